@@ -1,0 +1,30 @@
+"""minigpt: train your own character-level GPT on any text, on any machine, and look inside it."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["GPT", "RunConfig", "UserError", "generate", "load_checkpoint"]
+
+_HOME = {
+    "GPT": "model",
+    "RunConfig": "config",
+    "UserError": "errors",
+    "generate": "sample",
+    "load_checkpoint": "checkpoint",
+}
+
+if TYPE_CHECKING:
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.config import RunConfig
+    from minigpt.errors import UserError
+    from minigpt.model import GPT
+    from minigpt.sample import generate
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use, so that `import minigpt` and the command line's --help do not wait for torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"minigpt.{_HOME[name]}"), name)

@@ -1,0 +1,549 @@
+"""The configuration: frozen sections, and how values are found, merged, checked, explained and saved.
+
+Values resolve as defaults < family < preset < command line. The docstring under each field is its help
+text, its description in the JSON schema and its line in docs/configuration.md.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from minigpt.errors import UserError
+from minigpt.shipped import shipped
+
+
+class Section(BaseModel):
+    """One group of settings: frozen, typed, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_bool_is_not_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError(f"expected {_type_name(annotation)}, got {str(value).lower()}")
+        return value
+
+
+class DataConfig(Section):
+    """Which text to train on, and how it becomes tokens."""
+
+    source: tuple[str, ...] = ("builtin:python",)
+    """The text: files, folders, globs, `-` (standard input), `builtin:NAME` or `download:NAME`; several are joined in order."""
+    tokenizer: Literal["char", "byte"] = "char"
+    """`char`: one token for each distinct character of the text. `byte`: the 256 bytes of UTF-8, for any text."""
+    val_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of the text, taken from its end, that is kept for validation. Unused with `val_source`."""
+    val_source: tuple[str, ...] = ()
+    """A text of its own for validation, in the same forms as `source`; then all of `source` trains."""
+    encoding: str = "utf-8"
+    """Encoding of the text files, by Python's name for it."""
+
+    @field_validator("source", "val_source", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("source")
+    @classmethod
+    def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("names no text")
+        return value
+
+
+class ModelConfig(Section):
+    """The shape of the network. The vocabulary size comes from the tokenizer."""
+
+    family: Literal["classic", "modern"] = "modern"
+    """Sets the switches below at once. `classic` is GPT-2; `modern` is what later work found to learn faster."""
+    n_layer: int = Field(4, ge=1)
+    """Number of blocks."""
+    n_head: int = Field(4, ge=1)
+    """Number of attention heads in each block."""
+    n_embd: int = Field(128, ge=1)
+    """Width of the residual stream; a multiple of `n_head`."""
+    context: int = Field(128, ge=1)
+    """Longest stretch of text, in tokens, that a prediction can look back on."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of zeroing an activation in training: embeddings, attention weights, both branch outputs."""
+    bias: bool = False
+    """Biases in the linear layers and layer norms."""
+    position: Literal["learned", "sinusoidal", "rotary", "none"] = "rotary"
+    """How the network knows where a token stands."""
+    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
+    """Normalisation before each branch and before the logits."""
+    activation: Literal["gelu", "relu2", "swiglu"] = "relu2"
+    """Non-linearity of the MLP: GELU in its tanh form, squared ReLU, or SwiGLU."""
+    qk_norm: bool = True
+    """RMS-normalise queries and keys in each head."""
+    zero_init: bool = True
+    """Start the output projection of each branch at zero, so that every block begins as the identity."""
+
+
+class OptimConfig(Section):
+    """The optimizer and its schedule."""
+
+    name: Literal["adamw", "muon"] = "muon"
+    """`muon` updates the matrices of the blocks with Muon and everything else with AdamW."""
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    muon_lr: float = Field(0.02, gt=0)
+    """Peak learning rate of Muon."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Momentum of Muon."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of AdamW's average of gradients."""
+    beta2: float = Field(0.99, ge=0, lt=1)
+    """Decay of AdamW's average of squared gradients."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    warmup: float = Field(0.02, ge=0, lt=1)
+    """Share of the run over which the learning rate rises from zero."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
+    """How it falls after the warm-up; `wsd` is warm-up, stable, decay."""
+    decay: float = Field(0.4, gt=0, le=1)
+    """Share of the run over which `wsd` falls, at its end."""
+    min_lr: float = Field(0.0, ge=0, le=1)
+    """Where it falls to, as a share of the peak."""
+    grad_clip: float = Field(1.0, ge=0)
+    """Largest gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
+
+
+class TrainConfig(Section):
+    """The length and rhythm of a run. Exactly one of `steps`, `epochs` and `minutes` is set."""
+
+    steps: int | None = Field(None, ge=1)
+    """Length of the run in updates."""
+    epochs: float | None = Field(None, gt=0)
+    """Length of the run as a number of times the training text is read."""
+    minutes: float | None = Field(None, gt=0)
+    """Length of the run in minutes of training. The clock decides, so such a run cannot be repeated bit for bit."""
+    batch_size: int = Field(32, ge=1)
+    """Sequences in one update, over all processes."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Sequences in one forward pass; a smaller number needs less memory and gives the same update. Default: the whole batch."""
+    seed: int = Field(1337, ge=0)
+    """Names every random draw of the run: weights, batches, dropout."""
+    log_every: int = Field(10, ge=1)
+    """Steps between two points of the training curves."""
+    eval_every: int = Field(250, ge=1)
+    """Steps between two passes over the whole validation split."""
+    save_every: int = Field(500, ge=1)
+    """Steps between two checkpoints. One is also saved at each best validation loss, on Ctrl-C and at the end."""
+    keep_last: int = Field(1, ge=1)
+    """How many of the newest checkpoints stay on disk, besides the best one."""
+    patience: int = Field(0, ge=0)
+    """Stop after this many evaluations in a row without a new best validation loss. 0: never."""
+    ema: float = Field(0.0, ge=0, lt=1)
+    """Decay of a moving average of the weights, which is then what is evaluated and sampled. 0: off."""
+    histograms: bool = False
+    """Write histograms of weights and gradients to TensorBoard at each evaluation."""
+    hparams: bool = False
+    """Write the settings with the final loss to TensorBoard's hyper-parameter table."""
+
+
+class SampleConfig(Section):
+    """How text is drawn: the sample at each evaluation, and the defaults of `minigpt sample`."""
+
+    prompt: str = "\n"
+    """Text to continue."""
+    length: int = Field(500, ge=1)
+    """Characters (bytes with the byte tokenizer) to draw with `minigpt sample`."""
+    preview: int = Field(200, ge=0)
+    """Characters to draw at each evaluation. 0: none."""
+    temperature: float = Field(0.8, ge=0)
+    """Divides the logits: below 1 is more cautious, above 1 wilder, 0 always takes the likeliest."""
+    top_k: int = Field(0, ge=0)
+    """Keep only the k likeliest characters. 0: all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the likeliest characters that together reach this probability (nucleus sampling). 1: all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Drop characters less likely than this share of the likeliest one. 0: none."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Above 1, makes characters that already stand in the context less likely. 1: off."""
+    seed: int = Field(1337, ge=0)
+    """Names the random draws; sample i of a seed is the same however many are drawn."""
+
+
+class RuntimeConfig(Section):
+    """Where and how it is computed. `auto` picks what is fast here and says what it picked."""
+
+    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the matrix products; weights and optimizer stay in float32."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
+    threads: int | Literal["auto"] = "auto"
+    """CPU threads."""
+
+    @field_validator("threads")
+    @classmethod
+    def _at_least_one(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    sample: SampleConfig = SampleConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    may_change_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {f"train.{key}" for key in ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every")}
+        | {f"train.{key}" for key in ("keep_last", "patience", "histograms", "hparams")}
+    )
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "modern": {},  # the defaults above
+    "classic": {
+        "bias": True,
+        "position": "learned",
+        "norm": "layernorm",
+        "activation": "gelu",
+        "qk_norm": False,
+        "zero_init": False,
+    },
+}
+LENGTHS = ("train.steps", "train.epochs", "train.minutes")
+DEFAULT_STEPS = 2000
+
+Layer = tuple[str, Mapping[str, Any]]
+"""Where values come from, for people, and the values by dotted key."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and for each dotted key the layer that decided it."""
+
+    config: RunConfig
+    sources: dict[str, str]
+
+
+def fields() -> dict[str, Any]:
+    """Return every setting by its dotted key, as pydantic's FieldInfo (annotation, default, description)."""
+    return {
+        f"{section}.{key}": field
+        for section, info in RunConfig.model_fields.items()
+        for key, field in info.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return the values of `config` by dotted key."""
+    return {f"{section}.{key}": value for section, values in config for key, value in values}
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without its traps: a repeated key is an error, and 1e-3 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(f"{origin}{where}: not valid YAML: {' '.join(problem.split())}") from error
+
+
+def _dotted(tree: Any, origin: str) -> dict[str, Any]:
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{origin}: expected sections such as 'model:', got {_show(tree)}")
+    values: dict[str, Any] = {}
+    for section, entries in tree.items():
+        if isinstance(entries, dict):
+            values |= {f"{section}.{key}": value for key, value in entries.items()}
+        elif entries is not None or section not in RunConfig.model_fields:
+            values[str(section)] = entries
+    return values
+
+
+def presets() -> dict[str, str]:
+    """Return the shipped presets: name to one-line description."""
+    found = {}
+    for path in sorted(shipped("configs").glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "$schema" not in line]
+        found[path.stem] = comments[0] if comments else ""
+    return found
+
+
+def read_layer(name: str) -> Layer:
+    """Read a preset by its name, or a YAML file by its path.
+
+    Raises UserError when there is neither, or when the file is no YAML of sections.
+    """
+    path, label = Path(name), f"file {name}"
+    if name in presets() and not path.is_file():
+        path, label = shipped("configs", f"{name}.yaml"), f"preset {name}"
+    elif not path.is_file():
+        near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"presets: {', '.join(presets())}"
+        raise UserError(f"no preset and no file is called '{name}'; {hint}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {name}: {error}") from error
+    return label, _dotted(_parse_yaml(text, name), name)
+
+
+def parse_overrides(assignments: Iterable[str]) -> Layer:
+    """Turn `--set` arguments such as "model.n_layer=6" into a layer. Raises UserError when one has no "="."""
+    values = {}
+    known = fields()
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key = key.strip()
+        if not equals:
+            raise UserError(f"--set {assignment}: expected KEY=VALUE, for example --set model.n_layer=6")
+        is_text = key in known and known[key].annotation is str
+        values[key] = text if is_text else _parse_yaml(text, f"--set {key}")
+    return "--set", values
+
+
+# --- merging and checking ----------------------------------------------------------------------------
+
+
+def resolve(*layers: Layer) -> Resolved:
+    """Merge layers, the later one winning, over the defaults and the model family's values.
+
+    A layer that sets one of train.steps, epochs and minutes overrules all three of the layers before it.
+    Raises UserError that names every unknown key, wrong value and contradiction at once.
+    """
+    family = next((values["model.family"] for _, values in reversed(layers) if "model.family" in values), "modern")
+    switches = FAMILIES.get(str(family), {})
+    values: dict[str, Any] = {f"model.{key}": value for key, value in switches.items()}
+    sources = {key: f"family {family}" for key in values}
+    problems = []
+    for label, layer in layers:
+        lengths = [key for key in LENGTHS if layer.get(key) is not None]
+        if len(lengths) > 1:
+            problems.append(f"{' and '.join(lengths)} are set together: set one")
+        if lengths:
+            for key in LENGTHS:
+                values.pop(key, None)
+                sources.pop(key, None)
+        values |= layer
+        sources |= dict.fromkeys(layer, label)
+    if all(values.get(key) is None for key in LENGTHS):
+        values["train.steps"] = DEFAULT_STEPS
+    config, wrong = _validate(values)
+    problems += wrong + contradictions(config)
+    if problems:
+        count = f"{len(problems)} problems: " if len(problems) > 1 else ""
+        raise UserError(f"configuration: {count}{'; '.join(problems)}")
+    return Resolved(config, {key: sources.get(key, "default") for key in fields()})
+
+
+def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Build a RunConfig from dotted values; leave out what is wrong, and say it."""
+    known = fields()
+    problems = [_unknown(key) for key in values if key not in known]
+    tree: dict[str, dict[str, Any]] = {section: {} for section in RunConfig.model_fields}
+    for key, value in values.items():
+        if key in known:
+            section, name = key.split(".")
+            tree[section][name] = value
+    try:
+        return RunConfig.model_validate(tree), problems
+    except ValidationError as error:
+        for path in dict.fromkeys(tuple(str(part) for part in e["loc"][:2]) for e in error.errors()):
+            messages = [e["msg"] for e in error.errors() if tuple(str(part) for part in e["loc"][:2]) == path]
+            section, name = path
+            value = tree[section].pop(name)
+            problems.append(f"{section}.{name}: {_explain(messages, known['.'.join(path)].annotation, value)}")
+        return RunConfig.model_validate(tree), problems
+
+
+def _explain(messages: list[str], annotation: Any, value: Any) -> str:
+    message = messages[0].removeprefix("Value error, ")
+    if message.startswith("expected "):
+        return message
+    if len(messages) > 1 or "valid" in message or "pattern" in message:
+        return f"expected {_type_name(annotation)}, got {_show(value)}"
+    return f"{message[0].lower()}{message[1:]}, got {_show(value)}"
+
+
+def _unknown(key: str) -> str:
+    names = [*fields(), *RunConfig.model_fields]
+    ends = {name.split(".")[-1]: name for name in fields()}
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    near = near or [ends[end] for end in difflib.get_close_matches(key.split(".")[-1], ends, n=1, cutoff=0.7)]
+    if key in RunConfig.model_fields:
+        return f"{key}: is a section, expected keys below it"
+    return f"{key}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+
+
+def contradictions(config: RunConfig) -> list[str]:
+    """Return, a line each, the settings of `config` that cannot hold together."""
+    model, train, found = config.model, config.train, []
+    if model.n_embd % model.n_head:
+        found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
+    elif model.position == "rotary" and (model.n_embd // model.n_head) % 2:
+        head_size = model.n_embd // model.n_head
+        found.append(f"model.position rotary needs an even head size, model.n_embd / model.n_head is {head_size}")
+    if model.position == "sinusoidal" and model.n_embd % 2:
+        found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
+    if train.micro_batch_size and train.batch_size % train.micro_batch_size:
+        micro = train.micro_batch_size
+        found.append(f"train.batch_size ({train.batch_size}) must be a multiple of train.micro_batch_size ({micro})")
+    if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
+        found.append("optim.warmup and optim.decay together exceed the run")
+    return found
+
+
+def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
+    """Return, a line each, the differences that a resumed run must not have."""
+    before, after = flatten(old), flatten(new)
+    return [
+        f"{key} is {_show(before[key])} in the run, {_show(after[key])} now"
+        for key in before
+        if before[key] != after[key]
+        and key not in RunConfig.may_change_on_resume
+        and not key.startswith(("runtime.", "sample."))
+    ]
+
+
+# --- fitting a preset to a text ----------------------------------------------------------------------
+
+
+def fit(characters: int, gpu: bool) -> Layer:
+    """Choose model and run for a text of this many characters, so that a first result comes within minutes.
+
+    The smaller the text, the smaller the model and the more dropout, with early stopping throughout.
+    """
+    width, layers, context, batch, steps, dropout = next(
+        shape for limit, shape in (_GPU_SHAPES if gpu else _CPU_SHAPES) if characters < limit
+    )
+    return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {
+        "model.n_layer": layers,
+        "model.n_head": max(2, width // 64),
+        "model.n_embd": width,
+        "model.context": context,
+        "model.dropout": dropout,
+        "train.batch_size": batch,
+        "train.steps": steps,
+        "train.eval_every": max(50, steps // 10),
+        "train.save_every": max(50, steps // 5),
+        "train.patience": 4,
+    }
+
+
+_Shape = tuple[int, int, int, int, int, float]
+_CPU_SHAPES: list[tuple[float, _Shape]] = [  # below so many characters: width, layers, context, batch, steps, dropout
+    (20_000, (64, 2, 64, 16, 500, 0.2)),
+    (200_000, (128, 3, 64, 32, 1000, 0.2)),
+    (float("inf"), (128, 4, 128, 32, 1500, 0.0)),
+]
+_GPU_SHAPES: list[tuple[float, _Shape]] = [
+    (20_000, (64, 2, 64, 16, 500, 0.2)),
+    (200_000, (128, 4, 128, 32, 1000, 0.2)),
+    (5_000_000, (384, 6, 256, 64, 3000, 0.2)),
+    (float("inf"), (384, 6, 256, 64, 10_000, 0.0)),
+]
+
+
+# --- writing -----------------------------------------------------------------------------------------
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return `config` as YAML that `read_layer` reads back to the same configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(text: str, origin: str) -> RunConfig:
+    """Read a resolved configuration back, as stored in a run or a checkpoint. Raises UserError."""
+    return resolve((origin, _dotted(_parse_yaml(text, origin), origin))).config
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a configuration file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
+
+
+def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
+    """Return key, value and source of every setting, as `minigpt config show` prints them."""
+    return [(key, _show(value), resolved.sources[key]) for key, value in flatten(resolved.config).items()]
+
+
+def describe_settings() -> list[tuple[str, str]]:
+    """Return every setting with its kind, default and description, as --help prints them."""
+    return [
+        (key, f"{field.description} [{_type_name(field.annotation)}; {_show(field.default)}]")
+        for key, field in fields().items()
+    ]
+
+
+def markdown() -> str:
+    """Return the reference of all settings, as in docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Made from `minigpt/config.py` by `scripts/make_docs`. Set a value in a YAML file (`--config my.yaml`) or on the",
+        "command line (`--set model.n_layer=6`). Values resolve as defaults < family < preset < command line;",
+        "`minigpt config show` prints each value with its source.",
+    ]
+    for name, section in RunConfig.model_fields.items():
+        annotation: Any = section.annotation
+        lines += ["", f"## {name}", "", annotation.__doc__, "", "| key | values | default | what it does |", "|---|---|---|---|"]
+        for key, field in annotation.model_fields.items():
+            kind = _type_name(field.annotation).replace("|", "\\|")
+            lines.append(f"| `{name}.{key}` | {kind} | `{_show(field.default)}` | {field.description} |")
+    lines += ["", "`model.family: classic` changes these defaults:", ""]
+    lines += [f"- `model.{key}: {_show(value)}`" for key, value in FAMILIES["classic"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _show(value: Any) -> str:
+    """Return `value` as one would write it in YAML, on one line."""
+    if isinstance(value, tuple):
+        return ", ".join(value) if value else "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return repr(value) if isinstance(value, str) and (not value.strip() or " " in value) else str(value)
+
+
+def _type_name(annotation: Any) -> str:
+    names: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "none"}
+    if annotation in names:
+        return names[annotation]
+    if annotation == tuple[str, ...]:
+        return "text, or a list of texts"
+    arguments: Sequence[Any] = get_args(annotation)
+    if getattr(annotation, "__origin__", None) is Literal:
+        return " or ".join(str(argument) for argument in arguments)
+    return " or ".join(_type_name(argument) for argument in arguments)

@@ -1,0 +1,221 @@
+"""Tokens on disk and in batches: a corpus encoded once to a memory map, and what each step reads of it."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigpt.config import DataConfig
+from minigpt.corpus import Corpus, Scan, cache_folder, open_corpus, scan
+from minigpt.errors import UserError
+from minigpt.seeds import mix_seed
+from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids, build
+
+LARGE_VOCABULARY = 20_000
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A text as tokens, split for training and validation. The two never overlap."""
+
+    train: Ids
+    validation: Ids
+    tokenizer: CharTokenizer | ByteTokenizer
+    fingerprint: str
+    """sha256 over the text, and the validation text where it is one of its own."""
+    characters: int
+    notices: tuple[str, ...] = ()
+
+    @property
+    def characters_per_token(self) -> float:
+        """Return 1 with the char tokenizer, and at least a quarter with the byte tokenizer."""
+        return self.characters / (len(self.train) + len(self.validation))
+
+
+def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer] | None = None) -> TextData:
+    """Read, scan and encode the text of `config`, or map what an earlier run encoded.
+
+    `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
+    cache when it was standard input, and must be the same otherwise. Raises UserError.
+    """
+    if known and "-" in (*config.source, *config.val_source):
+        return _from_cache(config, *known)
+    sources = [config.source, config.val_source] if config.val_source else [config.source]
+    corpora = [open_corpus(source, config.encoding) for source in sources]
+    scans = [scan(corpus) for corpus in corpora]
+    fingerprint = _join_fingerprints([found.fingerprint for found in scans])
+    if known and fingerprint != known[0]:
+        raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on; start a new run")
+    tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
+    encoded = [encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True)]
+    train, validation = split(encoded, config.val_fraction)
+    notices = [notice for corpus in corpora for notice in corpus.notices]
+    if tokenizer.vocab_size > LARGE_VOCABULARY:
+        notices.append(
+            f"the text has {tokenizer.vocab_size:,} distinct characters, each with an embedding of its own; "
+            "--set data.tokenizer=byte needs only 256"
+        )
+    characters = sum(found.characters for found in scans)
+    return TextData(train, validation, tokenizer, fingerprint, characters, tuple(notices))
+
+
+def split(encoded: list[Ids], val_fraction: float) -> tuple[Ids, Ids]:
+    """Return training and validation tokens: two texts as they are, or one text and its tail.
+
+    Raises UserError when either is shorter than the two tokens that one prediction needs.
+    """
+    if len(encoded) == 2:
+        train, validation = encoded
+    else:
+        (tokens,) = encoded
+        # The tail is at least two tokens, so that a text of a few words still has a validation loss.
+        at = min(int(len(tokens) * (1 - val_fraction)), len(tokens) - 2)
+        train, validation = tokens[: max(at, 0)], tokens[max(at, 0) :]
+    for name, tokens in (("training", train), ("validation", validation)):
+        if len(tokens) < 2:
+            raise UserError(f"the text is too short: {len(tokens)} tokens for {name}, at least 2 are needed")
+    return train, validation
+
+
+# --- encoding ----------------------------------------------------------------------------------------
+
+
+def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokenizer) -> Ids:
+    """Return the tokens of `corpus` as a read-only memory map, encoding them in a stream if need be.
+
+    They are kept under the cache folder by the text's fingerprint and the tokenizer; of several
+    processes that encode the same text, the first to finish publishes and the others use that.
+    """
+    folder = _encoded_folder(scanned.fingerprint, tokenizer)
+    if not (folder / "tokens.json").is_file():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(folder.parent)
+            building = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+        except OSError as error:
+            raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
+        try:
+            _encode_into(building, corpus, tokenizer)
+            _publish(building, folder)
+        except OSError as error:
+            raise UserError(f"cannot write the encoded text: {error}; set MINIGPT_CACHE to another folder") from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return _open_encoded(folder)
+
+
+def _encode_into(folder: Path, corpus: Corpus, tokenizer: CharTokenizer | ByteTokenizer) -> None:
+    count = 0
+    with open(folder / "tokens.bin", "wb") as file:
+        for block in corpus.blocks():
+            ids = tokenizer.encode(block)
+            file.write(ids.data)
+            count += len(ids)
+        file.flush()
+        os.fsync(file.fileno())
+    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": count}
+    (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
+
+
+def _publish(building: Path, folder: Path) -> None:
+    try:
+        building.rename(folder)
+    except OSError:
+        if not (folder / "tokens.json").is_file():  # not a run that was faster, but a real failure
+            raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what encodings that were killed more than a day ago left behind."""
+    newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+    for path in folder.glob("building-*"):
+        if path.stat().st_mtime < newest - 86_400:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _open_encoded(folder: Path) -> Ids:
+    try:
+        description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+        tokens: Ids = np.memmap(folder / "tokens.bin", dtype=description["dtype"], mode="r")
+        if len(tokens) != description["tokens"]:
+            raise ValueError(f"{len(tokens)} tokens where {description['tokens']} were written")
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the cached text in {folder} is damaged ({error}); delete that folder and run again") from error
+    return tokens
+
+
+def _encoded_folder(fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> Path:
+    key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
+    return cache_folder() / "encoded" / key
+
+
+def _join_fingerprints(fingerprints: list[str]) -> str:
+    return "+".join(fingerprints)
+
+
+def _from_cache(config: DataConfig, fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> TextData:
+    folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
+    if not all((folder / "tokens.json").is_file() for folder in folders):
+        raise UserError(
+            "this run read its text from standard input and the encoded copy is no longer in the cache; "
+            "save the text as a file and start a new run"
+        )
+    encoded = [_open_encoded(folder) for folder in folders]
+    train, validation = split(encoded, config.val_fraction)
+    characters = sum(tokenizer.characters(tokens) for tokens in encoded)
+    return TextData(train, validation, tokenizer, fingerprint, characters)
+
+
+# --- batches -----------------------------------------------------------------------------------------
+
+
+def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (B, T) of `step`: windows at random places, a function of seed and step alone.
+
+    `tokens` must be longer than `context`; every place where a whole window fits is equally likely.
+    """
+    generator = np.random.default_rng(mix_seed(seed, "batch", step))
+    starts = generator.integers(0, len(tokens) - context, size=batch_size)
+    windows = tokens[starts[:, None] + np.arange(context + 1)]  # (B, T + 1)
+    ids = torch.from_numpy(windows.astype(np.int64))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Cut `tokens` into windows `stride` apart, and yield batches of inputs and targets with what to score.
+
+    Each item is (x, y, new): x and y are (B, T), and of each row the last `new` targets are those that
+    no earlier window has scored. Together the items score every token but the first exactly once. With
+    stride equal to context the windows do not overlap.
+    """
+    predictions = len(tokens) - 1
+    # Ends of the windows: the first covers `context` predictions, each later one adds `stride`.
+    ends = [min(context, predictions)]
+    while ends[-1] < predictions:
+        ends.append(min(ends[-1] + stride, predictions))
+    pending: list[tuple[int, int]] = []
+    shape = (0, 0)
+    scored = 0
+    for end in ends:
+        new, scored = end - scored, end
+        start = max(0, end - context) if stride < context else end - new
+        if pending and ((end - start, new) != shape or len(pending) == batch_size):
+            yield *_stack(tokens, pending), shape[1]
+            pending = []
+        shape = (end - start, new)
+        pending.append((start, end))
+    yield *_stack(tokens, pending), shape[1]
+
+
+def _stack(tokens: Ids, spans: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    rows = np.stack([tokens[start : end + 1] for start, end in spans]).astype(np.int64)  # (B, T + 1)
+    ids = torch.from_numpy(rows)
+    return ids[:, :-1], ids[:, 1:]

@@ -1,0 +1,222 @@
+"""The network, and nothing but the network: a decoder-only causal transformer.
+
+Two families come out of the same code. `classic` is GPT-2 (Radford et al. 2019): learned positions,
+LayerNorm, GELU, biases. `modern` has rotary positions, RMSNorm, normalised queries and keys, squared
+ReLU, no biases, and branches that start at zero.
+
+Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size, S keys, V vocabulary, L layers.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minigpt.config import ModelConfig
+
+ROTARY_BASE = 10_000.0
+NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
+
+
+@dataclass
+class KVCache:
+    """Keys and values of the tokens seen so far, so that each new token costs one token's work.
+
+    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. It is
+    passed into the model's forward, which appends to it; no module keeps it.
+    """
+
+    k: Tensor
+    v: Tensor
+    length: int = 0
+
+    @staticmethod
+    def empty(model: "GPT", batch: int) -> "KVCache":
+        """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights."""
+        config, weight = model.config, model.token_embedding.weight
+        shape = (config.n_layer, batch, config.n_head, config.context, config.n_embd // config.n_head)
+        return KVCache(weight.new_empty(shape), weight.new_empty(shape))
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new k and v (B, H, T, D) of one layer; return all of that layer's, (B, H, S, D)."""
+        end = self.length + k.size(2)
+        self.k[layer, :, :, self.length : end] = k
+        self.v[layer, :, :, self.length : end] = v
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return the mask (T, S) that lets the last `queries` of `keys` positions see themselves and the past."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) under the causal mask, (B, H, T, S).
+
+    The formula of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), written out. The
+    model computes the same with a fused kernel that never stores the weights; this explicit twin is
+    for tests and for looking inside. q is (B, H, T, D), k is (B, H, S, D), and T queries are the last of S.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    mask = causal_mask(q.size(-2), k.size(-2), q.device)
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+
+
+def sinusoidal_positions(context: int, width: int) -> Tensor:
+    """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
+    position = torch.arange(context, dtype=torch.float64)[:, None]
+    rate = ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = position * rate  # (context, width / 2)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
+
+
+def rotary_angles(context: int, head_size: int) -> Tensor:
+    """Return cosines and sines (2, context, D / 2) of rotary positions (Su et al. 2021, section 3.2.2)."""
+    rate = ROTARY_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angle = torch.arange(context, dtype=torch.float64)[:, None] * rate
+    return torch.stack((angle.cos(), angle.sin())).float()
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn each pair (x[i], x[i + D/2]) of x (B, H, T, D) by its position's angle, given as (2, T, D / 2)."""
+    cos, sin = angles  # in float32, for bfloat16 cannot tell far positions apart
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Return the normalisation layer that `config` names."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
+    return nn.RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
+
+
+class Attention(nn.Module):
+    """Masked multi-head self-attention."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.n_head, self.qk_norm, self.dropout = layer, config.n_head, config.qk_norm, config.dropout
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        if self.qk_norm:
+            q, k = (F.rms_norm(z, (z.size(-1),), eps=NORM_EPS["rmsnorm"]) for z in (q, k))
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
+        mask = None
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
+            mask = causal_mask(T, k.size(2), x.device) if T > 1 else None
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=cache is None
+        )  # (B, H, T, D)
+        return self.proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """The position-wise half of a block: wider by four, a non-linearity, and back."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        hidden = 4 * config.n_embd
+        if config.activation == "swiglu":  # two thirds as wide, so that the gate costs no extra parameters
+            hidden = 8 * math.ceil(hidden * 2 / 3 / 8)
+            self.gate = nn.Linear(config.n_embd, hidden, bias=config.bias)
+        self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
+        self.down = nn.Linear(hidden, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)  # (B, T, hidden)
+        if self.activation == "gelu":
+            h = F.gelu(h, approximate="tanh")
+        elif self.activation == "relu2":  # So et al. 2021, Primer
+            h = F.relu(h).square()
+        else:  # Shazeer 2020, GLU Variants
+            h = F.silu(self.gate(x)) * h
+        return self.down(h)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised before and added to the residual stream after."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.norm1 = make_norm(config)
+        self.attention = Attention(config, layer)
+        self.norm2 = make_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), angles, cache))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Token ids (B, T) to logits (B, T, V) of the next token at each position."""
+
+    positions: Tensor | None
+    angles: Tensor | None
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(vocab_size, config.n_embd)
+        if config.position == "learned":
+            self.position_embedding = nn.Embedding(config.context, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.norm = make_norm(config)
+        sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
+        rotary = rotary_angles(config.context, config.n_embd // config.n_head) if config.position == "rotary" else None
+        self.register_buffer("positions", sinusoidal, persistent=False)
+        self.register_buffer("angles", rotary, persistent=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Draw fresh weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.
+
+        The projections that write to the residual stream start smaller by sqrt(2 L) (Radford et al.
+        2019, section 2.3), or at zero with `zero_init`.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        scale = 0.0 if self.config.zero_init else 1 / math.sqrt(2 * self.config.n_layer)
+        with torch.no_grad():
+            for block in self.blocks:
+                block.attention.proj.weight.mul_(scale)
+                block.mlp.down.weight.mul_(scale)
+
+    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Return logits (B, T, V) for ids (B, T).
+
+        With a cache, `ids` continue the tokens it holds, and their keys and values are added to it. The
+        tokens seen must not exceed the context.
+        """
+        start = 0 if cache is None else cache.length
+        end = start + ids.size(1)
+        assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
+        x = self.token_embedding(ids)  # (B, T, C)
+        if self.config.position == "learned":
+            x = x + self.position_embedding.weight[start:end]
+        if self.positions is not None:  # scaled as in Vaswani et al. 2017, section 3.4
+            x = x * math.sqrt(self.config.n_embd) + self.positions[start:end]
+        angles = self.angles[:, start:end] if self.angles is not None else None
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, angles, cache)
+        if cache is not None:
+            cache.length = end
+        return F.linear(self.norm(x), self.token_embedding.weight)  # one tied parameter for in and out

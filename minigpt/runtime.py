@@ -1,0 +1,208 @@
+"""Where it is computed, and how precisely: device, precision, threads, compilation. Chosen once, said in one line."""
+
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.config import RuntimeConfig
+from minigpt.errors import UserError
+
+COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
+"""What a first compilation of a small GPT costs, about, per device type. Devices not named are not compiled for."""
+COMPILE_SAVES = 0.15
+"""The share of the training time that compilation must be trusted to save before it is chosen."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The choices of a run, made once. They are kept in its checkpoints, so that a resumed run makes none anew."""
+
+    device: str
+    dtype: str
+    compile: bool
+    threads: int
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which matrix products are computed in this precision."""
+        if self.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+
+    def describe(self) -> str:
+        """Return the choices as one line for people."""
+        where = f"cpu ({self.threads} threads)" if self.device == "cpu" else self.device
+        if self.torch_device.type == "cuda":
+            where += f" ({torch.cuda.get_device_name(self.torch_device)})"
+        return f"{where}, {self.dtype}, {'compiled' if self.compile else 'not compiled'}"
+
+    def saved(self) -> dict[str, Any]:
+        """Return the choices as plain values."""
+        return asdict(self)
+
+
+def choose(
+    config: RuntimeConfig, saved: dict[str, Any] | None = None, *, run_flops: float = 0.0, run_seconds: float = 0.0
+) -> Runtime:
+    """Choose what `config` leaves open, and set torch up for it.
+
+    `saved` holds the choices of a run that is resumed. The work of the whole run, or its length where that
+    is given in time, decides whether compilation pays. Raises UserError for a device that is not there.
+    """
+    saved = saved or {}
+    kept_device = saved.get("device", "") if _is_available(saved.get("device", "")) else ""
+    device = config.device if config.device != "auto" else kept_device or best_device()
+    if not _is_available(device):
+        raise UserError(f"runtime.device {device} is not available here; torch finds: {', '.join(_devices())}")
+    kind = torch.device(device).type
+    same_device = device == saved.get("device")
+    threads = config.threads if config.threads != "auto" else saved.get("threads", torch.get_num_threads())
+    torch.set_num_threads(int(threads))
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = saved["dtype"] if same_device else ("bfloat16" if has_fast_bfloat16(kind) else "float32")
+    compile = config.compile
+    if compile == "auto":
+        compile = saved["compile"] if same_device else _compilation_pays(kind, dtype, run_flops, run_seconds)
+    if kind == "cpu" and compile:
+        # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
+        torch.use_deterministic_algorithms(True)
+    if kind == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return Runtime(device, dtype, compile, int(threads))
+
+
+def has_fast_bfloat16(kind: str) -> bool:
+    """Return whether this device type multiplies bfloat16 matrices in hardware."""
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if kind == "cpu":
+        capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return False
+
+
+def measure_matmul(runtime: Runtime) -> float:
+    """Return the FLOP/s of a large matrix product on this device in this precision, the best of a few tries."""
+    size = 1024 if runtime.device == "cpu" else 4096
+    dtype = torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32
+    a = torch.ones(size, size, dtype=dtype, device=runtime.device)
+    best = float("inf")
+    for _ in range(6):
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()  # .item() waits for the device
+        best = min(best, time.perf_counter() - start)
+    return float(2 * size**3 / best)
+
+
+def memory_bytes(runtime: Runtime) -> int | None:
+    """Return the most memory this process has used: on the GPU there, else of the process; None where unknown."""
+    if runtime.torch_device.type == "cuda":
+        return torch.cuda.max_memory_allocated(runtime.torch_device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def free_memory_bytes(runtime: Runtime) -> int | None:
+    """Return how much memory can still be had on this device; None where the system does not say."""
+    if runtime.torch_device.type == "cuda":
+        return torch.cuda.mem_get_info(runtime.torch_device)[0]
+    if runtime.device == "cpu" and sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
+    """Return how much memory `compute` keeps for its backward pass, `weights` not counted."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        compute()
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    return sum(size for place, size in kept.items() if place not in own)
+
+
+def compile_loss(
+    loss: Callable[[Tensor, Tensor], Tensor], example: tuple[Tensor, Tensor], warn: Callable[[str], None]
+) -> tuple[Callable[[Tensor, Tensor], Tensor], bool]:
+    """Return `loss` compiled and True, or as it was and False after one warning when compilation fails.
+
+    `example` is compiled for, forward and backward, so that a failure shows here and not within a step. It
+    leaves gradients behind.
+    """
+    compiled = torch.compile(loss)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's remarks on its own internals
+            compiled(*example).backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the compiler raises what its many parts raise, and none of it need stop a run
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        warn(f"compilation failed, going on without ({reason[:200]})")
+        return loss, False
+    return compiled, True
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch raised `error` because memory ran out, on any device."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in text for sign in ("can't allocate memory", "not enough memory", "out of memory")
+    )
+
+
+def _devices() -> list[str]:
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+
+
+def best_device() -> str:
+    """Return the device that `auto` picks: the first GPU, else the CPU."""
+    return _devices()[0]
+
+
+def _is_available(device: str) -> bool:
+    return device in _devices() or (device == "cuda" and torch.cuda.is_available())
+
+
+def _compilation_pays(kind: str, dtype: str, run_flops: float, run_seconds: float) -> bool:
+    """Return whether compiling saves more than it costs, were the run to reach a third of the matrix speed."""
+    if kind not in COMPILE_SECONDS or not _has_compiler(kind):
+        return False
+    if not run_seconds:
+        run_seconds = run_flops / (measure_matmul(Runtime(kind, dtype, False, torch.get_num_threads())) / 3)
+    return COMPILE_SAVES * run_seconds > COMPILE_SECONDS[kind]
+
+
+def _has_compiler(kind: str) -> bool:
+    if kind == "cuda":
+        from importlib.util import find_spec
+
+        return find_spec("triton") is not None
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else {"win32": ["cl"]}.get(sys.platform, ["g++", "clang++"])
+    return any(shutil.which(name) for name in names)

@@ -1,0 +1,202 @@
+"""Drawing text from a model, token by token, with a key-value cache.
+
+One window rule decides what the model sees, with the cache and without, so both draw the same text:
+up to the context length it sees everything; beyond, the oldest `stride` tokens are dropped at a time.
+A new window is computed afresh, because its tokens stand at new positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minigpt.config import SampleConfig
+from minigpt.errors import UserError
+from minigpt.model import GPT, KVCache
+from minigpt.seeds import mix_seed
+from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Unknown
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One drawn character: which sample it belongs to, and how likely the model itself held it.
+
+    `logprob` is in nats, at temperature 1 and before any filter. With the byte tokenizer it is the sum
+    over the character's bytes.
+    """
+
+    sample: int
+    text: str
+    logprob: float
+
+
+def generate(
+    model: GPT,
+    tokenizer: CharTokenizer | ByteTokenizer,
+    prompt: str = "\n",
+    settings: SampleConfig | None = None,
+    *,
+    num_samples: int = 1,
+    stop: Sequence[str] = (),
+    unknown: Unknown = "error",
+    cache: bool = True,
+) -> Iterator[Piece]:
+    """Continue `prompt`, and yield each character as soon as it is certain.
+
+    `settings` gives length, temperature, filters and seed; its own prompt is not used. A sample ends
+    before the first of the `stop` strings, or after `settings.length` tokens. An empty prompt starts
+    as after a line end. Raises UserError for a prompt with characters the model does not know, unless
+    `unknown` is "skip" or "replace".
+    """
+    settings = settings or SampleConfig()
+    ids = tokenizer.encode(prompt, unknown)
+    if len(ids) == 0:
+        ids = tokenizer.encode("\n", "replace")
+    streams = [_Stream(index, tokenizer, stop) for index in range(num_samples)]
+    start = torch.tensor(ids.astype("int64"))
+    for drawn, logprobs in generate_ids(model, start, settings, num_samples=num_samples, cache=cache):
+        for stream, token, logprob in zip(streams, drawn.tolist(), logprobs.tolist(), strict=True):
+            yield from stream.push(token, logprob)
+        if all(stream.ended for stream in streams):
+            return
+    for stream in streams:
+        yield from stream.flush()
+
+
+def generate_ids(
+    model: GPT, prompt: Tensor, settings: SampleConfig, *, num_samples: int = 1, cache: bool = True
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Continue the ids `prompt` (T,) in `num_samples` streams; yield the next ids (B,) and their log-probabilities (B,).
+
+    Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many
+    are drawn. Raises UserError when the model's logits are not finite.
+    """
+    device = model.token_embedding.weight.device
+    context = model.config.context
+    uniform = _uniform(settings.seed, num_samples, settings.length).to(device)  # (B, length)
+    ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by a column a step
+    start, store = 0, None
+    for step in range(settings.length):
+        previous, start = start, window_start(ids.size(1), prompt.numel(), context)
+        with torch.inference_mode():
+            if not cache:
+                logits = model(ids[:, start:])[:, -1]
+            elif store is None or start != previous:
+                store = KVCache.empty(model, num_samples)
+                logits = model(ids[:, start:], store)[:, -1]
+            else:
+                logits = model(ids[:, -1:], store)[:, -1]  # (B, V)
+            logits = logits.float()
+            if not bool(logits.isfinite().all()):
+                raise UserError("the model's outputs are not finite: its weights are broken; choose an earlier --checkpoint")
+            drawn = next_token(logits, ids[:, start:], settings, uniform[:, step])
+            logprobs = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
+            ids = torch.cat((ids, drawn[:, None]), dim=1)
+        yield drawn, logprobs
+
+
+def window_start(length: int, prompt_length: int, context: int) -> int:
+    """Return how many of `length` tokens are dropped before predicting the next one.
+
+    At first the window holds the prompt, or the last `context` tokens of a longer one. Each time it
+    would outgrow the context it lets go of half a context at once, so that a cache lives for as many steps.
+    """
+    first = max(0, prompt_length - context)
+    stride = max(1, context // 2)
+    overflow = max(0, length - first - context)
+    return first + -(-overflow // stride) * stride
+
+
+def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, uniform: Tensor) -> Tensor:
+    """Choose a token (B,) from logits (B, V), with one uniform number in [0, 1) for each row (B,).
+
+    `seen` (B, S) are the tokens in the window, for the repetition penalty. Temperature 0 is greedy.
+    """
+    if settings.temperature == 0:
+        return penalized(logits, seen, settings.repetition_penalty).argmax(-1)
+    cumulative = probabilities(logits, seen, settings).cumsum(-1)  # (B, V)
+    # The first token whose cumulative probability exceeds the number; filtered ones add nothing to it.
+    point = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
+    return (cumulative <= point).sum(-1).clamp(max=logits.size(-1) - 1)
+
+
+def probabilities(logits: Tensor, seen: Tensor, settings: SampleConfig) -> Tensor:
+    """Return the distribution (B, V) that is drawn from: penalty, temperature, then top-k, top-p, min-p in turn."""
+    logits = penalized(logits, seen, settings.repetition_penalty) / settings.temperature
+    if not logits.device.type == "mps":  # which has no float64
+        logits = logits.double()
+    probs = logits.softmax(-1)
+    if 0 < settings.top_k < probs.size(-1):
+        order = probs.argsort(dim=-1, descending=True, stable=True)
+        probs = probs.scatter(1, order[:, settings.top_k :], 0.0)
+    if settings.top_p < 1:
+        # Nucleus sampling (Holtzman et al. 2020): the smallest set of likeliest tokens that reaches top_p.
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        beyond = before >= settings.top_p * ordered.sum(-1, keepdim=True)
+        probs = probs.masked_fill(beyond.scatter(1, order, beyond), 0.0)
+    if settings.min_p > 0:
+        probs = probs.masked_fill(probs < settings.min_p * probs.amax(-1, keepdim=True), 0.0)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Make the tokens that stand in `seen` less likely (Keskar et al. 2019, section 4.1)."""
+    if penalty == 1:
+        return logits
+    score = logits.gather(1, seen)
+    return logits.scatter(1, seen, torch.where(score > 0, score / penalty, score * penalty))
+
+
+def _uniform(seed: int, num_samples: int, length: int) -> Tensor:
+    """Return numbers in [0, 1) of shape (B, length), each row from a generator of its own."""
+    rows = []
+    for index in range(num_samples):
+        generator = torch.Generator().manual_seed(mix_seed(seed, "sample", index))
+        rows.append(torch.rand(length, generator=generator))
+    return torch.stack(rows)
+
+
+class _Stream:
+    """Turns the tokens of one sample into characters, and holds back what may be the start of a stop string."""
+
+    def __init__(self, index: int, tokenizer: CharTokenizer | ByteTokenizer, stop: Sequence[str]) -> None:
+        self.index = index
+        self.decode = tokenizer.decoder()
+        self.stop = [text for text in stop if text]
+        self.held: list[Piece] = []
+        self.logprob = 0.0
+        self.ended = False
+
+    def push(self, token: int, logprob: float) -> Iterator[Piece]:
+        if self.ended:
+            return
+        self.logprob += logprob
+        text = self.decode(token)
+        if not text:  # a byte in the middle of a character
+            return
+        self.held.append(Piece(self.index, text, self.logprob))
+        self.logprob = 0.0
+        held = "".join(piece.text for piece in self.held)
+        found = [at for at in (held.find(text) for text in self.stop) if at >= 0]
+        if found:
+            self.ended = True
+            yield from self._release(min(found))
+        else:
+            yield from self._release(len(held) - self._possible_stop(held))
+
+    def flush(self) -> Iterator[Piece]:
+        if not self.ended:
+            yield from self._release(sum(len(piece.text) for piece in self.held))
+
+    def _release(self, characters: int) -> Iterator[Piece]:
+        while self.held and len(self.held[0].text) <= characters:
+            piece = self.held.pop(0)
+            characters -= len(piece.text)
+            yield piece
+
+    def _possible_stop(self, held: str) -> int:
+        """Return the length of the longest end of `held` that some stop string begins with."""
+        lengths = (n for text in self.stop for n in range(1, len(text)) if held.endswith(text[:n]))
+        return max(lengths, default=0)

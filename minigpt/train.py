@@ -1,0 +1,426 @@
+"""The training loop: one step, and when to log, evaluate, save and stop.
+
+Nothing here draws from a random state that lasts: the batch of a step and its dropout masks are functions
+of the seed and the step. So a run that is stopped anywhere and resumed ends in the same weights, and
+evaluating, sampling or saving more often changes nothing.
+"""
+
+import copy
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt import checkpoint, config as configuration
+from minigpt.checkpoint import TrainState
+from minigpt.config import RunConfig
+from minigpt.data import TextData, batch_at
+from minigpt.errors import UserError
+from minigpt.evaluate import evaluate
+from minigpt.metrics import Metrics
+from minigpt.model import GPT
+from minigpt.optim import Optimizer
+from minigpt.runtime import (
+    Runtime,
+    backward_bytes,
+    choose,
+    compile_loss,
+    free_memory_bytes,
+    is_out_of_memory,
+    measure_matmul,
+    memory_bytes,
+)
+from minigpt.seeds import mix_seed
+
+Probe = Callable[[int, GPT, Metrics], None]
+"""Looks at the model at each evaluation, as `probe(step, model, metrics)`; it must not change it."""
+
+RAW = "weights/"
+"""Prefix under which a checkpoint keeps the raw weights where the model's are an average of them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    state: TrainState
+    runtime: Runtime
+    checkpoint: Path
+    signal: int | None
+    """The signal that stopped it, if one did."""
+    stopped_early: bool
+    """Whether it ended because the validation loss stopped falling."""
+    evaluation_share: float
+    """Share of the time in the loop that went into evaluations."""
+
+
+def train(
+    config: RunConfig, run: Path, data: TextData, *, resume: Path | None = None, probes: Sequence[Probe] = ()
+) -> Outcome:
+    """Train the model of `config` on `data` in the run folder, from the start or from the checkpoint `resume`.
+
+    SIGINT and SIGTERM end it after the step in progress, with that state saved. Raises UserError when the
+    loss or gradient is not finite, memory does not suffice, or the disk refuses; what was saved before stays.
+    """
+    return Training(config, run, data, resume).loop(probes)
+
+
+class Clock:
+    """Time spent in the loop, over all the resumptions of a run, and how much of it went into evaluations."""
+
+    def __init__(self, before: float) -> None:
+        self.before, self.began, self.evaluating = before, time.perf_counter(), 0.0
+
+    @property
+    def session(self) -> float:
+        """Seconds since this process began to train."""
+        return time.perf_counter() - self.began
+
+    @property
+    def total(self) -> float:
+        """Seconds in the loop since the run began."""
+        return self.before + self.session
+
+    @property
+    def training(self) -> float:
+        """Seconds of this session without its evaluations."""
+        return self.session - self.evaluating
+
+
+class Training:
+    """A run in memory. Everything that changes and is no tensor lives in `state`."""
+
+    def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
+        self.config, self.run, self.data = config, run, data
+        torch.manual_seed(mix_seed(config.train.seed, "weights"))
+        self.model = GPT(config.model, data.tokenizer.vocab_size)
+        self.flops_per_token = flops_per_token(self.model)
+        self.steps = run_steps(config, len(data.train))
+        loaded = checkpoint.load_checkpoint(resume) if resume else None
+        self.state = loaded.state if loaded else TrainState()
+        self.saved_step = self.state.step if loaded else None
+        self.clock = Clock(self.state.seconds)
+        if self.length_reached or self.stopped_early:
+            raise UserError(self._already_finished())
+        tokens = (self.steps or 0) * config.train.batch_size * config.model.context
+        self.runtime = choose(
+            config.runtime,
+            loaded.meta["runtime"] if loaded else None,
+            run_flops=tokens * self.flops_per_token,
+            run_seconds=60 * (config.train.minutes or 0),
+        )
+        self.model.to(self.runtime.device)
+        self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
+        self.optimizer = Optimizer(self.model, config.optim)
+        if loaded:
+            self._restore(loaded)
+        self.loss = self._loss
+        self.lr_factor, self.gradient_norm = 0.0, 0.0
+
+    def _restore(self, loaded: checkpoint.Checkpoint) -> None:
+        """Put back the weights and the optimizer's state of a checkpoint."""
+        training = checkpoint.training_tensors(loaded.path)
+        names = [name for name in training if name.startswith(RAW)]
+        weights = {name.removeprefix(RAW): training.pop(name) for name in names}
+        self.model.load_state_dict(weights or loaded.model.state_dict())
+        if self.average is not None:
+            self.average.load_state_dict(loaded.model.state_dict())
+        self.optimizer.load_state_dict(training)
+
+    # --- the loop ------------------------------------------------------------------------------------
+
+    def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
+        """Train until the run's length is reached, validation stops improving, or a signal comes."""
+        every, state = self.config.train, self.state
+        total, unit = (every.minutes * 60, "second") if every.minutes else (float(self.steps or 0), "step")
+        checkpoint.remove_leftovers(self.run)
+        with Interrupts() as interrupts, Metrics(self.run, state.step, total, unit) as self.metrics:
+            self._get_ready()
+            if self.saved_step is None:
+                self.evaluate(probes)
+            self.marked = (self.clock.training, state.tokens_seen)
+            last = False
+            while not (last or interrupts.signal):
+                self.step()
+                last = self.length_reached
+                if last or state.step % every.log_every == 0:
+                    self.log()
+                improved = (last or state.step % every.eval_every == 0) and self.evaluate(probes)
+                last = last or self.stopped_early
+                if last or improved or state.step % every.save_every == 0:
+                    self.save()
+            if self.saved_step != state.step:
+                self.save()
+            if every.hparams and last:
+                results = {"hparam/best_validation_loss": state.best_loss or math.nan}
+                self.metrics.hparams(configuration.flatten(self.config), results)
+        folder = checkpoint.step_folder(self.run, state.step)
+        share = self.clock.evaluating / max(1e-9, self.clock.session)
+        return Outcome(state, self.runtime, folder, interrupts.signal, self.stopped_early, share)
+
+    def step(self) -> None:
+        """Make one update. Raises UserError, with the weights as they were, when it would not be finite."""
+        train, state, device = self.config.train, self.state, self.runtime.device
+        x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
+        torch.manual_seed(mix_seed(train.seed, "dropout", state.step, 0))
+        self.optimizer.zero_grad()
+        loss = self._forward_backward(x.to(device), y.to(device))
+        limit = self.config.optim.grad_clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the step's one wait for the device
+        if not math.isfinite(loss_value + self.gradient_norm):
+            raise UserError(self._not_finite(loss_value))
+        self.lr_factor = self.optimizer.step(self.progress)
+        if self.average is not None:
+            self._update_average(self.average)
+        state.step += 1
+        state.tokens_seen += x.numel()
+        state.loss_sum += loss_value
+        state.loss_count += 1
+        state.clipped_count += self.gradient_norm > limit
+
+    def _forward_backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the gradients of the mean loss over the batch, a micro-batch at a time; return that loss."""
+        micro = self.config.train.micro_batch_size or len(x)
+        total = torch.zeros((), device=x.device)
+        try:
+            for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
+                loss = self.loss(x_part, y_part) * (len(x_part) / len(x))
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = f"try --set train.micro_batch_size={max(1, micro // 2)}, which gives the same result"
+            raise UserError(f"out of memory with {micro} sequences at once; {advice}") from error
+        return total
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean cross entropy of the targets y (B, T) given the inputs x (B, T), in nats."""
+        with self.runtime.autocast():
+            logits = self.model(x)  # (B, T, V)
+        return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+
+    def _update_average(self, average: GPT) -> None:
+        """Move the averaged weights towards the current ones; faster at first, when the start is far away."""
+        decay = min(self.config.train.ema, (self.state.step + 1) / (self.state.step + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(self.model.parameters()), 1 - decay)
+
+    # --- how far -------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> float:
+        """Return how much of the run is done, 0 to 1, in the middle of the coming step."""
+        if self.steps is None:
+            return min(1.0, self.clock.total / (60 * (self.config.train.minutes or 1)))
+        return (self.state.step + 0.5) / self.steps
+
+    @property
+    def length_reached(self) -> bool:
+        if self.steps is None:
+            return self.clock.total >= 60 * (self.config.train.minutes or 0)
+        return self.state.step >= self.steps
+
+    @property
+    def stopped_early(self) -> bool:
+        return 0 < self.config.train.patience <= self.state.evaluations_since_best
+
+    # --- what the loop does now and then -------------------------------------------------------------
+
+    def log(self) -> None:
+        """Write the means since the last log line."""
+        state, (marked_seconds, marked_tokens) = self.state, self.marked
+        speed = (state.tokens_seen - marked_tokens) / max(1e-9, self.clock.training - marked_seconds)
+        self.marked = (self.clock.training, state.tokens_seen)
+        characters = speed * self.data.characters_per_token
+        state.train_loss = state.loss_sum / state.loss_count
+        scalars = {
+            "loss/train": state.train_loss,
+            **{f"optimizer/{name}": peak * self.lr_factor for name, peak in self.optimizer.peak_rates.items()},
+            "optimizer/gradient_norm": self.gradient_norm,
+            "optimizer/clipped_share": state.clipped_count / state.loss_count,
+            "speed/characters_per_second": characters,
+            "speed/flops": speed * self.flops_per_token,
+            "speed/share_of_matmul": speed * self.flops_per_token / self.matmul_speed,
+            "time/seconds": self.clock.total,
+        }
+        if memory := memory_bytes(self.runtime):
+            scalars["memory/bytes"] = memory
+        self.metrics.log(state.step, self.clock.total, scalars)
+        state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
+        validation = f", validation {state.validation_loss:.4f}" if state.validation_loss is not None else ""
+        position = state.step if self.steps is not None else self.clock.total
+        self.metrics.progress(position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
+
+    def evaluate(self, probes: Sequence[Probe]) -> bool:
+        """Measure the validation loss, let the probes look, and return whether it is the lowest so far."""
+        state, started = self.state, time.perf_counter()
+        model = self.average or self.model
+        result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
+        scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
+        self.metrics.log(state.step, self.clock.total, scalars)
+        # The untrained model of step 0 starts the curve, but is no candidate for the best.
+        improved = state.step > 0 and (state.best_loss is None or result.loss < state.best_loss)
+        state.validation_loss = result.loss
+        if improved:
+            state.best_loss, state.best_step, state.train_loss_at_best = result.loss, state.step, state.train_loss
+        state.evaluations_since_best = 0 if improved or state.step == 0 else state.evaluations_since_best + 1
+        train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
+        self.metrics.say(f"step {state.step}: {train_loss}validation {result.loss:.4f}{', the best' if improved else ''}")
+        model.eval()
+        for probe in probes:
+            probe(state.step, model, self.metrics)
+        if self.config.train.histograms:
+            self._log_histograms()
+        self.model.train()
+        self.clock.evaluating += time.perf_counter() - started
+        return improved
+
+    def save(self) -> None:
+        """Publish a checkpoint of this step, after the curves up to it are on their way to disk."""
+        state, data = self.state, self.data
+        state.seconds = self.clock.total
+        self.metrics.flush()
+        weights, training = self.model.state_dict(), self.optimizer.state_dict()
+        if self.average is not None:  # the average is the model; the weights that go on training stand beside it
+            training |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
+            weights = self.average.state_dict()
+        facts = {
+            "characters_seen": round(state.tokens_seen * data.characters_per_token),
+            "validation_loss": state.validation_loss,
+            "corpus": {"name": " + ".join(self.config.data.source), "fingerprint": data.fingerprint},
+            "vocab_size": data.tokenizer.vocab_size,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "runtime": self.runtime.saved(),
+            "torch": str(torch.__version__),
+        }
+        checkpoint.save(self.run, self.config, data.tokenizer, state, weights, training, facts)
+        self.saved_step = state.step
+
+    # --- before the first step -----------------------------------------------------------------------
+
+    def _get_ready(self) -> None:
+        """Say what will run where, check that it fits, measure the device, and compile if that was chosen."""
+        parameters, state = sum(p.numel() for p in self.model.parameters()), self.state
+        self.metrics.say(f"{parameters:,} parameters on {self.runtime.describe()}")
+        if self.saved_step is not None:
+            loss = f", training loss {state.train_loss:.4f}" if state.train_loss is not None else ""
+            self.metrics.say(f"resuming at step {state.step}{loss}")
+        self._check_memory()
+        self.matmul_speed = measure_matmul(self.runtime)
+        if not self.runtime.compile:
+            return
+        self.metrics.say("compiling the network; --set runtime.compile=false goes without")
+        started = time.perf_counter()
+        self.loss, compiled = compile_loss(self._loss, self._example(self._micro_batch_size), self.metrics.say)
+        self.optimizer.zero_grad()
+        if compiled:
+            self.metrics.say(f"compiled in {time.perf_counter() - started:.0f} s")
+
+    @property
+    def _micro_batch_size(self) -> int:
+        return self.config.train.micro_batch_size or self.config.train.batch_size
+
+    def _example(self, sequences: int) -> tuple[Tensor, Tensor]:
+        x, y = batch_at(self.data.train, self.config.model.context, sequences, seed=0, step=0)
+        return x.to(self.runtime.device), y.to(self.runtime.device)
+
+    def _check_memory(self) -> None:
+        """Refuse a batch that cannot fit, by what one sequence keeps for its backward pass, and say what would."""
+        free = free_memory_bytes(self.runtime)
+        if free is None:
+            return
+        weights, batch_size = list(self.model.parameters()), self.config.train.batch_size
+        each = backward_bytes(lambda: self._loss(*self._example(1)), weights)
+        fixed = 4 * sum(p.numel() * p.element_size() for p in weights)  # weights, gradients, two averages of them
+        needed = fixed + self._micro_batch_size * each
+        if needed <= free:
+            return
+        fitting = [m for m in range(1, batch_size) if batch_size % m == 0 and fixed + m * each <= 0.8 * free]
+        problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        if not fitting:
+            raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
+        raise UserError(f"{problem}; --set train.micro_batch_size={fitting[-1]} fits and gives the same result")
+
+    # --- words and extras ----------------------------------------------------------------------------
+
+    def _not_finite(self, loss: float) -> str:
+        rates = ", ".join(
+            f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
+        )
+        steps = checkpoint.checkpoint_steps(self.run)
+        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint was saved yet"
+        return (
+            f"step {self.state.step + 1}: the loss is {loss:g} and the gradient norm {self.gradient_norm:g} "
+            f"({rates}, {self.runtime.dtype}); {kept}; try a lower optim.lr or optim.muon_lr, "
+            "a longer optim.warmup, or runtime.dtype=float32"
+        )
+
+    def _already_finished(self) -> str:
+        name, state, train = self.run.name, self.state, self.config.train
+        if self.stopped_early:
+            ending, longer = "stopped, for validation no longer improved,", "train.patience=0"
+        elif train.minutes:
+            ending, longer = "is finished", f"train.minutes={2 * train.minutes:g}"
+        else:
+            ending, longer = "is finished", f"train.steps={2 * state.step}"
+        return f"run {name} {ending} at step {state.step}; to go on: minigpt train --resume {name} --set {longer}"
+
+    def _log_histograms(self) -> None:
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"weights/{name}"] = parameter.detach()
+            if parameter.grad is not None:
+                tensors[f"gradients/{name}"] = parameter.grad
+        self.metrics.histograms(self.state.step, tensors)
+
+
+class Interrupts:
+    """Notes the first SIGINT or SIGTERM in `signal` for the loop to see; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        for known in self.previous:
+            signal.signal(known, signal.SIG_DFL)
+
+
+def run_steps(config: RunConfig, train_tokens: int) -> int | None:
+    """Return the length of the run in steps, or None when it is given in minutes."""
+    train = config.train
+    if train.epochs is not None:
+        return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
+    return train.steps
+
+
+def flops_per_token(model: GPT) -> int:
+    """Return the floating-point operations of training on one token: forward, and backward at twice that.
+
+    Two for each weight of a matrix, the output embedding included, and 4 T C in each layer for the two
+    products of attention, counted in full though half of it is masked (Kaplan et al. 2020, table 1).
+    """
+    config = model.config
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
+    return 3 * (2 * matrices + 4 * config.n_layer * config.context * config.n_embd)
