@@ -1,0 +1,145 @@
+"""The checkout's own Python environment, `.venv`: made, filled and mended here for quickstart and test.
+
+Standard library only, and without new syntax, so that an old Python reads as far as its refusal.
+"""
+
+import hashlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+if not (3, 10) <= sys.version_info[:2] <= (3, 14):  # the Pythons that constraints.txt has packages for
+    sys.exit(
+        f"minigpt is set up with Python 3.10 to 3.14, and this is Python {sys.version.split()[0]}: "
+        f"start the script with another one, for example: python3.12 {sys.argv[0]}"
+    )
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "minigpt-setup.txt"
+UNFINISHED = "unfinished"
+
+# Without its pyvenv.cfg a half-made environment is the system's Python, which must stay as it is.
+HEALTH = (
+    "import sys, pip._internal.cli.main; "
+    "sys.exit(sys.prefix == sys.base_prefix or not (3, 10) <= sys.version_info[:2] <= (3, 14))"
+)
+
+
+def program(name: str) -> Path:
+    """Where the environment keeps a program such as `python` or `minigpt`."""
+    if os.name == "nt":
+        return VENV / "Scripts" / f"{name}.exe"
+    return VENV / "bin" / name
+
+
+def prepare(extra: str = "") -> Path:
+    """Bring `.venv` to what pyproject.toml and constraints.txt ask for; return its Python."""
+    state = STAMP.read_text(encoding="utf-8") if STAMP.is_file() else ""
+    if state == UNFINISHED or not _healthy():
+        _create()
+        state = ""
+    if state not in (_fingerprint(extra), _fingerprint("test")):  # `test` holds all that the others need
+        _install(extra)
+    return program("python")
+
+
+def run(*command: "str | Path") -> int:
+    """Print a command, run it in the repository's root, and return its exit code."""
+    print("$", _shown(command), flush=True)
+    return _call(*command)
+
+
+def step(*command: "str | Path") -> None:
+    """Run a command that the rest of the script needs: end with its exit code if it fails."""
+    code = run(*command)
+    if code:
+        fail(f"`{_shown(command)}` ended with exit code {code}", code)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """End the script with one line on stderr."""
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _shown(command: "tuple[str | Path, ...]") -> str:
+    """A command as one would type it in the repository's root."""
+    return subprocess.list2cmdline(
+        [word.relative_to(ROOT) if isinstance(word, Path) else word for word in command]
+    )
+
+
+def _healthy() -> bool:
+    """Whether `.venv` holds an isolated, new enough Python with a working pip."""
+    try:
+        check = subprocess.run([program("python"), "-c", HEALTH], capture_output=True, env=_env())
+    except OSError:
+        return False
+    return check.returncode == 0
+
+
+def _create() -> None:
+    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(
+            f"this Python ({sys.executable}) comes without {' and '.join(missing)}; "
+            "on Debian and Ubuntu install it with: sudo apt install python3-venv"
+        )
+    print("Mending .venv, which is unfinished or broken" if VENV.exists() else "Creating .venv", flush=True)
+    code = _call(sys.executable, "-m", "venv", "--clear", VENV)
+    if code:
+        fail(f"could not create {VENV} (exit code {code})", code)
+
+
+def _install(extra: str) -> None:
+    print("Installing minigpt into .venv (PyTorch is large: the first time takes minutes)", flush=True)
+    STAMP.write_text(UNFINISHED, encoding="utf-8")
+    target = f".[{extra}]" if extra else "."
+    pip = (program("python"), "-m", "pip", "install", "--disable-pip-version-check")
+    code = _call(*pip, "-c", "constraints.txt", "-e", target)
+    if code == 0:
+        STAMP.write_text(_fingerprint(extra), encoding="utf-8")
+        return
+    # Where pip gave up by itself nothing is half-copied: the next try need not start from an empty folder.
+    if code < 128:
+        STAMP.unlink()
+    fail(f"installing minigpt's packages failed (pip's exit code {code})", code)
+
+
+def _fingerprint(extra: str) -> str:
+    """What was installed and from where: an editable install also breaks when its checkout moves."""
+    digest = hashlib.sha256(os.fsencode(ROOT))
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update((ROOT / name).read_bytes())
+    return f"{digest.hexdigest()} {extra}".strip()
+
+
+def _call(*command: "str | Path") -> int:
+    """Run a command to its end; its exit code, or 130 and 128 + n where Ctrl-C or signal n ended it."""
+    interrupted = False
+    with subprocess.Popen(command, cwd=ROOT, env=_env()) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        while True:
+            try:
+                code = process.wait()
+                break
+            except KeyboardInterrupt:  # the command received it too, and may have a training run to save
+                interrupted = True
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if interrupted and code:
+        return 130
+    return 128 - code if code < 0 else code
+
+
+def _env() -> "dict[str, str]":
+    """The caller's environment without what points Python or pip away from `.venv`."""
+    astray = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
+    env = {name: value for name, value in os.environ.items() if name not in astray}
+    env["VIRTUAL_ENV"] = str(VENV)
+    env["PATH"] = str(program("python").parent) + os.pathsep + env.get("PATH", os.defpath)
+    return env

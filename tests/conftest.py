@@ -1,0 +1,31 @@
+"""What every test gets: no reach into the user's own files, and no time limit that a busy machine breaks."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+hypothesis.settings.register_profile("minigpt", deadline=None)
+hypothesis.settings.load_profile("minigpt")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIGPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shakespeare() -> Path:
+    """Tiny Shakespeare, which is measured with but not part of the repository."""
+    named = os.environ.get("MINIGPT_SHAKESPEARE")
+    path = Path(named) if named else ROOT / "../shared/data/tinyshakespeare.txt"
+    if not path.is_file():
+        pytest.skip("Tiny Shakespeare is not here; MINIGPT_SHAKESPEARE can name the file")
+    return path.resolve()
