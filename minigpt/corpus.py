@@ -1,0 +1,472 @@
+"""Where text comes from: files, folders, globs, standard input, `builtin:NAME` and `download:NAME`.
+
+A corpus is an ordered list of things to open. Its text is read in a stream, block by block, as often as
+wanted, and never held whole. What the text is turned into (ids, splits, batches) is `data.py`'s business.
+"""
+
+from __future__ import annotations
+
+import atexit
+import codecs
+import encodings.aliases
+import errno
+import gzip
+import hashlib
+import importlib
+import io
+import os
+import stat
+import sys
+import sysconfig
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from pathlib import Path
+from typing import BinaryIO, Literal
+from uuid import uuid4
+
+import numpy as np
+
+from minigpt.download import Download, cache_folder, download, downloads
+from minigpt.errors import UserError, did_you_mean, reason, shown
+
+__all__ = [
+    "BUILTINS", "Corpus", "Download", "Part", "Scan",
+    "cache_folder", "download", "downloads", "open_corpus", "scan",
+]  # fmt: skip
+
+BLOCK = 1 << 20
+"""Bytes per read, and the most characters in a block."""
+HEAD = 8 << 10
+"""Bytes in which a NUL tells a binary file."""
+
+BUILTINS: dict[str, str] = {
+    "python": "source code of this Python's standard library, without tests (about 11 MB)",
+    "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to open: where it is, how to open it, how to decode it."""
+
+    label: str
+    """What errors call it."""
+    path: Path
+    encoding: str
+    kind: Literal["plain", "gz", "zip", "pydoc"] = "plain"
+    member: str = ""
+    """The file to read inside a zip."""
+    unix_newlines: bool = False
+    """Turn each `\\r\\n` and `\\r` into `\\n`; without it line ends stay as they are."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text that may be larger than memory."""
+
+    name: str
+    """Short, for people: `my.txt`, `3 files`, `builtin:python`."""
+    parts: tuple[Part, ...]
+    """What to read, in order."""
+    notices: tuple[str, ...] = ()
+    """One-line remarks for the user."""
+
+    def blocks(self) -> Iterator[str]:
+        """The whole text, at most 1 Mi characters at a time; call it as often as needed.
+
+        UserError where the text cannot be read or decoded.
+        """
+        held: list[str] = []
+        length = 0
+        for piece in chain.from_iterable(map(_decoded, self.parts)):
+            if held and length + len(piece) > BLOCK:
+                yield "".join(held)
+                held, length = [], 0
+            held.append(piece)
+            length += len(piece)
+        if held:
+            yield "".join(held)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a corpus tells."""
+
+    characters: int
+    counts: dict[str, int]
+    """Each distinct character, in code point order, and how often it occurs."""
+    fingerprint: str
+    """sha256 (hexadecimal) of the whole text in UTF-8."""
+
+
+def scan(corpus: Corpus) -> Scan:
+    """Count and fingerprint the text in one streaming pass. UserError as for `Corpus.blocks`."""
+    counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
+    digest = hashlib.sha256()
+    for block in corpus.blocks():
+        try:
+            text = block.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"{corpus.name}: U+{ord(block[error.start]):04X} is half a character") from error
+        digest.update(text)
+        if block.isascii():
+            found = np.bincount(np.frombuffer(text, dtype=np.uint8))
+        else:
+            found = np.bincount(np.frombuffer(block.encode("utf-32-le"), dtype="<u4"))
+        counts[: len(found)] += found
+    present = np.flatnonzero(counts)
+    return Scan(
+        characters=int(counts.sum()),
+        counts={chr(point): int(counts[point]) for point in present},
+        fingerprint=digest.hexdigest(),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one source entry stands for."""
+
+    name: str
+    parts: Sequence[Part]
+    notices: Sequence[str] = ()
+
+
+def open_corpus(source: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
+    """The corpus that one entry names, or several joined with nothing in between.
+
+    An entry is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`;
+    `encoding` applies to all but the last two. Each file is opened for a look at its start, standard input
+    is read to its end, a download is fetched. UserError if an entry is missing, unreadable or binary, or if
+    there is no text in any of them.
+    """
+    entries = [source] if isinstance(source, str) else list(source)
+    if not entries:
+        raise UserError("no text was named")
+    codec = _checked_encoding(encoding)
+    found = [_find(entry, codec) for entry in entries]
+    parts = tuple(part for one in found for part in one.parts)
+    if len(found) == 1:
+        name = found[0].name
+    else:
+        name = f"{len(found)} files" if len(parts) == len(found) else f"{len(found)} sources"
+    corpus = Corpus(name, parts, tuple(notice for one in found for notice in one.notices))
+    if next(corpus.blocks(), None) is None:
+        raise UserError(f"{name}: the text is empty")
+    return corpus
+
+
+def _checked_encoding(encoding: str) -> str:
+    """Python's own name for the encoding; UserError if it is not one for text."""
+    try:
+        codec = codecs.lookup(encoding)
+    except (LookupError, ValueError) as error:
+        known = (known.replace("_", "-") for pair in encodings.aliases.aliases.items() for known in pair)
+        near = did_you_mean(encoding.lower().replace("_", "-"), known)
+        raise UserError(f"unknown encoding {encoding!r}{near}") from error
+    if not getattr(codec, "_is_text_encoding", True) or codec.incrementaldecoder is None:
+        raise UserError(f"{encoding!r} is not an encoding of text; set data.encoding to one, e.g. utf-8")
+    return "utf-8" if codec.name == "utf-8-sig" else codec.name
+
+
+def _find(entry: str, encoding: str) -> _Found:
+    scheme, _, name = entry.partition(":")
+    if scheme == "builtin":
+        return _builtin(name)
+    if scheme == "download":
+        return _downloaded(name)
+    if entry == "-":
+        return _standard_input(encoding)
+    if not entry:
+        raise UserError("a source of text has an empty name")
+    path = Path(entry)
+    mode = _mode(path)
+    if mode is None:
+        path = Path(os.path.expanduser(entry))  # noqa: PTH111  (Path.expanduser fails for an unknown user)
+        mode = _mode(path)
+    if mode is None and _is_glob(entry):
+        return _matched(entry, path, encoding)
+    if mode is None:
+        raise UserError(f"{shown(entry)}: no such file or folder{_near(entry, path)}")
+    if stat.S_ISDIR(mode):
+        return _inside(path, encoding)
+    if stat.S_ISFIFO(mode):
+        return _pipe(path, encoding)
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{shown(path)}: is neither a file nor a folder")
+    return _Found(shown(path.name), [_direct(_file(path, encoding))])
+
+
+def _mode(path: Path) -> int | None:
+    """The file mode, links followed, or None if nothing is there; UserError if the system will not tell."""
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        # Windows answers EINVAL for the wildcards of a glob.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+            return None
+        raise _unreadable(shown(path), error) from error
+    except ValueError as error:
+        raise _unreadable(shown(path), error) from error
+
+
+def _unreadable(label: str, error: Exception) -> UserError:
+    return UserError(f"{label}: cannot be read ({reason(error)})")
+
+
+def _near(entry: str, path: Path) -> str:
+    """A hint at a file with a similar name, or at the prefix that was left out."""
+    try:
+        beside = [file.name for file in path.parent.iterdir()]
+    except OSError:
+        beside = []  # the folder is missing too, or closed to us: the error at hand says enough
+    named = [f"builtin:{name}" for name in BUILTINS] + [f"download:{name}" for name in downloads()]
+    for candidate in named:
+        if entry == candidate.partition(":")[2]:
+            return f"; did you mean {candidate}?"
+    return did_you_mean(path.name, beside) or did_you_mean(entry, named)
+
+
+def _file(path: Path, encoding: str) -> Part:
+    return Part(shown(path), path, encoding, kind="gz" if path.suffix.lower() == ".gz" else "plain")
+
+
+def _direct(part: Part) -> Part:
+    """The part, which the user named itself; UserError if it is binary."""
+    head = _head(part)
+    if _is_binary(head, part.encoding):
+        marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        hint = "; it looks like UTF-16, which --set data.encoding=utf-16 reads" if marked else ""
+        raise UserError(f"{part.label}: is a binary file, not text{hint}")
+    return part
+
+
+def _is_binary(head: bytes, encoding: str) -> bool:
+    if encoding.startswith(("utf-16", "utf-32")):
+        return "\0" in head.decode(encoding, errors="replace")
+    return b"\0" in head
+
+
+def _texts(paths: Iterable[Path], where: str, encoding: str) -> _Found:
+    """The text files among `paths`, each real file once, in order; the binary ones go into a notice."""
+    by_file: dict[str, Path] = {}
+    for path in sorted(paths, key=lambda path: (len(path.parts), path.as_posix())):
+        by_file.setdefault(os.path.realpath(path), path)
+    parts: list[Part] = []
+    binary: list[Part] = []
+    for path in sorted(by_file.values(), key=Path.as_posix):
+        part = _file(path, encoding)
+        (binary if _is_binary(_head(part), encoding) else parts).append(part)
+    if not binary:
+        return _Found(where, parts)
+    many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
+    notice = f"skipped {many} in {where} (first: {shown(binary[0].path.name)})"
+    if not parts:
+        raise UserError(f"{where}: holds no text ({notice})")
+    return _Found(where, parts, [notice])
+
+
+def _is_glob(name: str) -> bool:
+    return any(wildcard in name for wildcard in "*?[")
+
+
+def _matched(pattern: str, path: Path, encoding: str) -> _Found:
+    """The files that a glob matches."""
+    fixed = list(takewhile(lambda part: not _is_glob(part), path.parts))
+    base, moving = Path(*fixed), list(path.parts[len(fixed) :])
+    if moving[-1] == "**":
+        moving.append("*")  # "**" alone stands for folders
+    try:
+        # Unlike glob.glob, this does not follow links below "**", where two in a circle would never end.
+        files = [file for file in base.glob("/".join(moving)) if file.is_file()]
+    except (ValueError, OSError) as error:
+        raise UserError(f"{shown(pattern)}: cannot be matched ({reason(error)})") from error
+    if not any(part.startswith(".") for part in moving):
+        files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(base).parts)]
+    if not files:
+        raise UserError(f"{shown(pattern)}: matches no file")
+    return _texts(files, shown(pattern), encoding)
+
+
+def _inside(folder: Path, encoding: str) -> _Found:
+    """The files below a folder, hidden ones excepted.
+
+    A link is followed if it stays inside, and only once, so that links in a circle end.
+    """
+    where = shown(folder).rstrip("/\\") + "/"
+    top = os.path.realpath(folder)
+    followed: set[str] = set()
+
+    def wanted(path: Path) -> bool:
+        if path.name.startswith("."):
+            return False
+        if not path.is_symlink():
+            return True
+        target = os.path.realpath(path)
+        inside_and_new = Path(top) in Path(target).parents and target not in followed
+        followed.add(target)
+        return inside_and_new
+
+    def stop(error: OSError) -> None:
+        raise _unreadable(shown(error.filename), error) from error
+
+    files: list[Path] = []
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=stop):
+        # Sorted because the walk goes down in this order, and a link counts only where it is met first.
+        folders[:] = sorted(name for name in folders if wanted(Path(here, name)))
+        paths = (Path(here, name) for name in sorted(names))
+        files += (path for path in paths if wanted(path) and path.is_file())
+    if not files:
+        raise UserError(f"{where}: holds no text")
+    return _texts(files, where, encoding)
+
+
+def _standard_input(encoding: str) -> _Found:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UserError("standard input is a terminal; send a text into it, e.g. minigpt train - < my.txt")
+    return _spooled(sys.stdin.buffer, "standard input", encoding)
+
+
+def _pipe(path: Path, encoding: str) -> _Found:
+    """A named pipe, such as a shell makes for `<(command)`."""
+    try:
+        with path.open("rb") as stream:
+            return _spooled(stream, shown(path), encoding)
+    except OSError as error:
+        raise _unreadable(shown(path), error) from error
+
+
+def _spooled(stream: BinaryIO, label: str, encoding: str) -> _Found:
+    """A stream that can be read only once, copied to a file that is deleted when the process ends."""
+    path = cache_folder() / f"spool-{uuid4().hex}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            atexit.register(path.unlink, missing_ok=True)
+            while chunk := stream.read(BLOCK):
+                file.write(chunk)
+    except OSError as error:
+        raise UserError(f"{label}: cannot be kept in {shown(path)} ({reason(error)})") from error
+    return _Found(label, [_direct(Part(label, path, encoding))])
+
+
+def _downloaded(name: str) -> _Found:
+    path = download(name)
+    item = downloads()[name]
+    label = f"download:{name}"
+    encoding = _checked_encoding(item.encoding)
+    return _Found(label, [Part(label, path, encoding, "zip" if item.member else "plain", item.member)])
+
+
+def _builtin(name: str) -> _Found:
+    if name == "python":
+        return _Found("builtin:python", _python_sources())
+    if name == "pydoc":
+        label = "builtin:pydoc"
+        return _Found(label, [Part(label, Path("pydoc_data/topics.py"), "utf-8", kind="pydoc")])
+    known = ", ".join(BUILTINS)
+    raise UserError(f"there is no builtin text named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
+
+
+def _python_sources() -> list[Part]:
+    """The standard library's modules in the order of their paths, each with its declared encoding."""
+    root = Path(sysconfig.get_path("stdlib"))
+    parts: list[Part] = []
+    for path in sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix()):
+        try:
+            source = path.read_bytes()
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+            source.decode(encoding)
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # written to be undecodable, as test material is: no loss to the text
+        except OSError as error:
+            raise _unreadable(shown(path), error) from error
+        parts.append(Part(shown(path), path, _checked_encoding(encoding), unix_newlines=True))
+    if not parts:
+        raise UserError(f"builtin:python: this Python has no source of its library in {shown(root)}")
+    return parts
+
+
+def _library_files(root: Path) -> Iterator[Path]:
+    """The `.py` files of Python's own text, in no order.
+
+    Left out: tests, what was installed later, and what the build wrote, which differs between machines.
+    """
+    apart = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+    prefixes = ("test_", "_sysconfigdata", "sitecustomize", "usercustomize")
+    for here, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in apart and not name.startswith("config-")]
+        yield from (Path(here, n) for n in names if n.endswith(".py") and not n.startswith(prefixes))
+
+
+def _raw(part: Part, size: int = BLOCK) -> Iterator[bytes]:
+    """The part's bytes, unpacked, `size` at a time."""
+    try:
+        if part.kind == "zip":
+            with zipfile.ZipFile(part.path) as archive, archive.open(part.member) as member:
+                yield from iter(lambda: member.read(size), b"")
+        elif part.kind == "gz":
+            with gzip.open(part.path, "rb") as unpacked:
+                yield from iter(lambda: unpacked.read(size), b"")
+        else:
+            with part.path.open("rb", buffering=0) as file:
+                yield from iter(lambda: file.read(size), b"")
+    except (EOFError, KeyError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+        advice = f"; delete {shown(part.path)} to fetch it again" if part.kind == "zip" else ""
+        what = f"the compressed file is damaged or cut short ({reason(error)}){advice}"
+        raise UserError(f"{part.label}: {what}") from error
+    except OSError as error:
+        raise _unreadable(part.label, error) from error
+
+
+def _head(part: Part) -> bytes:
+    return next(_raw(part, HEAD), b"")
+
+
+def _decoded(part: Part) -> Iterator[str]:
+    """The part's text in pieces of at most BLOCK characters, none empty, without the byte order mark."""
+    if part.kind == "pydoc":
+        yield from _pydoc_topics()
+        return
+    codec = codecs.getincrementaldecoder(part.encoding)()
+    decoder = io.IncrementalNewlineDecoder(codec, translate=True) if part.unix_newlines else codec
+    done = 0
+    # These two codecs take the mark away themselves; what follows it is text.
+    at_start = part.encoding not in ("utf-16", "utf-32")
+    for chunk in chain(_raw(part), [b""]):
+        try:
+            piece = decoder.decode(chunk, final=not chunk)
+        except UnicodeError as error:
+            raise _undecodable(part, error, done, len(chunk)) from error
+        done += len(chunk)
+        if piece and at_start:
+            piece, at_start = piece.removeprefix("\ufeff"), False
+        if piece:
+            yield piece
+
+
+def _undecodable(part: Part, error: UnicodeError, done: int, size: int) -> UserError:
+    """The error for bytes that do not decode: the `size` bytes after the first `done` of the file."""
+    if part.encoding == "utf-8":
+        advice = "set the encoding, e.g. --set data.encoding=latin-1"
+    else:
+        advice = "set another encoding, e.g. --set data.encoding=utf-8"
+    if not isinstance(error, UnicodeDecodeError):
+        return UserError(f"{part.label}: is not valid {part.encoding} ({reason(error)}); {advice}")
+    # The decoder kept back the start of a character from earlier bytes; its positions count from there.
+    kept = len(error.object) - size
+    offset = done - kept + error.start
+    wrong = error.object[error.start : max(error.end, error.start + 1)]
+    return UserError(f"{part.label}: byte {offset} (0x{wrong.hex()}) is not valid {part.encoding}; {advice}")
+
+
+def _pydoc_topics() -> Iterator[str]:
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except (ImportError, AttributeError) as error:
+        raise UserError("builtin:pydoc: this Python comes without pydoc_data.topics") from error
+    for name in sorted(topics):
+        yield topics[name]
