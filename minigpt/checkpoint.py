@@ -15,13 +15,14 @@ from torch import Tensor
 
 from minigpt import __version__, config, tokenizer
 from minigpt.config import RunConfig
-from minigpt.errors import UserError
+from minigpt.errors import UserError, reason
 from minigpt.model import GPT
 from minigpt.runs import (
     CHECKPOINTS,
     META,
     checkpoint_steps,
     find_checkpoint,
+    meta_digest,
     read_meta,
     step_folder,
     write_atomically,
@@ -30,6 +31,7 @@ from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 
 FORMAT = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "config.yaml", "tokenizer.json")
+OTHERWISE = "choose another checkpoint, or delete this folder to go on from an earlier one"
 
 
 @dataclass
@@ -95,8 +97,8 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
     try:
         model.load_state_dict(_read_tensors(path / "model.safetensors"))
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not hold the weights its configuration describes: {reason}") from error
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not hold the weights its configuration describes: {why}") from error
     return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
 
 
@@ -112,9 +114,9 @@ def verify(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} has format {meta.get('format')!r}, this version of minigpt reads format {FORMAT}")
     for name in FILES:
         if not (path / name).is_file():
-            raise UserError(f"checkpoint {path} is incomplete: {name} is missing; --checkpoint chooses another")
+            raise UserError(f"checkpoint {path} is incomplete: {name} is missing; {OTHERWISE}")
         if _sha256(path / name) != meta["sha256"].get(name):
-            raise UserError(f"checkpoint {path} is damaged: {name} changed since it was written; --checkpoint chooses another")
+            raise UserError(f"checkpoint {path} is damaged: {name} changed since it was written; {OTHERWISE}")
     return meta
 
 
@@ -142,42 +144,52 @@ def save(
         _write_tensors(building / "optimizer.safetensors", training)
         _write_text(building / "config.yaml", config.to_yaml(run_config))
         _write_text(building / "tokenizer.json", vocabulary.to_json())
-        hashes = {name: _sha256(building / name) for name in FILES}
         meta = {"format": FORMAT, "minigpt": __version__, "step": state.step, **facts, "state": asdict(state)}
+        hashes = {**{name: _sha256(building / name) for name in FILES}, META: meta_digest(meta)}
         _write_text(building / META, json.dumps({**meta, "sha256": hashes}, indent=1))
         _sync_folder(building)
-        if folder.exists():  # damaged, or this run would have gone on from it; moved away first, for rename needs the place
-            folder.rename(building.with_name(f"{building.name}-old"))
+        if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
+            _withdraw(folder)
         building.rename(folder)
         _sync_folder(folder.parent)
-        remove_leftovers(run)
-        point(run, state)
-        _prune(run, run_config.train.keep_last, state)
-    except OSError as error:
+        _point(run, state)
+        for step in checkpoint_steps(run)[: -run_config.train.keep_last]:
+            if step not in (state.best_step, state.step):
+                _withdraw(step_folder(run, step))
+        _remove_leftovers(run)
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         raise UserError(
-            f"cannot save the checkpoint of step {state.step}: {error.strerror or error}; earlier checkpoints are intact"
+            f"cannot save the checkpoint of step {state.step}: {reason(error)}; earlier checkpoints are intact"
         ) from error
     return folder
 
 
-def point(run: Path, state: TrainState) -> None:
+def repair(run: Path, state: TrainState) -> None:
+    """Finish what a save that was killed left undone: folders half written or removed, pointers not moved."""
+    _remove_leftovers(run)
+    if state.step in checkpoint_steps(run):
+        _point(run, state)
+
+
+def _point(run: Path, state: TrainState) -> None:
     """Move the pointers: `last` to this step, `best` to the best one."""
     best = state.best_step if state.best_step in checkpoint_steps(run) else state.step
     for name, step in (("last", state.step), ("best", best)):
         write_atomically(run / CHECKPOINTS / name, f"{step_folder(run, step).name}\n")
 
 
-def remove_leftovers(run: Path) -> None:
-    """Remove what a save that was killed left behind."""
-    for path in (run / CHECKPOINTS).glob(".saving-*"):
-        shutil.rmtree(path, ignore_errors=True)
+def _withdraw(folder: Path) -> None:
+    """Take a checkpoint out of sight at once, so that none is ever seen half removed."""
+    folder.rename(folder.with_name(f".old-{folder.name}"))
 
 
-def _prune(run: Path, keep_last: int, state: TrainState) -> None:
-    for step in checkpoint_steps(run)[:-keep_last]:
-        if step not in (state.best_step, state.step):
-            shutil.rmtree(step_folder(run, step))
+def _remove_leftovers(run: Path) -> None:
+    for path in (run / CHECKPOINTS).glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -190,7 +202,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file: {error}") from error
+        raise UserError(f"{path} is not a whole safetensors file: {reason(error)}") from error
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -204,7 +216,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _sync_folder(folder: Path) -> None:

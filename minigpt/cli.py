@@ -5,36 +5,38 @@ Results go to stdout, everything else to stderr. A UserError is one line and exi
 
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, reason, shown
 
 if TYPE_CHECKING:
-    from minigpt.config import Layer, Resolved, RunConfig, SampleConfig
+    from minigpt.config import RunConfig, SampleConfig
     from minigpt.data import TextData
+    from minigpt.sample import Piece
     from minigpt.tokenizer import ByteTokenizer, CharTokenizer
     from minigpt.train import Outcome, Probe
 
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
 app = typer.Typer(
-    help="Train your own character-level GPT on any text, and look inside it.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+    **PLAIN,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="List, describe and fetch texts.", no_args_is_help=True, rich_markup_mode=None)
-config_app = typer.Typer(help="List presets, explain settings, print the schema.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(**PLAIN, help="List, describe and fetch texts.")
+config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print the schema.")
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
 
@@ -46,13 +48,19 @@ def main() -> None:
             # Windows consoles default to a code page that cannot print most of Unicode.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        app()
+        try:
+            app(windows_expand_args=False)  # a prompt may hold * and ~; what names texts is expanded by corpus.py
+        finally:
+            print(end="", flush=True)
     except UserError as error:
         print(f"minigpt: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:  # the system refuses: a full disk, no permission, a reader such as `head` that has gone
+        if not isinstance(error, BrokenPipeError):
+            where = f"{shown(error.filename)}: " if error.filename else ""
+            print(f"minigpt: {where}{reason(error)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at exit
+        sys.exit(1)
 
 
 class _SettingsInHelp(TyperCommand):
@@ -65,13 +73,38 @@ class _SettingsInHelp(TyperCommand):
             formatter.write_dl(describe_settings())
 
 
-ConfigOption = Annotated[str | None, typer.Option("--config", "-c", help="A preset's name or a YAML file.", metavar="FILE|PRESET")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", "-s", help="Override one setting; repeatable.", metavar="KEY=VALUE")]
-RunArgument = Annotated[str, typer.Argument(help="A run's name or folder, a checkpoint folder, or 'last'.", metavar="[RUN]")]
-CheckpointOption = Annotated[str | None, typer.Option("--checkpoint", help="best (the default), last or a step.", metavar="best|last|STEP")]
-UnknownOption = Annotated[str, typer.Option("--unknown", help="What a character that the model does not know does: error, skip or replace.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+TEXT = "Files, folders, globs, '-', builtin:NAME or download:NAME."
+ConfigOption = Annotated[
+    str | None, Option("--config", "-c", help="A preset's name or a YAML file.", metavar="FILE|PRESET")
+]
+SetOption = Annotated[
+    list[str] | None, Option("--set", "-s", help="Override one setting; repeatable.", metavar="KEY=VALUE")
+]
+RunArgument = Annotated[str, Argument(help="A run's name or folder, a checkpoint folder, or 'last'.", metavar="RUN")]
+CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="best|last|STEP")]
+UnknownOption = Annotated[
+    str, Option(help="What a character that the model does not know does.", metavar="error|skip|replace")
+]
+EncodingOption = Annotated[str, Option(help="Encoding of the files.", metavar="NAME")]
+DeviceOption = Annotated[str, Option(help="Where to compute.", metavar="auto|cpu|cuda|cuda:N|mps")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON document.")]
+
+
+def _print_version(wanted: bool) -> None:
+    from minigpt import __version__
+
+    if wanted:
+        print(f"minigpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _minigpt(
+    version: Annotated[
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train your own character-level GPT on any text, and look inside it."""
 
 
 # --- train -------------------------------------------------------------------------------------------
@@ -79,97 +112,49 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cu
 
 @app.command(cls=_SettingsInHelp)
 def train(
-    text: Annotated[list[str] | None, typer.Argument(help="Files, folders, globs, '-', builtin:NAME or download:NAME.", metavar="[TEXT]...")] = None,
+    text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the preset's, numbered.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
+    name: Annotated[
+        str | None, Option(help="Name of the run; by default the preset's, numbered.", metavar="NAME")
+    ] = None,
+    resume: Annotated[str | None, Option(help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:
     """Train a model. Without arguments: the quickstart. With a TEXT: a preset fitted to its size."""
     from minigpt import runs
+    from minigpt.start import open_new, open_resumed
 
     if resume is not None:
         if text or config or name:
             raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
-        run, resolved, data, checkpoint = _open_resumed(resume, set_ or [])
+        run = runs.find_run(resume)
+        start = open_resumed(run, set_ or [])
     else:
-        resolved, data, stem = _open_new(text or [], config, set_ or [])
-        run, checkpoint = runs.new_run(name, stem), None
-    _train(run, resolved.config, data, checkpoint)
-
-
-def _open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> "tuple[Resolved, TextData, str]":
-    """Resolve the configuration of a new run and prepare its text; return them with a stem for its name."""
-    from minigpt import config
-    from minigpt.data import prepare
-
-    layers = []
-    if preset or not text:
-        layers.append(config.read_layer(preset or "quickstart"))
-    if text:
-        layers.append(("command line", {"data.source": list(text)}))
-    layers.append(config.parse_overrides(assignments))
-    resolved = config.resolve(*layers)
-    data = prepare(resolved.config.data)
-    _notice(*data.notices)
-    stem = Path(preset or "quickstart").stem
-    if not preset and text:
-        layers.insert(0, _fitted(data))
-        resolved = config.resolve(*layers)
-        stem = "".join(c for c in Path(text[0].rpartition(":")[2]).stem.split(".")[0] if c.isalnum() or c in "-_") or "text"
-    room = min(len(data.train) - 1, resolved.config.model.context)
-    if room < resolved.config.model.context:
-        _notice(f"the text has {len(data.train)} tokens to train on: model.context shrinks from {resolved.config.model.context} to {room}")
-        resolved = config.resolve(*layers, ("fitted to the text", {"model.context": room}))
-    return resolved, data, stem.lstrip("-_") or "text"
-
-
-def _fitted(data: "TextData") -> "Layer":
-    from minigpt.config import fit
-    from minigpt.runtime import best_device
-
-    label, values = fit(data.characters, gpu=best_device() != "cpu")
-    shape = ", ".join(f"{key.split('.')[1]} {value}" for key, value in values.items())
-    _notice(f"{label}: {shape}")
-    return label, values
-
-
-def _open_resumed(name: str, assignments: Sequence[str]) -> "tuple[Path, Resolved, TextData, Path]":
-    """Find the newest checkpoint of a run, and its text; refuse changes that would make it another run."""
-    from minigpt import config, runs
-    from minigpt.data import prepare
-    from minigpt.tokenizer import from_json
-
-    run = runs.find_run(name)
-    steps = runs.checkpoint_steps(run)
-    if not steps:
-        raise UserError(f"run {run.name} has no checkpoint to resume from; start it anew under another --name")
-    checkpoint = runs.step_folder(run, steps[-1])
-    stored = config.read_layer(str(run / "config.yaml"))
-    resolved = config.resolve(stored, config.parse_overrides(assignments))
-    if changes := config.changed_on_resume(config.resolve(stored).config, resolved.config):
-        raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
-    meta = runs.read_meta(checkpoint)
-    tokenizer = from_json((checkpoint / "tokenizer.json").read_text(encoding="utf-8"), str(checkpoint / "tokenizer.json"))
-    data = prepare(resolved.config.data, known=(meta["corpus"]["fingerprint"], tokenizer))
-    return run, resolved, data, checkpoint
+        start = open_new(text or [], config, set_ or [])
+        run = runs.new_run(name, start.stem)
+    _notice(*start.notices)
+    _train(run, start.config, start.data, start.checkpoint)
 
 
 def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | None) -> None:
-    from minigpt import config as configuration, runs
+    from minigpt import runs
+    from minigpt.config import to_yaml
     from minigpt.train import train
 
-    _notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run.name} in {run}")
+    _notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
+    settings, saved = run / "config.yaml", runs.checkpoint_steps(run)
+    before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
-        runs.write_atomically(run / "config.yaml", configuration.to_yaml(config))
-        step = int(runs.read_meta(checkpoint)["step"]) if checkpoint else 0
-        runs.record_start(run, step, sys.argv)
+        runs.write_atomically(settings, to_yaml(config))
+        runs.record_start(run, saved[-1] if saved else 0, sys.argv)
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
-    except UserError:
+    except BaseException:
         curves = run / "metrics.jsonl"
-        if not (curves.is_file() and curves.stat().st_size):
-            shutil.rmtree(run)  # nothing was trained: the name is free again
+        if checkpoint is None and not (curves.is_file() and curves.stat().st_size):
+            shutil.rmtree(run)  # it never started: the name is free again
+        elif checkpoint and runs.checkpoint_steps(run) == saved:
+            runs.write_atomically(settings, before)  # it did not go on: the run is as it was
         raise
     _report(run, config, outcome)
 
@@ -189,17 +174,19 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "CharTokenizer | ByteToke
     return probe
 
 
-def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> NoReturn:
-    """Say how a run ended and what can be done with it, and exit."""
+def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
+    """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
     from minigpt.runs import RUNS
 
-    state, name = outcome.state, run.name if run.parent == RUNS else str(run)
-    resume = f"minigpt train --resume {_quoted(name)}"
+    state, name = outcome.state, _quoted(run.name if run.parent == RUNS else str(run))
+    resume = f"minigpt train --resume {name}"
     if outcome.signal:
-        _notice(f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}, everything is saved", f"  go on:  {resume}")
-        raise SystemExit(128 + outcome.signal)
+        stopped = f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}"
+        _notice(f"{stopped}, everything is saved", f"  go on:  {resume}")
+        raise typer.Exit(128 + outcome.signal)
     ending = "stopped early, for validation no longer improves," if outcome.stopped_early else "finished"
-    _notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {outcome.evaluation_share:.0%} of it evaluating")
+    share = f"{outcome.evaluation_share:.0%} of it evaluating"
+    _notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {share}")
     _notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
     if state.overfitting:
         _notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
@@ -210,11 +197,10 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> NoReturn:
         longer = "--set train.patience=0"
     _notice(
         f"checkpoint: {outcome.checkpoint}",
-        f"  sample:   minigpt sample {_quoted(name)}",
+        f"  sample:   minigpt sample {name}",
         f"  longer:   {resume} {longer}",
         "  curves:   minigpt board",
     )
-    raise SystemExit(0)
 
 
 # --- sample and eval ---------------------------------------------------------------------------------
@@ -223,46 +209,56 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> NoReturn:
 @app.command()
 def sample(
     run: RunArgument = "last",
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Text to continue.")] = None,
-    prompt_file: Annotated[str | None, typer.Option("--prompt-file", help="File with the text to continue; '-' is standard input.")] = None,
-    num_samples: Annotated[int, typer.Option("--num-samples", "-n", min=1, help="How many to draw, in one batch.")] = 1,
-    length: Annotated[int | None, typer.Option("--length", "-l", min=1, help="Characters to draw.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", min=0, help="Below 1 more cautious, above 1 wilder, 0 greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=0, help="Keep only the k likeliest characters.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest characters that reach this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", help="Drop characters below this share of the likeliest.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty", help="Above 1: what is in the context gets less likely.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; repeatable.", metavar="S")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Names the random draws.")] = None,
+    prompt: Annotated[str | None, Option("--prompt", "-p", help="Text to continue.", metavar="S")] = None,
+    prompt_file: Annotated[
+        str | None, Option(help="File with the text to continue; '-' is standard input.", metavar="F")
+    ] = None,
+    num_samples: Annotated[int, Option("--num-samples", "-n", min=1, help="How many to draw, in one batch.")] = 1,
+    length: Annotated[int | None, Option("--length", "-l", help="Characters to draw.")] = None,
+    temperature: Annotated[
+        float | None, Option("--temperature", "-t", help="Below 1 more cautious, above 1 wilder, 0 greedy.")
+    ] = None,
+    top_k: Annotated[int | None, Option(help="Keep only the k likeliest characters.")] = None,
+    top_p: Annotated[float | None, Option(help="Keep the likeliest that reach this probability.")] = None,
+    min_p: Annotated[float | None, Option(help="Drop characters below this share of the likeliest.")] = None,
+    repetition_penalty: Annotated[
+        float | None, Option(help="Above 1: what is in the context gets less likely.")
+    ] = None,
+    stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.", metavar="S")] = None,
+    seed: Annotated[int | None, Option(help="Names the random draws.")] = None,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file instead of the terminal.")] = None,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print at the end instead of as it is drawn.")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute each step from scratch: slow, the same text.")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write to this file instead.", metavar="F")] = None,
+    no_stream: Annotated[bool, Option("--no-stream", help="Print at the end, not as it is drawn.")] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model."""
     from minigpt.checkpoint import load_checkpoint
     from minigpt.config import RuntimeConfig
     from minigpt.runtime import choose
-    from minigpt.sample import Piece, generate
+    from minigpt.sample import generate
 
     if prompt is not None and prompt_file is not None:
         raise UserError("--prompt and --prompt-file exclude each other")
-    loaded = load_checkpoint(run, checkpoint, choose(RuntimeConfig(device=_device(device), dtype="float32")).device)
+    on_unknown = _unknown(unknown)
+    runtime = choose(RuntimeConfig(device=_device(device), dtype="float32"))
+    loaded = load_checkpoint(run, checkpoint, runtime.device)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    text = _read_text(prompt_file) if prompt_file is not None else settings.prompt if prompt is None else prompt
-    tokens, context = len(loaded.tokenizer.encode(text, _unknown(unknown))), loaded.config.model.context
+    text = _read_text(prompt_file) if prompt_file is not None else prompt
+    if text is None:  # the default, which is nobody's wish to the letter: some texts have no line end
+        text, on_unknown = settings.prompt, "replace"
+    tokens, context = len(loaded.tokenizer.encode(text, on_unknown)), loaded.config.model.context
     if tokens > context:
         _notice(f"the prompt is longer than the context: using its last {context} of {tokens} tokens")
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
-        num_samples=num_samples, stop=stop or (), unknown=_unknown(unknown), cache=not no_cache,
+        num_samples=num_samples, stop=stop or (), unknown=on_unknown, cache=not no_cache,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         print(text, end="", flush=True)
@@ -270,36 +266,35 @@ def sample(
             print(piece.text, end="", flush=True)
         print()
         return
-    samples: list[list[Piece]] = [[] for _ in range(num_samples)]
-    for piece in pieces:
-        samples[piece.sample].append(piece)
-    texts = ["".join(piece.text for piece in drawn) for drawn in samples]
+    samples = _by_sample(pieces, num_samples)
     if as_json:
-        shown = json.dumps(
-            {
-                "checkpoint": str(loaded.path),
-                "prompt": text,
-                "settings": settings.model_dump(exclude={"prompt", "preview"}),
-                "samples": [
-                    {"text": words, "characters": [[piece.text, piece.logprob] for piece in drawn]}
-                    for words, drawn in zip(texts, samples, strict=True)
-                ],
-            },
-            indent=1,
-            ensure_ascii=False,
-        )
+        facts = {"checkpoint": str(loaded.path), "prompt": text}
+        drawn = settings.model_dump(exclude={"prompt", "preview"})
+        _write(_json({**facts, "settings": drawn, "samples": samples}), out)
     else:
-        shown = "\n--------\n".join(text + words for words in texts)
-    _write(shown + "\n", out)
+        _write("\n--------\n".join(text + drawn["text"] for drawn in samples) + "\n", out)
+
+
+def _by_sample(pieces: "Iterable[Piece]", count: int) -> list[dict[str, Any]]:
+    """Gather what was drawn: for each sample its text, and its characters with their log-probabilities."""
+    samples: list[dict[str, Any]] = [{"text": "", "characters": []} for _ in range(count)]
+    for piece in pieces:
+        samples[piece.sample]["text"] += piece.text
+        samples[piece.sample]["characters"].append([piece.text, piece.logprob])
+    return samples
 
 
 @app.command("eval")
 def evaluate(
     run: RunArgument = "last",
-    text: Annotated[list[str] | None, typer.Argument(help="A text to evaluate on; by default the run's validation split.", metavar="[TEXT]...")] = None,
+    text: Annotated[
+        list[str] | None, Argument(help="A text to evaluate on instead of the run's validation split.", metavar="TEXT")
+    ] = None,
     checkpoint: CheckpointOption = None,
-    stride: Annotated[int | None, typer.Option("--stride", min=1, help="Slide windows by this many tokens; lower losses, not comparable.")] = None,
-    encoding: Annotated[str, typer.Option("--encoding", help="Encoding of TEXT.")] = "utf-8",
+    stride: Annotated[
+        int | None, Option(min=1, help="Slide windows by this many tokens; lower losses, not comparable.")
+    ] = None,
+    encoding: EncodingOption = "utf-8",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -318,18 +313,20 @@ def evaluate(
     loaded = load_checkpoint(run, checkpoint, runtime.device)
     if text:
         corpus = open_corpus(text, encoding)
+        _notice(*corpus.notices)
         tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
     else:
         known = (str(meta["corpus"]["fingerprint"]), loaded.tokenizer)
         tokens, name = data.prepare(loaded.config.data, known).validation, "validation split"
-    with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False, file=sys.stderr) as bar:
+    with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
-            loaded.model, tokens, loaded.tokenizer, stride=stride, autocast=runtime.autocast, progress=bar.update
-        )
+            loaded.model, tokens, loaded.tokenizer,
+            stride=stride, autocast=runtime.autocast, progress=bar.update,
+        )  # fmt: skip
     how = protocol(loaded.config.model.context, stride)
     if as_json:
         facts = {"protocol": how, "text": name, "checkpoint": str(loaded.path), "dtype": runtime.dtype}
-        print(json.dumps({**asdict(result), **facts}, indent=1))
+        _write(_json({**asdict(result), **facts}))
         return
     print(f"loss                {result.loss:.4f} nats")
     print(f"bits per character  {result.bits_per_character:.4f}")
@@ -348,44 +345,44 @@ def data_list() -> None:
 
     rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
-        here = "downloaded" if (cache_folder() / "downloads" / entry.filename).is_file() else f"{entry.bytes / 1e6:.1f} MB to download"
-        rows.append((f"download:{name}", entry.description, here))
+        here = (cache_folder() / "downloads" / entry.filename).is_file()
+        where = "downloaded" if here else f"{entry.bytes / 1e6:.1f} MB to download"
+        rows.append((f"download:{name}", entry.description, where))
     _table(("name", "text", ""), rows)
 
 
 @data_app.command("info")
 def data_info(
-    text: Annotated[list[str], typer.Argument(help="Files, folders, globs, '-', builtin:NAME or download:NAME.", metavar="TEXT...")],
-    encoding: Annotated[str, typer.Option("--encoding", help="Encoding of the files.")] = "utf-8",
+    text: Annotated[list[str], Argument(help=TEXT, metavar="TEXT")],
+    encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Describe a text: its size, its characters, and what it is good for."""
-    from minigpt.config import fit
+    """Describe a text: its size, its characters, and the settings that fit it."""
     from minigpt.corpus import open_corpus, scan
+    from minigpt.presets import fit
 
     corpus = open_corpus(text, encoding)
     found = scan(corpus)
     _notice(*corpus.notices)
-    counts = sorted(found.counts.items(), key=lambda item: -item[1])
-    rare = sorted(char for char, count in counts if count < 5)
     _, fitted = fit(found.characters, gpu=False)
+    counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
     if as_json:
-        facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts), "fingerprint": found.fingerprint}
-        print(json.dumps({**facts, "counts": dict(counts), "fitted": fitted}, indent=1, ensure_ascii=False))
+        facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts)}
+        _write(_json({**facts, "fingerprint": found.fingerprint, "counts": counts, "fitted": fitted}))
         return
+    rare = sorted(char for char, count in counts.items() if count < 5)
     print(f"characters   {found.characters:,}")
     print(f"distinct     {len(counts):,}")
-    print(f"commonest    {' '.join(repr(char) for char, _ in counts[:12])}")
-    few = f": {' '.join(repr(char) for char in rare[:12])}{' ...' if len(rare) > 12 else ''}" if rare else ""
-    print(f"rare         {len(rare):,} characters stand fewer than 5 times{few}")
-    if "\r" in found.counts:
-        print(f"line ends    {found.counts[chr(13)]:,} carriage returns, kept as they are")
+    print(f"commonest    {_listed(list(counts))}")
+    print(f"rare         {len(rare):,} stand fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
+    if "\r" in counts:
+        print(f"line ends    {counts[chr(13)]:,} carriage returns, kept as they are")
     print(f"fingerprint  {found.fingerprint}")
     print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="shakespeare, text8 or enwik8.")]) -> None:
+def data_get(name: Annotated[str, Argument(help="shakespeare, text8 or enwik8.")]) -> None:
     """Download a text into the cache, check it, and print where it is."""
     from minigpt.corpus import download
 
@@ -395,7 +392,7 @@ def data_get(name: Annotated[str, typer.Argument(help="shakespeare, text8 or enw
 @config_app.command("list")
 def config_list() -> None:
     """List the presets."""
-    from minigpt.config import presets
+    from minigpt.presets import presets
 
     _table(("preset", "what it is"), list(presets().items()))
 
@@ -403,7 +400,8 @@ def config_list() -> None:
 @config_app.command("show")
 def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Print every setting with its value and where that comes from."""
-    from minigpt.config import explain, parse_overrides, read_layer, resolve
+    from minigpt.config import explain, parse_overrides, resolve
+    from minigpt.presets import read_layer
 
     layers = [read_layer(config)] if config else []
     _table(("setting", "value", "from"), explain(resolve(*layers, parse_overrides(set_ or []))))
@@ -414,7 +412,7 @@ def config_schema() -> None:
     """Print the JSON schema of a configuration file, for an editor to complete and check it."""
     from minigpt.config import schema
 
-    print(json.dumps(schema(), indent=1))
+    _write(_json(schema()))
 
 
 @app.command()
@@ -424,7 +422,7 @@ def runs(as_json: JsonOption = False) -> None:
 
     found = list(summaries())
     if as_json:
-        print(json.dumps([asdict(row) for row in found], indent=1))
+        _write(_json([asdict(row) for row in found]))
         return
     if not found:
         raise UserError(f"there is no run in {RUNS.absolute()} yet; 'minigpt train' starts one")
@@ -444,20 +442,18 @@ def runs(as_json: JsonOption = False) -> None:
 
 @app.command()
 def board(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 6006,
-    host: Annotated[str, typer.Option("--host", help="Address to serve on.")] = "localhost",
+    folder: Annotated[Path, Argument(help="Where the runs are.", metavar="FOLDER")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 6006,
+    host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
     """Open TensorBoard on the runs."""
-    import subprocess
+    from tensorboard import default, program
 
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder.absolute()}; 'minigpt train' makes it")
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(port), "--host", host]
-    try:
-        raise SystemExit(subprocess.run(command, check=False).returncode)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    server = program.TensorBoard(plugins=default.get_plugins())
+    server.configure(argv=["minigpt board", "--logdir", str(folder), "--port", str(port), "--host", host])
+    raise typer.Exit(server.main())
 
 
 # --- small things ------------------------------------------------------------------------------------
@@ -474,6 +470,24 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _write(text: str, out: Path | None = None) -> None:
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+
+
+def _listed(chars: Sequence[str], most: int = 12) -> str:
+    return " ".join(map(repr, chars[:most])) + (" ..." if len(chars) > most else "")
+
+
 def _age(seconds: float) -> str:
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -482,7 +496,8 @@ def _age(seconds: float) -> str:
 
 
 def _quoted(name: str) -> str:
-    return f'"{name}"' if " " in name else name
+    """Return a name as this system's shell reads it back in one piece."""
+    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)
 
 
 def _unknown(choice: str) -> Any:
@@ -509,13 +524,3 @@ def _read_text(path: str) -> str:
     from minigpt.corpus import open_corpus
 
     return "".join(open_corpus([path]).blocks())
-
-
-def _write(text: str, out: Path | None) -> None:
-    if out is None:
-        sys.stdout.write(text)
-        return
-    try:
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error

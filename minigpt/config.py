@@ -1,57 +1,76 @@
-"""The configuration: frozen sections, and how values are found, merged, checked, explained and saved.
+"""The configuration: frozen sections, and how values are merged, checked, explained and saved.
 
 Values resolve as defaults < family < preset < command line. The docstring under each field is its help
 text, its description in the JSON schema and its line in docs/configuration.md.
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
 
-from minigpt.errors import UserError
-from minigpt.shipped import shipped
+from minigpt import plain_yaml
+from minigpt.errors import UserError, shown
 
 
 class Section(BaseModel):
-    """One group of settings: frozen, typed, and closed to unknown keys."""
+    """One group of settings: frozen, typed without guessing ("6" is no number), and closed to unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _a_bool_is_not_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _whole_floats_are_integers(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise ValueError(f"expected {_type_name(annotation)}, got {str(value).lower()}")
-        return value
+        takes_integers = int in (annotation, *get_args(annotation))
+        return int(value) if takes_integers and isinstance(value, float) and value.is_integer() else value
+
+
+def _one_or_many(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_one_or_many),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
 
 
 class DataConfig(Section):
     """Which text to train on, and how it becomes tokens."""
 
-    source: tuple[str, ...] = ("builtin:python",)
-    """The text: files, folders, globs, `-` (standard input), `builtin:NAME` or `download:NAME`; several are joined in order."""
+    source: Texts = ("builtin:python",)
+    """The text: files, folders, globs, `-` (standard input), `builtin:NAME` or `download:NAME`, joined in order."""
     tokenizer: Literal["char", "byte"] = "char"
     """`char`: one token for each distinct character of the text. `byte`: the 256 bytes of UTF-8, for any text."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the text, taken from its end, that is kept for validation. Unused with `val_source`."""
-    val_source: tuple[str, ...] = ()
+    val_source: Texts = ()
     """A text of its own for validation, in the same forms as `source`; then all of `source` trains."""
     encoding: str = "utf-8"
     """Encoding of the text files, by Python's name for it."""
-
-    @field_validator("source", "val_source", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("source")
     @classmethod
@@ -120,7 +139,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """The length and rhythm of a run. Exactly one of `steps`, `epochs` and `minutes` is set."""
+    """The length and rhythm of a run. One of `steps`, `epochs` and `minutes` is set; without any, it is 2000 steps."""
 
     steps: int | None = Field(None, ge=1)
     """Length of the run in updates."""
@@ -131,7 +150,7 @@ class TrainConfig(Section):
     batch_size: int = Field(32, ge=1)
     """Sequences in one update, over all processes."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences in one forward pass; a smaller number needs less memory and gives the same update. Default: the whole batch."""
+    """Sequences in one forward pass: fewer need less memory and give the same update. Default: the whole batch."""
     seed: int = Field(1337, ge=0)
     """Names every random draw of the run: weights, batches, dropout."""
     log_every: int = Field(10, ge=1)
@@ -237,8 +256,8 @@ class Resolved:
     sources: dict[str, str]
 
 
-def fields() -> dict[str, Any]:
-    """Return every setting by its dotted key, as pydantic's FieldInfo (annotation, default, description)."""
+def fields() -> dict[str, FieldInfo]:
+    """Return every setting by its dotted key, with its annotation, default and description."""
     return {
         f"{section}.{key}": field
         for section, info in RunConfig.model_fields.items()
@@ -254,35 +273,12 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 # --- reading -----------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without its traps: a repeated key is an error, and 1e-3 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
-
-
-def _parse_yaml(text: str, origin: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)  # a SafeLoader: it builds plain values only
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{origin}{where}: not valid YAML: {' '.join(problem.split())}") from error
-
-
-def _dotted(tree: Any, origin: str) -> dict[str, Any]:
+def dotted(tree: Any, origin: str) -> dict[str, Any]:
+    """Return the values of a tree of sections by dotted key. Raises UserError when it is no such tree."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{origin}: expected sections such as 'model:', got {_show(tree)}")
+        raise UserError(f"{origin}: expected sections such as 'model:', got {show(tree)}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):
@@ -292,46 +288,22 @@ def _dotted(tree: Any, origin: str) -> dict[str, Any]:
     return values
 
 
-def presets() -> dict[str, str]:
-    """Return the shipped presets: name to one-line description."""
-    found = {}
-    for path in sorted(shipped("configs").glob("*.yaml")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "$schema" not in line]
-        found[path.stem] = comments[0] if comments else ""
-    return found
-
-
-def read_layer(name: str) -> Layer:
-    """Read a preset by its name, or a YAML file by its path.
-
-    Raises UserError when there is neither, or when the file is no YAML of sections.
-    """
-    path, label = Path(name), f"file {name}"
-    if name in presets() and not path.is_file():
-        path, label = shipped("configs", f"{name}.yaml"), f"preset {name}"
-    elif not path.is_file():
-        near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"presets: {', '.join(presets())}"
-        raise UserError(f"no preset and no file is called '{name}'; {hint}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {name}: {error}") from error
-    return label, _dotted(_parse_yaml(text, name), name)
-
-
 def parse_overrides(assignments: Iterable[str]) -> Layer:
-    """Turn `--set` arguments such as "model.n_layer=6" into a layer. Raises UserError when one has no "="."""
+    """Turn `--set` arguments such as "model.n_layer=6" into a layer. Raises UserError when one has no "=".
+
+    The value is YAML, unless the setting is a text: that is taken as it stands.
+    """
     values = {}
     known = fields()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         key = key.strip()
         if not equals:
-            raise UserError(f"--set {assignment}: expected KEY=VALUE, for example --set model.n_layer=6")
-        is_text = key in known and known[key].annotation is str
-        values[key] = text if is_text else _parse_yaml(text, f"--set {key}")
+            raise UserError(f"--set {shown(assignment)}: expected KEY=VALUE, for example --set model.n_layer=6")
+        annotation = known[key].annotation if key in known else None
+        is_list = text.startswith("[") and text.endswith("]")
+        is_text = annotation is str or (annotation == tuple[str, ...] and not is_list)
+        values[key] = text if is_text else plain_yaml.parse(text, f"--set {key}")
     return "--set", values
 
 
@@ -347,7 +319,7 @@ def resolve(*layers: Layer) -> Resolved:
     family = next((values["model.family"] for _, values in reversed(layers) if "model.family" in values), "modern")
     switches = FAMILIES.get(str(family), {})
     values: dict[str, Any] = {f"model.{key}": value for key, value in switches.items()}
-    sources = {key: f"family {family}" for key in values}
+    sources = dict.fromkeys(values, f"family {family}")
     problems = []
     for label, layer in layers:
         lengths = [key for key in LENGTHS if layer.get(key) is not None]
@@ -361,18 +333,21 @@ def resolve(*layers: Layer) -> Resolved:
         sources |= dict.fromkeys(layer, label)
     if all(values.get(key) is None for key in LENGTHS):
         values["train.steps"] = DEFAULT_STEPS
+        sources.pop("train.steps", None)
     config, wrong = _validate(values)
-    problems += wrong + contradictions(config)
+    problems += wrong.values()
+    # Where a value was left out as wrong, its default contradicts nothing that the user said.
+    problems += [line for line in contradictions(config) if not any(key in line for key in wrong)]
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise UserError(f"configuration: {count}{'; '.join(problems)}")
     return Resolved(config, {key: sources.get(key, "default") for key in fields()})
 
 
-def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
-    """Build a RunConfig from dotted values; leave out what is wrong, and say it."""
+def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
+    """Build a RunConfig from dotted values; leave out what is wrong, and say by key why."""
     known = fields()
-    problems = [_unknown(key) for key in values if key not in known]
+    problems = {key: _unknown(key) for key in values if key not in known}
     tree: dict[str, dict[str, Any]] = {section: {} for section in RunConfig.model_fields}
     for key, value in values.items():
         if key in known:
@@ -381,31 +356,32 @@ def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     try:
         return RunConfig.model_validate(tree), problems
     except ValidationError as error:
-        for path in dict.fromkeys(tuple(str(part) for part in e["loc"][:2]) for e in error.errors()):
-            messages = [e["msg"] for e in error.errors() if tuple(str(part) for part in e["loc"][:2]) == path]
-            section, name = path
-            value = tree[section].pop(name)
-            problems.append(f"{section}.{name}: {_explain(messages, known['.'.join(path)].annotation, value)}")
+        messages: dict[str, list[str]] = {}
+        for one in error.errors():
+            messages.setdefault(".".join(str(part) for part in one["loc"][:2]), []).append(one["msg"])
+        for key, found in messages.items():
+            section, name = key.split(".")
+            problems[key] = f"{key}: {_explain(found, known[key], tree[section].pop(name))}"
         return RunConfig.model_validate(tree), problems
 
 
-def _explain(messages: list[str], annotation: Any, value: Any) -> str:
+def _explain(messages: list[str], field: FieldInfo, value: Any) -> str:
     message = messages[0].removeprefix("Value error, ")
-    if message.startswith("expected "):
-        return message
-    if len(messages) > 1 or "valid" in message or "pattern" in message:
-        return f"expected {_type_name(annotation)}, got {_show(value)}"
-    return f"{message[0].lower()}{message[1:]}, got {_show(value)}"
+    if "pattern" in message:
+        return f"expected {field.description}"[:-1] + f", got {show(value)}"
+    if len(messages) > 1 or "valid" in message:
+        return f"expected {type_name(field.annotation)}, got {repr(value) if isinstance(value, str) else show(value)}"
+    return f"{message[0].lower()}{message[1:]}, got {show(value)}"
 
 
 def _unknown(key: str) -> str:
     names = [*fields(), *RunConfig.model_fields]
     ends = {name.split(".")[-1]: name for name in fields()}
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.8)
     near = near or [ends[end] for end in difflib.get_close_matches(key.split(".")[-1], ends, n=1, cutoff=0.7)]
     if key in RunConfig.model_fields:
         return f"{key}: is a section, expected keys below it"
-    return f"{key}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+    return f"{shown(key)}: unknown key" + (f", did you mean {near[0]}?" if near else "")
 
 
 def contradictions(config: RunConfig) -> list[str]:
@@ -430,7 +406,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     """Return, a line each, the differences that a resumed run must not have."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{key} is {_show(before[key])} in the run, {_show(after[key])} now"
+        f"{key} is {show(before[key])} in the run, {show(after[key])} now"
         for key in before
         if before[key] != after[key]
         and key not in RunConfig.may_change_on_resume
@@ -438,56 +414,17 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
-# --- fitting a preset to a text ----------------------------------------------------------------------
-
-
-def fit(characters: int, gpu: bool) -> Layer:
-    """Choose model and run for a text of this many characters, so that a first result comes within minutes.
-
-    The smaller the text, the smaller the model and the more dropout, with early stopping throughout.
-    """
-    width, layers, context, batch, steps, dropout = next(
-        shape for limit, shape in (_GPU_SHAPES if gpu else _CPU_SHAPES) if characters < limit
-    )
-    return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {
-        "model.n_layer": layers,
-        "model.n_head": max(2, width // 64),
-        "model.n_embd": width,
-        "model.context": context,
-        "model.dropout": dropout,
-        "train.batch_size": batch,
-        "train.steps": steps,
-        "train.eval_every": max(50, steps // 10),
-        "train.save_every": max(50, steps // 5),
-        "train.patience": 4,
-    }
-
-
-_Shape = tuple[int, int, int, int, int, float]
-_CPU_SHAPES: list[tuple[float, _Shape]] = [  # below so many characters: width, layers, context, batch, steps, dropout
-    (20_000, (64, 2, 64, 16, 500, 0.2)),
-    (200_000, (128, 3, 64, 32, 1000, 0.2)),
-    (float("inf"), (128, 4, 128, 32, 1500, 0.0)),
-]
-_GPU_SHAPES: list[tuple[float, _Shape]] = [
-    (20_000, (64, 2, 64, 16, 500, 0.2)),
-    (200_000, (128, 4, 128, 32, 1000, 0.2)),
-    (5_000_000, (384, 6, 256, 64, 3000, 0.2)),
-    (float("inf"), (384, 6, 256, 64, 10_000, 0.0)),
-]
-
-
 # --- writing -----------------------------------------------------------------------------------------
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return `config` as YAML that `read_layer` reads back to the same configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """Return `config` as YAML that `from_yaml` reads back to the same configuration."""
+    return plain_yaml.dump(config.model_dump(mode="json"))
 
 
 def from_yaml(text: str, origin: str) -> RunConfig:
     """Read a resolved configuration back, as stored in a run or a checkpoint. Raises UserError."""
-    return resolve((origin, _dotted(_parse_yaml(text, origin), origin))).config
+    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
 
 
 def schema() -> dict[str, Any]:
@@ -497,48 +434,39 @@ def schema() -> dict[str, Any]:
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     """Return key, value and source of every setting, as `minigpt config show` prints them."""
-    return [(key, _show(value), resolved.sources[key]) for key, value in flatten(resolved.config).items()]
+    return [(key, show(value), resolved.sources[key]) for key, value in flatten(resolved.config).items()]
 
 
 def describe_settings() -> list[tuple[str, str]]:
     """Return every setting with its kind, default and description, as --help prints them."""
     return [
-        (key, f"{field.description} [{_type_name(field.annotation)}; {_show(field.default)}]")
+        (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
         for key, field in fields().items()
     ]
 
 
-def markdown() -> str:
-    """Return the reference of all settings, as in docs/configuration.md."""
-    lines = [
-        "# Configuration",
-        "",
-        "Made from `minigpt/config.py` by `scripts/make_docs`. Set a value in a YAML file (`--config my.yaml`) or on the",
-        "command line (`--set model.n_layer=6`). Values resolve as defaults < family < preset < command line;",
-        "`minigpt config show` prints each value with its source.",
-    ]
-    for name, section in RunConfig.model_fields.items():
-        annotation: Any = section.annotation
-        lines += ["", f"## {name}", "", annotation.__doc__, "", "| key | values | default | what it does |", "|---|---|---|---|"]
-        for key, field in annotation.model_fields.items():
-            kind = _type_name(field.annotation).replace("|", "\\|")
-            lines.append(f"| `{name}.{key}` | {kind} | `{_show(field.default)}` | {field.description} |")
-    lines += ["", "`model.family: classic` changes these defaults:", ""]
-    lines += [f"- `model.{key}: {_show(value)}`" for key, value in FAMILIES["classic"].items()]
-    return "\n".join(lines) + "\n"
-
-
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """Return `value` as one would write it in YAML, on one line."""
     if isinstance(value, tuple):
-        return ", ".join(value) if value else "none"
+        return ", ".join(show(one) for one in value) if value else "none"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
-    return repr(value) if isinstance(value, str) and (not value.strip() or " " in value) else str(value)
+    if isinstance(value, str):
+        return value if value and value.isprintable() and " " not in value else repr(value)
+    if isinstance(value, (list, dict)):
+        return "keys below it" if isinstance(value, dict) else "a list" if value else "[]"
+    return str(value)
 
 
-def _type_name(annotation: Any) -> str:
-    names: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "none"}
+def type_name(annotation: Any) -> str:
+    """Return the kind of value that a field takes, in words."""
+    names: dict[Any, str] = {
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        type(None): "none",
+    }
     if annotation in names:
         return names[annotation]
     if annotation == tuple[str, ...]:
@@ -546,4 +474,4 @@ def _type_name(annotation: Any) -> str:
     arguments: Sequence[Any] = get_args(annotation)
     if getattr(annotation, "__origin__", None) is Literal:
         return " or ".join(str(argument) for argument in arguments)
-    return " or ".join(_type_name(argument) for argument in arguments)
+    return " or ".join(type_name(argument) for argument in arguments)

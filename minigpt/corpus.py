@@ -185,7 +185,7 @@ def _find(entry: str, encoding: str) -> _Found:
     path = Path(entry)
     mode = _mode(path)
     if mode is None:
-        path = Path(os.path.expanduser(entry))  # noqa: PTH111  (Path.expanduser fails for an unknown user)
+        path = Path(os.path.expanduser(entry))
         mode = _mode(path)
     if mode is None and _is_glob(entry):
         return _matched(entry, path, encoding)

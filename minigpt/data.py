@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,13 @@ class TextData:
     """sha256 over the text, and the validation text where it is one of its own."""
     characters: int
     notices: tuple[str, ...] = ()
+    encoded: tuple[Ids, ...] = ()
+    """What the two are cut from: one text, or one for each."""
+
+    def resplit(self, val_fraction: float) -> "TextData":
+        """Return the same text with another share of it for validation. A validation text of its own stays."""
+        train, validation = split(self.encoded, val_fraction)
+        return replace(self, train=train, validation=validation)
 
     @property
     def characters_per_token(self) -> float:
@@ -55,7 +64,7 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
     if known and fingerprint != known[0]:
         raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on; start a new run")
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
-    encoded = [encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True)]
+    encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))
     train, validation = split(encoded, config.val_fraction)
     notices = [notice for corpus in corpora for notice in corpus.notices]
     if tokenizer.vocab_size > LARGE_VOCABULARY:
@@ -64,10 +73,10 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
             "--set data.tokenizer=byte needs only 256"
         )
     characters = sum(found.characters for found in scans)
-    return TextData(train, validation, tokenizer, fingerprint, characters, tuple(notices))
+    return TextData(train, validation, tokenizer, fingerprint, characters, tuple(notices), encoded)
 
 
-def split(encoded: list[Ids], val_fraction: float) -> tuple[Ids, Ids]:
+def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
     """Return training and validation tokens: two texts as they are, or one text and its tail.
 
     Raises UserError when either is shorter than the two tokens that one prediction needs.
@@ -76,9 +85,9 @@ def split(encoded: list[Ids], val_fraction: float) -> tuple[Ids, Ids]:
         train, validation = encoded
     else:
         (tokens,) = encoded
-        # The tail is at least two tokens, so that a text of a few words still has a validation loss.
-        at = min(int(len(tokens) * (1 - val_fraction)), len(tokens) - 2)
-        train, validation = tokens[: max(at, 0)], tokens[max(at, 0) :]
+        # Both parts have at least two tokens, so that a text of a few words still has a validation loss.
+        at = max(2, min(int(len(tokens) * (1 - val_fraction)), len(tokens) - 2))
+        train, validation = tokens[:at], tokens[at:]
     for name, tokens in (("training", train), ("validation", validation)):
         if len(tokens) < 2:
             raise UserError(f"the text is too short: {len(tokens)} tokens for {name}, at least 2 are needed")
@@ -95,7 +104,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokeniz
     processes that encode the same text, the first to finish publishes and the others use that.
     """
     folder = _encoded_folder(scanned.fingerprint, tokenizer)
-    if not (folder / "tokens.json").is_file():
+    if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(folder.parent)
@@ -103,7 +112,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokeniz
         except OSError as error:
             raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
         try:
-            _encode_into(building, corpus, tokenizer)
+            _encode_into(building, corpus, scanned, tokenizer)
             _publish(building, folder)
         except OSError as error:
             raise UserError(f"cannot write the encoded text: {error}; set MINIGPT_CACHE to another folder") from error
@@ -112,16 +121,19 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokeniz
     return _open_encoded(folder)
 
 
-def _encode_into(folder: Path, corpus: Corpus, tokenizer: CharTokenizer | ByteTokenizer) -> None:
-    count = 0
+def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokenizer) -> None:
+    tokens = characters = 0
     with open(folder / "tokens.bin", "wb") as file:
         for block in corpus.blocks():
-            ids = tokenizer.encode(block)
+            ids = tokenizer.encode(block, offset=characters)
             file.write(ids.data)
-            count += len(ids)
+            tokens += len(ids)
+            characters += len(block)
         file.flush()
         os.fsync(file.fileno())
-    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": count}
+    if characters != scanned.characters:
+        raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
+    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": tokens}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
 
 
@@ -129,16 +141,16 @@ def _publish(building: Path, folder: Path) -> None:
     try:
         building.rename(folder)
     except OSError:
-        if not (folder / "tokens.json").is_file():  # not a run that was faster, but a real failure
+        if not folder.is_dir():  # not a run that was faster, but a real failure
             raise
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove what encodings that were killed more than a day ago left behind."""
-    newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
     for path in folder.glob("building-*"):
-        if path.stat().st_mtime < newest - 86_400:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # published or removed by its own process at this moment
+            if path.stat().st_mtime < time.time() - 86_400:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _open_encoded(folder: Path) -> Ids:
@@ -147,8 +159,10 @@ def _open_encoded(folder: Path) -> Ids:
         tokens: Ids = np.memmap(folder / "tokens.bin", dtype=description["dtype"], mode="r")
         if len(tokens) != description["tokens"]:
             raise ValueError(f"{len(tokens)} tokens where {description['tokens']} were written")
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the cached text in {folder} is damaged ({error}); delete that folder and run again") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"the cached text in {folder} is damaged ({error}); delete that folder and run again"
+        ) from error
     return tokens
 
 
@@ -163,15 +177,15 @@ def _join_fingerprints(fingerprints: list[str]) -> str:
 
 def _from_cache(config: DataConfig, fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> TextData:
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
-    if not all((folder / "tokens.json").is_file() for folder in folders):
+    if not all(folder.is_dir() for folder in folders):
         raise UserError(
             "this run read its text from standard input and the encoded copy is no longer in the cache; "
             "save the text as a file and start a new run"
         )
-    encoded = [_open_encoded(folder) for folder in folders]
+    encoded = tuple(_open_encoded(folder) for folder in folders)
     train, validation = split(encoded, config.val_fraction)
     characters = sum(tokenizer.characters(tokens) for tokens in encoded)
-    return TextData(train, validation, tokenizer, fingerprint, characters)
+    return TextData(train, validation, tokenizer, fingerprint, characters, encoded=encoded)
 
 
 # --- batches -----------------------------------------------------------------------------------------
@@ -197,22 +211,21 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
     stride equal to context the windows do not overlap.
     """
     predictions = len(tokens) - 1
-    # Ends of the windows: the first covers `context` predictions, each later one adds `stride`.
-    ends = [min(context, predictions)]
-    while ends[-1] < predictions:
-        ends.append(min(ends[-1] + stride, predictions))
     pending: list[tuple[int, int]] = []
     shape = (0, 0)
     scored = 0
-    for end in ends:
-        new, scored = end - scored, end
-        start = max(0, end - context) if stride < context else end - new
-        if pending and ((end - start, new) != shape or len(pending) == batch_size):
+    while scored < predictions:
+        # The first window scores `context` predictions, each later one `stride` more.
+        end = min(scored + (stride if scored else context), predictions)
+        start = max(0, end - context) if stride < context else scored
+        if pending and ((end - start, end - scored) != shape or len(pending) == batch_size):
             yield *_stack(tokens, pending), shape[1]
             pending = []
-        shape = (end - start, new)
+        shape = (end - start, end - scored)
         pending.append((start, end))
-    yield *_stack(tokens, pending), shape[1]
+        scored = end
+    if pending:
+        yield *_stack(tokens, pending), shape[1]
 
 
 def _stack(tokens: Ids, spans: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:

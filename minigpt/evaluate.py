@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from minigpt.data import evaluation_windows
 from minigpt.errors import UserError
-from minigpt.model import GPT
+from minigpt.model import GPT, evaluating
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids
 
 TOKENS_AT_ONCE = 16_384
@@ -47,27 +47,25 @@ def evaluate(
     tokens scored after each batch.
     """
     context = model.config.context
-    stride = stride or context
+    stride = context if stride is None else stride
     if not 1 <= stride <= context:
         raise UserError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
     if len(tokens) < 2:
         raise UserError(f"the text is too short to evaluate: {len(tokens)} tokens, at least 2 are needed")
     device = model.token_embedding.weight.device
-    was_training = model.training
-    model.eval()
     total = 0.0
     batch = max(1, TOKENS_AT_ONCE // context)
     for x, y, new in evaluation_windows(tokens, context, stride, batch):
-        with autocast() if autocast else torch.autocast(device.type, enabled=False):
+        precision = autocast() if autocast else torch.autocast(device.type, enabled=False)
+        with evaluating(model), precision:
             logits = model(x.to(device))[:, -new:]  # (B, new, V)
         targets = y[:, -new:].to(device)
         total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
         if progress:
             progress(targets.numel())
-    model.train(was_training)
     loss = total / (len(tokens) - 1)
     characters = tokenizer.characters(tokens[1:])
-    perplexity = math.exp(loss) if loss < 700 else math.inf
+    perplexity = math.inf if loss > 700 else math.exp(loss)
     return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters)
 
 

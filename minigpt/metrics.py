@@ -1,6 +1,8 @@
 """What a run tells about itself: TensorBoard, metrics.jsonl, and the terminal."""
 
 import json
+import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +13,6 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from minigpt.runs import write_atomically
-
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
 
@@ -20,28 +20,31 @@ LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss
 class Metrics:
     """Writes the curves of one run. On resume, what was written after `step` is taken back first."""
 
-    def __init__(self, run: Path, step: int, total: float, unit: str = "step") -> None:
-        """Open the logs of `run` at `step`; `total` is the length of the run in `unit`s, for the progress bar."""
+    def __init__(self, run: Path, step: int, position: float, total: float, unit: str = "step") -> None:
+        """Open the logs of `run` at `step`; the progress bar starts at `position` of `total` `unit`s."""
         self.path = run / "metrics.jsonl"
         self._take_back(step)
         self.lines = open(self.path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed by close()
         # TensorBoard drops what older event files hold from purge_step on, so each tag has each step once.
-        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
-        if not step:
+        events = run / "tensorboard"
+        is_new = not events.exists()
+        self.board = SummaryWriter(str(events), purge_step=step + 1, flush_secs=10)
+        if is_new:
             self.board.add_custom_scalars(LAYOUT)
         self.bar = tqdm(
+            initial=position,
             total=total,
             unit=unit,
             file=sys.stderr,
-            disable=None if sys.stderr is not None and sys.stderr.isatty() else True,
+            disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s{postfix} [{elapsed}<{remaining}]",
         )
 
     def log(self, step: int, time: float, scalars: Mapping[str, float]) -> None:
         """Write `scalars` by tag at `step`; `time` is the run's age in seconds."""
-        line = {"step": step, "time": round(time, 3), **scalars}
-        self.lines.write(json.dumps(line) + "\n")
+        numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
+        self.lines.write(json.dumps({"step": step, "time": round(time, 3), **numbers}) + "\n")
         self.lines.flush()
         for tag, value in scalars.items():
             self.board.add_scalar(tag, value, step)
@@ -56,10 +59,11 @@ class Metrics:
         for tag, tensor in tensors.items():
             self.board.add_histogram(tag, tensor.float(), step)
 
-    def hparams(self, settings: Mapping[str, Any], results: Mapping[str, float]) -> None:
-        """Write the run's settings and final results to TensorBoard's hyper-parameter table."""
+    def hparams(self, step: int, settings: Mapping[str, Any], best_loss: float | None) -> None:
+        """Write the run's settings and best validation loss to TensorBoard's hyper-parameter table."""
         plain = {key: value if isinstance(value, int | float | bool) else str(value) for key, value in settings.items()}
-        self.board.add_hparams(plain, dict(results), run_name=".")
+        results = {"hparam/best_validation_loss": math.nan if best_loss is None else best_loss}
+        self.board.add_hparams(plain, results, run_name=".", global_step=step)
 
     def progress(self, position: float, state: str) -> None:
         """Move the progress bar to `position`, with `state` beside it."""
@@ -90,14 +94,19 @@ class Metrics:
         self.close()
 
     def _take_back(self, step: int) -> None:
-        """Drop the lines after `step`, and a line that a kill cut off."""
+        """Cut off the lines after `step`, and what a kill left of a line, from the end of the file."""
         if not self.path.exists():
             return
-        kept = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):
-                self.say(f"{self.path}: dropped a damaged line, cut off when the run was killed")
-        write_atomically(self.path, "".join(f"{line}\n" for line in kept))
+        content = self.path.read_bytes()
+        end = len(content)
+        while end and not _is_line_up_to(step, content[content.rfind(b"\n", 0, end - 1) + 1 : end]):
+            end = content.rfind(b"\n", 0, end - 1) + 1
+        os.truncate(self.path, end)
+
+
+def _is_line_up_to(step: int, line: bytes) -> bool:
+    """Return whether `line` is whole and tells of this step or an earlier one."""
+    try:
+        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False

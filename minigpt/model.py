@@ -8,6 +8,8 @@ Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size, S ke
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +88,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
+def make_norm(config: ModelConfig) -> nn.LayerNorm | nn.RMSNorm:
     """Return the normalisation layer that `config` names."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
@@ -118,7 +120,8 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=cache is None
         )  # (B, H, T, D)
-        return self.proj(y.transpose(1, 2).reshape(B, T, C))
+        out: Tensor = self.proj(y.transpose(1, 2).reshape(B, T, C))
+        return out
 
 
 class MLP(nn.Module):
@@ -135,14 +138,15 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.up(x)  # (B, T, hidden)
+        h: Tensor = self.up(x)  # (B, T, hidden)
         if self.activation == "gelu":
             h = F.gelu(h, approximate="tanh")
         elif self.activation == "relu2":  # So et al. 2021, Primer
             h = F.relu(h).square()
         else:  # Shazeer 2020, GLU Variants
             h = F.silu(self.gate(x)) * h
-        return self.down(h)
+        out: Tensor = self.down(h)
+        return out
 
 
 class Block(nn.Module):
@@ -158,7 +162,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), angles, cache))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class GPT(nn.Module):
@@ -186,7 +191,9 @@ class GPT(nn.Module):
         """Draw fresh weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.
 
         The projections that write to the residual stream start smaller by sqrt(2 L) (Radford et al.
-        2019, section 2.3), or at zero with `zero_init`.
+        2019, section 2.3), or at zero with `zero_init`. Then the stream still holds each token's own
+        embedding at the end, and the tied output would predict that token to follow itself; gains of
+        alternating sign make it as unlike itself as any other.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -195,9 +202,11 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
         scale = 0.0 if self.config.zero_init else 1 / math.sqrt(2 * self.config.n_layer)
         with torch.no_grad():
-            for block in self.blocks:
-                block.attention.proj.weight.mul_(scale)
-                block.mlp.down.weight.mul_(scale)
+            for name, parameter in self.named_parameters():
+                if name.endswith(("attention.proj.weight", "mlp.down.weight")):
+                    parameter.mul_(scale)
+            if self.config.zero_init:
+                self.norm.weight[1::2].neg_()
 
     def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return logits (B, T, V) for ids (B, T).
@@ -220,3 +229,16 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length = end
         return F.linear(self.norm(x), self.token_embedding.weight)  # one tied parameter for in and out
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Turn dropout off within the block, and put the model back in the mode it was in, whatever happens."""
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()

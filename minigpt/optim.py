@@ -19,7 +19,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self.config = config
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         hidden = {p: name for p, name in self.names.items() if p.ndim == 2 and name.startswith("blocks.")}
         muon = list(hidden) if config.name == "muon" else []
         rest = [p for p in self.names if not (muon and p in hidden)]
@@ -82,8 +82,8 @@ def lr_factor(progress: float, config: OptimConfig) -> float:
     """
     if progress < config.warmup:
         return progress / config.warmup
-    begin = 1 - config.decay if config.schedule == "wsd" else config.warmup
-    fallen = min(max((progress - begin) / (1 - begin), 0.0), 1.0)  # 0 at the peak, 1 at the end
+    fall = config.decay if config.schedule == "wsd" else 1 - config.warmup
+    fallen = max(0.0, 1 - (1 - progress) / fall)  # 0 at the peak, 1 at the end
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "cosine":

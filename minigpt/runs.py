@@ -1,18 +1,20 @@
 """Runs on disk: their folders, names and checkpoints, found without loading any of them.
 
-    runs/NAME/
-      config.yaml  environment.json  metrics.jsonl  tensorboard/
-      checkpoints/step-00000500/  last  best
+runs/NAME/
+  config.yaml  environment.json  metrics.jsonl  tensorboard/
+  checkpoints/step-00000500/  last  best
 """
 
-import difflib
+import hashlib
+import itertools
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt import __version__
-from minigpt.errors import UserError
+from minigpt.errors import UserError, did_you_mean, reason, shown
 
 RUNS = Path("runs")
 CHECKPOINTS = "checkpoints"
@@ -35,8 +37,8 @@ def step_folder(run: Path, step: int) -> Path:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps of the published checkpoints of a run, in order."""
-    names = (path.name for path in (run / CHECKPOINTS).glob("step-*") if (path / META).is_file())
-    return sorted(int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdigit())
+    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if (path / META).is_file()]
+    return sorted(int(folder.name[5:]) for folder in folders if re.fullmatch(r"step-[0-9]{8,}", folder.name))
 
 
 def all_runs(root: Path = RUNS) -> list[Path]:
@@ -58,10 +60,11 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     for folder in (root / name, Path(name)):
         if (folder / "config.yaml").is_file() and not (folder / META).is_file():
             return folder
+    if (Path(name) / META).is_file():
+        raise UserError(f"{shown(name)} is a single checkpoint; this needs the run that it belongs to")
     names = [run.name for run in runs]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"runs here: {', '.join(names) or 'none'}"
-    raise UserError(f"no run is called '{name}'; {hint}")
+    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names)) or 'none'}"
+    raise UserError(f"no run is called '{shown(name)}'{hint}")
 
 
 def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> Path:
@@ -80,8 +83,8 @@ def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> P
         raise UserError(f"run {run.name} has no checkpoint yet")
     if which in RESERVED:
         return step_folder(run, pointed_step(run, which) or steps[-1])
-    if not which.isdigit():
-        raise UserError(f"--checkpoint {which}: expected best, last or a step")
+    if not which.isdecimal():
+        raise UserError(f"--checkpoint {shown(which)}: expected best, last or a step")
     if int(which) not in steps:
         raise UserError(f"run {run.name} has no checkpoint of step {which}; it has {', '.join(map(str, steps))}")
     return step_folder(run, int(which))
@@ -102,27 +105,30 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Path:
     Raises UserError when the name is taken or is no name, or the folder cannot be made.
     """
     if name is not None and (not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED):
-        raise UserError(f"'{name}' cannot name a run: use letters, digits, '-', '_' and '.', and not 'last' or 'best'")
-    number = 1
-    while True:
-        folder = root / (name or f"{stem}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError as error:
-            if name is not None:
-                raise UserError(
-                    f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name"
-                ) from error
-            number += 1
-        except OSError as error:
-            raise UserError(f"cannot make the run folder {folder}: {error.strerror or error}") from error
+        allowed = "letters, digits, '-', '_' and '.', and not 'last' or 'best'"
+        raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
+    folders = (root / f"{stem}-{number}" for number in itertools.count(1)) if name is None else [root / name]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            if not os.path.lexists(folder):
+                with suppress(FileExistsError):  # another process was faster
+                    folder.mkdir()
+                    return folder
+    except OSError as error:
+        raise UserError(f"cannot make a run folder in {root.absolute()}: {reason(error)}") from error
+    raise UserError(f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name")
 
 
 def record_start(run: Path, step: int, command: Sequence[str]) -> None:
     """Add to environment.json what this run was started or resumed with, so that it can be explained later."""
     path = run / "environment.json"
-    starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    try:
+        starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError:
+        starts = None
+    if not isinstance(starts, list):
+        raise UserError(f"{path} is damaged; move it away to go on")
     packages = ("torch", "numpy", "safetensors")
     starts.append(
         {
@@ -169,37 +175,52 @@ class RunSummary:
 def summaries(root: Path = RUNS) -> Iterator[RunSummary]:
     """Yield a summary of each run under `root`, the one touched last at the end."""
     for run in all_runs(root):
-        steps = checkpoint_steps(run)
-        meta = read_meta(step_folder(run, steps[-1])) if steps else {}
+        steps, meta = checkpoint_steps(run), {}
+        with suppress(UserError):  # a damaged checkpoint leaves gaps in its line, and the other lines alone
+            meta = read_meta(step_folder(run, steps[-1])) if steps else {}
         yield RunSummary(
             run.name,
             str(meta.get("corpus", {}).get("name", "")),
             meta.get("parameters"),
-            meta.get("step"),
+            steps[-1] if steps else None,
             meta.get("state", {}).get("best_loss"),
             _touched(run),
         )
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """Return the meta.json of a checkpoint folder. Raises UserError when it cannot be read."""
+    """Return the meta.json of a checkpoint folder. Raises UserError when it is not as it was written."""
+    path = checkpoint / META
     try:
-        meta = json.loads((checkpoint / META).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint / META} cannot be read: {error}") from error
-    if not isinstance(meta, dict):
-        raise UserError(f"{checkpoint / META} is not a checkpoint's description")
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        intact = meta["sha256"][META] == meta_digest(meta)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    except (ValueError, KeyError, TypeError):
+        intact = False
+    if not intact:
+        raise UserError(f"checkpoint {checkpoint} is damaged: {META} changed since it was written")
     return meta
+
+
+def meta_digest(meta: Mapping[str, Any]) -> str:
+    """Return the sha256 of what a meta.json says, the hashes it holds left out."""
+    facts = {key: value for key, value in meta.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Put `text` into `path` so that a reader, or a crash, sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _touched(run: Path) -> float:

@@ -77,9 +77,8 @@ def choose(
     compile = config.compile
     if compile == "auto":
         compile = saved["compile"] if same_device else _compilation_pays(kind, dtype, run_flops, run_seconds)
-    if kind == "cpu" and compile:
-        # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
-        torch.use_deterministic_algorithms(True)
+    # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
+    torch.use_deterministic_algorithms(kind == "cpu" and bool(compile))
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")
     return Runtime(device, dtype, compile, int(threads))
@@ -88,7 +87,7 @@ def choose(
 def has_fast_bfloat16(kind: str) -> bool:
     """Return whether this device type multiplies bfloat16 matrices in hardware."""
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if kind == "cpu":
         capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
         return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
@@ -162,7 +161,8 @@ def compile_loss(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the compiler raises what its many parts raise, and none of it need stop a run
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = getattr(error, "inner_exception", error)  # torch wraps what the compiler's parts raise
+        reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         warn(f"compilation failed, going on without ({reason[:200]})")
         return loss, False
     return compiled, True

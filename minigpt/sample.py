@@ -1,8 +1,8 @@
 """Drawing text from a model, token by token, with a key-value cache.
 
 One window rule decides what the model sees, with the cache and without, so both draw the same text:
-up to the context length it sees everything; beyond, the oldest `stride` tokens are dropped at a time.
-A new window is computed afresh, because its tokens stand at new positions.
+up to the context length it sees everything; then the oldest half of a context is dropped at a time. A new
+window is computed afresh, because its tokens stand at new positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minigpt.config import SampleConfig
 from minigpt.errors import UserError
-from minigpt.model import GPT, KVCache
+from minigpt.model import GPT, KVCache, evaluating
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Unknown
 
@@ -23,7 +23,7 @@ class Piece:
     """One drawn character: which sample it belongs to, and how likely the model itself held it.
 
     `logprob` is in nats, at temperature 1 and before any filter. With the byte tokenizer it is the sum
-    over the character's bytes.
+    over the bytes drawn since the character before.
     """
 
     sample: int
@@ -45,9 +45,9 @@ def generate(
     """Continue `prompt`, and yield each character as soon as it is certain.
 
     `settings` gives length, temperature, filters and seed; its own prompt is not used. A sample ends
-    before the first of the `stop` strings, or after `settings.length` tokens. An empty prompt starts
-    as after a line end. Raises UserError for a prompt with characters the model does not know, unless
-    `unknown` is "skip" or "replace".
+    before the first of the `stop` strings, or after `settings.length` tokens; bytes that by then are
+    not a whole character are left out. An empty prompt starts as after a line end. Raises UserError for
+    a prompt with characters the model does not know, unless `unknown` is "skip" or "replace".
     """
     settings = settings or SampleConfig()
     ids = tokenizer.encode(prompt, unknown)
@@ -67,7 +67,7 @@ def generate(
 def generate_ids(
     model: GPT, prompt: Tensor, settings: SampleConfig, *, num_samples: int = 1, cache: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Continue the ids `prompt` (T,) in `num_samples` streams; yield the next ids (B,) and their log-probabilities (B,).
+    """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and their log-probabilities (B,).
 
     Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many
     are drawn. Raises UserError when the model's logits are not finite.
@@ -79,7 +79,7 @@ def generate_ids(
     start, store = 0, None
     for step in range(settings.length):
         previous, start = start, window_start(ids.size(1), prompt.numel(), context)
-        with torch.inference_mode():
+        with torch.inference_mode(), evaluating(model):
             if not cache:
                 logits = model(ids[:, start:])[:, -1]
             elif store is None or start != previous:
@@ -89,7 +89,7 @@ def generate_ids(
                 logits = model(ids[:, -1:], store)[:, -1]  # (B, V)
             logits = logits.float()
             if not bool(logits.isfinite().all()):
-                raise UserError("the model's outputs are not finite: its weights are broken; choose an earlier --checkpoint")
+                raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
             drawn = next_token(logits, ids[:, start:], settings, uniform[:, step])
             logprobs = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
             ids = torch.cat((ids, drawn[:, None]), dim=1)
@@ -123,10 +123,11 @@ def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, uniform: Te
 
 def probabilities(logits: Tensor, seen: Tensor, settings: SampleConfig) -> Tensor:
     """Return the distribution (B, V) that is drawn from: penalty, temperature, then top-k, top-p, min-p in turn."""
-    logits = penalized(logits, seen, settings.repetition_penalty) / settings.temperature
-    if not logits.device.type == "mps":  # which has no float64
+    if logits.device.type != "mps":  # which has no float64
         logits = logits.double()
-    probs = logits.softmax(-1)
+    logits = penalized(logits, seen, settings.repetition_penalty)
+    # With the largest at zero, no temperature is so small that the quotient overflows.
+    probs = ((logits - logits.amax(-1, keepdim=True)) / settings.temperature).softmax(-1)
     if 0 < settings.top_k < probs.size(-1):
         order = probs.argsort(dim=-1, descending=True, stable=True)
         probs = probs.scatter(1, order[:, settings.top_k :], 0.0)
@@ -173,11 +174,10 @@ class _Stream:
         if self.ended:
             return
         self.logprob += logprob
-        text = self.decode(token)
-        if not text:  # a byte in the middle of a character
-            return
-        self.held.append(Piece(self.index, text, self.logprob))
-        self.logprob = 0.0
+        # A byte may complete no character, or two: one that it shows to be malformed, and its own.
+        for char in self.decode(token):
+            self.held.append(Piece(self.index, char, self.logprob))
+            self.logprob = 0.0
         held = "".join(piece.text for piece in self.held)
         found = [at for at in (held.find(text) for text in self.stop) if at >= 0]
         if found:
@@ -188,13 +188,11 @@ class _Stream:
 
     def flush(self) -> Iterator[Piece]:
         if not self.ended:
-            yield from self._release(sum(len(piece.text) for piece in self.held))
+            yield from self.held
 
-    def _release(self, characters: int) -> Iterator[Piece]:
-        while self.held and len(self.held[0].text) <= characters:
-            piece = self.held.pop(0)
-            characters -= len(piece.text)
-            yield piece
+    def _release(self, characters: int) -> list[Piece]:
+        released, self.held = self.held[:characters], self.held[characters:]
+        return released
 
     def _possible_stop(self, held: str) -> int:
         """Return the length of the longest end of `held` that some stop string begins with."""

@@ -15,14 +15,20 @@ from minigpt.errors import UserError
 Unknown = Literal["error", "skip", "replace"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
+_TYPEWRITER = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
+
 
 class Tokenizer(Protocol):
     """What the rest of the project asks of a tokenizer."""
 
     vocab_size: int
 
-    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
-        """Return the ids of `text`; what an unknown character does is up to `unknown`."""
+    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
+        """Return the ids of `text`, which begins `offset` characters into the whole; `unknown` says what else may be.
+
+        Raises UserError, naming the position in the whole, for a character without an id, unless `unknown`
+        is "skip" (leave it out) or "replace" (take another).
+        """
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -56,7 +62,8 @@ class CharTokenizer:
     """One token for each distinct character, numbered in the order of their code points."""
 
     def __init__(self, chars: Iterable[str]) -> None:
-        self.chars = "".join(sorted(set(chars)))
+        self._known = frozenset(chars)
+        self.chars = "".join(sorted(self._known))
         self.vocab_size = len(self.chars)
         self.dtype = smallest_dtype(max(1, self.vocab_size))
         points = code_points(self.chars)
@@ -69,12 +76,8 @@ class CharTokenizer:
             self._table[i] if i < len(self._table) - 1 and self.vocab_size <= 255 else 255 for i in range(256)
         )
 
-    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
-        """Return the ids of `text`, shape (characters,).
-
-        Raises UserError for a character outside the vocabulary, unless `unknown` is "skip" (leave it
-        out) or "replace" (take its nearest relative).
-        """
+    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
+        """Return the ids of `text`, shape (characters,); "replace" takes a character's nearest relative."""
         if self.vocab_size <= 255 and text.isascii():
             ids: Ids = np.frombuffer(text.encode("ascii").translate(self._ascii_table), dtype=np.uint8)
             missing = (ids >= self.vocab_size).any()
@@ -84,9 +87,10 @@ class CharTokenizer:
         if not missing:
             return ids.astype(self.dtype, copy=False)
         if unknown == "error":
-            raise UserError(self._describe_unknown(text))
-        known = set(self.chars)
-        stand_in = {c: "" if unknown == "skip" else self.relatives(c)[0] for c in set(text) - known}
+            raise UserError(self._describe_unknown(text, offset))
+        stand_in: dict[str, str | int | None] = {
+            c: "" if unknown == "skip" else self.relatives(c)[0] for c in set(text) - self._known
+        }
         return self.encode(text.translate(str.maketrans(stand_in)))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -104,24 +108,24 @@ class CharTokenizer:
     def relatives(self, char: str, count: int = 3) -> list[str]:
         """Return the characters of the vocabulary nearest to `char`, best first, at least one.
 
-        Nearest is: the same letter in another case or without its accents, then the likeliest Unicode
-        name ("LEFT DOUBLE QUOTATION MARK" and "QUOTATION MARK"), then the closest code point.
+        Nearest is: the same letter in another case or without its accents, or the quote or dash on a typewriter,
+        then the likeliest Unicode name ("FULL STOP" and "IDEOGRAPHIC FULL STOP"), then the closest code point.
         """
-        plain = unicodedata.normalize("NFKD", char)
-        same = [c for c in (char.swapcase(), char.lower(), plain[:1], plain[:1].swapcase()) if c in self.chars and c]
+        plain = unicodedata.normalize("NFKD", char.translate(_TYPEWRITER))
+        same = [c for c in (char.swapcase(), char.lower(), plain[:1], plain[:1].swapcase()) if c in self._known]
         near = sorted(self.chars, key=lambda c: abs(ord(c) - ord(char)))
         # Comparing names is slow: in a large vocabulary only the neighbours are worth it.
         names = {unicodedata.name(c, ""): c for c in near[:500]}
         alike = difflib.get_close_matches(unicodedata.name(char, "?"), names, n=count, cutoff=0.6)
         return list(dict.fromkeys([*same, *(names[name] for name in alike), *near]))[:count]
 
-    def _describe_unknown(self, text: str) -> str:
-        known = set(self.chars)
-        missing = list(dict.fromkeys(c for c in text if c not in known))
+    def _describe_unknown(self, text: str, offset: int) -> str:
+        missing = list(dict.fromkeys(c for c in text if c not in self._known))
         parts = []
         for char in missing[:5]:
             nearest = " ".join(repr(c) for c in self.relatives(char))
-            parts.append(f"{describe(char)} at position {text.index(char) + 1} (nearest known: {nearest})")
+            position = offset + text.index(char) + 1
+            parts.append(f"{describe(char)} at position {position} (nearest known: {nearest})")
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         return f"the model does not know {', '.join(parts)}{more}; --unknown skip or replace goes on without"
 
@@ -136,9 +140,14 @@ class ByteTokenizer:
     vocab_size = 256
     dtype = np.uint8
 
-    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
-        """Return the bytes of `text`, shape (bytes,). No character is unknown."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
+        """Return the bytes of `text`, shape (bytes,); only half a character (a lone surrogate) has none."""
+        on_error = {"error": "strict", "skip": "ignore", "replace": "replace"}[unknown]
+        try:
+            return np.frombuffer(text.encode("utf-8", on_error), dtype=np.uint8)
+        except UnicodeEncodeError as error:
+            where = f"{describe(text[error.start])} at position {offset + error.start + 1}"
+            raise UserError(f"the text is not valid Unicode: {where} is half a character") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -168,14 +177,19 @@ def from_json(text: str, origin: str) -> CharTokenizer | ByteTokenizer:
     """Read a tokenizer back. Raises UserError, naming `origin`, when `text` is not one."""
     try:
         stored = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{origin} is not a tokenizer: {error}") from error
     match stored:
         case {"kind": "byte"}:
             return ByteTokenizer()
-        case {"kind": "char", "chars": str(chars)} if chars and list(chars) == sorted(set(chars)):
+        case {"kind": "char", "chars": str(chars)} if _is_vocabulary(chars):
             return CharTokenizer(chars)
     raise UserError(f"{origin} is not a tokenizer of this version of minigpt")
+
+
+def _is_vocabulary(chars: str) -> bool:
+    """Return whether `chars` are distinct characters in order, without halves of one (lone surrogates)."""
+    return chars != "" and list(chars) == sorted(set(chars)) and not any("\ud800" <= c <= "\udfff" for c in chars)
 
 
 def build(kind: str, chars: Sequence[str]) -> CharTokenizer | ByteTokenizer:

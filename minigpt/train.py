@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,15 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt import checkpoint, config as configuration
+from minigpt import checkpoint
+from minigpt import config as configuration
 from minigpt.checkpoint import TrainState
 from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at
-from minigpt.errors import UserError
+from minigpt.errors import UserError, reason
 from minigpt.evaluate import evaluate
 from minigpt.metrics import Metrics
 from minigpt.model import GPT
-from minigpt.optim import Optimizer
+from minigpt.optim import Optimizer, lr_factor
+from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.runtime import (
     Runtime,
     backward_bytes,
@@ -71,7 +73,19 @@ def train(
     SIGINT and SIGTERM end it after the step in progress, with that state saved. Raises UserError when the
     loss or gradient is not finite, memory does not suffice, or the disk refuses; what was saved before stays.
     """
-    return Training(config, run, data, resume).loop(probes)
+    try:
+        return Training(config, run, data, resume).loop(probes)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        micro = config.train.micro_batch_size or config.train.batch_size
+        smaller = next((m for m in range(micro // 2, 0, -1) if config.train.batch_size % m == 0), None)
+        advice = (
+            f"--set train.micro_batch_size={smaller}, which gives the same result" if smaller else "a smaller model"
+        )
+        raise UserError(f"out of memory with {micro} sequences at once; try {advice}") from error
+    except OSError as error:
+        raise UserError(f"cannot write to {run}: {reason(error)}; saved checkpoints are intact") from error
 
 
 class Clock:
@@ -109,8 +123,6 @@ class Training:
         self.state = loaded.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
         self.clock = Clock(self.state.seconds)
-        if self.length_reached or self.stopped_early:
-            raise UserError(self._already_finished())
         tokens = (self.steps or 0) * config.train.batch_size * config.model.context
         self.runtime = choose(
             config.runtime,
@@ -123,7 +135,7 @@ class Training:
         self.optimizer = Optimizer(self.model, config.optim)
         if loaded:
             self._restore(loaded)
-        self.loss = self._loss
+        self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
         self.lr_factor, self.gradient_norm = 0.0, 0.0
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
@@ -142,9 +154,12 @@ class Training:
         """Train until the run's length is reached, validation stops improving, or a signal comes."""
         every, state = self.config.train, self.state
         total, unit = (every.minutes * 60, "second") if every.minutes else (float(self.steps or 0), "step")
-        checkpoint.remove_leftovers(self.run)
-        with Interrupts() as interrupts, Metrics(self.run, state.step, total, unit) as self.metrics:
+        checkpoint.repair(self.run, state)
+        self._refuse_if_finished()
+        logs = Metrics(self.run, state.step, self.position, total, unit)
+        with Interrupts() as interrupts, logs as self.metrics:
             self._get_ready()
+            self.clock = Clock(state.seconds)  # getting ready was no training
             if self.saved_step is None:
                 self.evaluate(probes)
             self.marked = (self.clock.training, state.tokens_seen)
@@ -161,9 +176,8 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
             if every.hparams and last:
-                results = {"hparam/best_validation_loss": state.best_loss or math.nan}
-                self.metrics.hparams(configuration.flatten(self.config), results)
-        folder = checkpoint.step_folder(self.run, state.step)
+                self.metrics.hparams(state.step, configuration.flatten(self.config), state.best_loss)
+        folder = step_folder(self.run, state.step)
         share = self.clock.evaluating / max(1e-9, self.clock.session)
         return Outcome(state, self.runtime, folder, interrupts.signal, self.stopped_early, share)
 
@@ -173,13 +187,15 @@ class Training:
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
         torch.manual_seed(mix_seed(train.seed, "dropout", state.step, 0))
         self.optimizer.zero_grad()
+        progress = self.progress
+        self.lr_factor = lr_factor(progress, self.config.optim)
         loss = self._forward_backward(x.to(device), y.to(device))
         limit = self.config.optim.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the step's one wait for the device
         if not math.isfinite(loss_value + self.gradient_norm):
-            raise UserError(self._not_finite(loss_value))
-        self.lr_factor = self.optimizer.step(self.progress)
+            raise UserError(self._not_finite(state.step + 1, f"the loss is {loss_value:g}"))
+        self.optimizer.step(progress)
         if self.average is not None:
             self._update_average(self.average)
         state.step += 1
@@ -192,16 +208,10 @@ class Training:
         """Add the gradients of the mean loss over the batch, a micro-batch at a time; return that loss."""
         micro = self.config.train.micro_batch_size or len(x)
         total = torch.zeros((), device=x.device)
-        try:
-            for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
-                loss = self.loss(x_part, y_part) * (len(x_part) / len(x))
-                loss.backward()  # type: ignore[no-untyped-call]
-                total += loss.detach()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            advice = f"try --set train.micro_batch_size={max(1, micro // 2)}, which gives the same result"
-            raise UserError(f"out of memory with {micro} sequences at once; {advice}") from error
+        for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
+            loss = self.loss(x_part, y_part) * (len(x_part) / len(x))
+            loss.backward()
+            total += loss.detach()
         return total
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -217,6 +227,11 @@ class Training:
             torch._foreach_lerp_(list(average.parameters()), list(self.model.parameters()), 1 - decay)
 
     # --- how far -------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> float:
+        """Return how far the run is, in the unit that its length is given in: steps or seconds."""
+        return self.clock.total if self.steps is None else self.state.step
 
     @property
     def progress(self) -> float:
@@ -259,14 +274,15 @@ class Training:
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         validation = f", validation {state.validation_loss:.4f}" if state.validation_loss is not None else ""
-        position = state.step if self.steps is not None else self.clock.total
-        self.metrics.progress(position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
+        self.metrics.progress(self.position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
 
     def evaluate(self, probes: Sequence[Probe]) -> bool:
         """Measure the validation loss, let the probes look, and return whether it is the lowest so far."""
         state, started = self.state, time.perf_counter()
         model = self.average or self.model
         result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
+        if not math.isfinite(result.loss):
+            raise UserError(self._not_finite(state.step, f"the validation loss is {result.loss:g}"))
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, self.clock.total, scalars)
         # The untrained model of step 0 starts the curve, but is no candidate for the best.
@@ -276,7 +292,9 @@ class Training:
             state.best_loss, state.best_step, state.train_loss_at_best = result.loss, state.step, state.train_loss
         state.evaluations_since_best = 0 if improved or state.step == 0 else state.evaluations_since_best + 1
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
-        self.metrics.say(f"step {state.step}: {train_loss}validation {result.loss:.4f}{', the best' if improved else ''}")
+        self.metrics.say(
+            f"step {state.step}: {train_loss}validation {result.loss:.4f}{', the best' if improved else ''}"
+        )
         model.eval()
         for probe in probes:
             probe(state.step, model, self.metrics)
@@ -295,6 +313,8 @@ class Training:
         if self.average is not None:  # the average is the model; the weights that go on training stand beside it
             training |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
             weights = self.average.state_dict()
+        if not all(tensor.isfinite().all() for tensor in weights.values()):
+            raise UserError(self._not_finite(state.step, "the weights are not finite"))
         facts = {
             "characters_seen": round(state.tokens_seen * data.characters_per_token),
             "validation_loss": state.validation_loss,
@@ -310,22 +330,27 @@ class Training:
     # --- before the first step -----------------------------------------------------------------------
 
     def _get_ready(self) -> None:
-        """Say what will run where, check that it fits, measure the device, and compile if that was chosen."""
+        """Say what will run where, check that it fits, and make the step as fast as was chosen."""
         parameters, state = sum(p.numel() for p in self.model.parameters()), self.state
         self.metrics.say(f"{parameters:,} parameters on {self.runtime.describe()}")
         if self.saved_step is not None:
             loss = f", training loss {state.train_loss:.4f}" if state.train_loss is not None else ""
             self.metrics.say(f"resuming at step {state.step}{loss}")
         self._check_memory()
+        self.compile_and_measure(self.metrics.say)
+
+    def compile_and_measure(self, say: Callable[[str], None]) -> None:
+        """Measure the speed of the device, and compile the network if that was chosen."""
         self.matmul_speed = measure_matmul(self.runtime)
         if not self.runtime.compile:
             return
-        self.metrics.say("compiling the network; --set runtime.compile=false goes without")
+        say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
-        self.loss, compiled = compile_loss(self._loss, self._example(self._micro_batch_size), self.metrics.say)
+        self.loss, compiled = compile_loss(self._loss, self._example(self._micro_batch_size), say)
         self.optimizer.zero_grad()
         if compiled:
-            self.metrics.say(f"compiled in {time.perf_counter() - started:.0f} s")
+            say(f"compiled in {time.perf_counter() - started:.0f} s")
+        self.runtime = replace(self.runtime, compile=compiled)
 
     @property
     def _micro_batch_size(self) -> int:
@@ -354,27 +379,29 @@ class Training:
 
     # --- words and extras ----------------------------------------------------------------------------
 
-    def _not_finite(self, loss: float) -> str:
+    def _not_finite(self, step: int, problem: str) -> str:
         rates = ", ".join(
             f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
         )
-        steps = checkpoint.checkpoint_steps(self.run)
+        steps = checkpoint_steps(self.run)
         kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint was saved yet"
         return (
-            f"step {self.state.step + 1}: the loss is {loss:g} and the gradient norm {self.gradient_norm:g} "
-            f"({rates}, {self.runtime.dtype}); {kept}; try a lower optim.lr or optim.muon_lr, "
-            "a longer optim.warmup, or runtime.dtype=float32"
+            f"step {step}: {problem} ({rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}); "
+            f"{kept}; try a lower optim.lr or optim.muon_lr, a longer optim.warmup, or runtime.dtype=float32"
         )
 
-    def _already_finished(self) -> str:
+    def _refuse_if_finished(self) -> None:
         name, state, train = self.run.name, self.state, self.config.train
-        if self.stopped_early:
+        if not (self.length_reached or self.stopped_early):
+            return
+        if not self.length_reached:
             ending, longer = "stopped, for validation no longer improved,", "train.patience=0"
         elif train.minutes:
             ending, longer = "is finished", f"train.minutes={2 * train.minutes:g}"
         else:
             ending, longer = "is finished", f"train.steps={2 * state.step}"
-        return f"run {name} {ending} at step {state.step}; to go on: minigpt train --resume {name} --set {longer}"
+        advice = f"minigpt train --resume {name} --set {longer}"
+        raise UserError(f"run {name} {ending} at step {state.step}; to go on: {advice}")
 
     def _log_histograms(self) -> None:
         tensors: dict[str, Tensor] = {}

@@ -1,0 +1,89 @@
+"""Presets: the shipped ones by name, a user's own file, and one fitted to a text."""
+
+import difflib
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from minigpt import plain_yaml
+from minigpt.config import Layer, dotted
+from minigpt.errors import UserError, reason, shown
+from minigpt.shipped import shipped
+
+
+def presets() -> dict[str, str]:
+    """Return the shipped presets: name to one-line description."""
+    found = {}
+    for path in sorted(shipped("configs").glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "$schema" not in line]
+        found[path.stem] = comments[0] if comments else ""
+    return found
+
+
+def read_layer(name: str) -> Layer:
+    """Read a preset by its name, or a YAML file by its path.
+
+    Raises UserError when there is neither, or when the file is no YAML of sections.
+    """
+    path, label = Path(name), f"file {name}"
+    try:
+        if name in presets() and not path.is_file():
+            path, label = shipped("configs", f"{name}.yaml"), f"preset {name}"
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"presets: {', '.join(presets())}"
+        raise UserError(f"no preset and no file is called '{shown(name)}'; {hint}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {shown(name)}: {reason(error)}") from error
+    return label, dotted(plain_yaml.parse(text, name), name)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and a run that suit texts of fewer than `limit` characters."""
+
+    limit: float
+    n_layer: int
+    n_embd: int
+    context: int
+    batch_size: int
+    steps: int
+    dropout: float
+
+
+CPU_SHAPES = (
+    Shape(20_000, n_layer=2, n_embd=64, context=64, batch_size=16, steps=500, dropout=0.2),
+    Shape(200_000, n_layer=3, n_embd=128, context=64, batch_size=32, steps=1000, dropout=0.2),
+    Shape(inf, n_layer=4, n_embd=128, context=128, batch_size=32, steps=1500, dropout=0.0),
+)
+GPU_SHAPES = (
+    Shape(20_000, n_layer=2, n_embd=64, context=64, batch_size=16, steps=500, dropout=0.2),
+    Shape(200_000, n_layer=4, n_embd=128, context=128, batch_size=32, steps=1000, dropout=0.2),
+    Shape(5_000_000, n_layer=6, n_embd=384, context=256, batch_size=64, steps=3000, dropout=0.2),
+    Shape(inf, n_layer=6, n_embd=384, context=256, batch_size=64, steps=10_000, dropout=0.0),
+)
+ENOUGH_VALIDATION = 100_000
+"""Characters after which a validation loss has settled to the second digit, and more only cost time."""
+
+
+def fit(characters: int, gpu: bool) -> Layer:
+    """Choose model and run for a text of this many characters, so that a first result comes within minutes.
+
+    The smaller the text, the smaller the model and the more dropout, with early stopping throughout.
+    """
+    shape = next(shape for shape in (GPU_SHAPES if gpu else CPU_SHAPES) if characters < shape.limit)
+    return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {
+        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / max(1, characters):.1g}")),
+        "model.n_layer": shape.n_layer,
+        "model.n_head": max(2, shape.n_embd // 64),
+        "model.n_embd": shape.n_embd,
+        "model.context": shape.context,
+        "model.dropout": shape.dropout,
+        "train.batch_size": shape.batch_size,
+        "train.steps": shape.steps,
+        "train.eval_every": max(50, shape.steps // 10),
+        "train.save_every": max(50, shape.steps // 5),
+        "train.patience": 4,
+    }

@@ -1,0 +1,81 @@
+"""How a run begins: the configuration and the text of a new run, or those of a run that goes on."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt import config, presets, runs
+from minigpt.checkpoint import verify
+from minigpt.config import Layer, RunConfig
+from minigpt.data import TextData, prepare
+from minigpt.errors import UserError
+from minigpt.runtime import best_device
+from minigpt.tokenizer import from_json
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that training needs to know before its first step."""
+
+    config: RunConfig
+    data: TextData
+    stem: str
+    """How to call a new run, before its number."""
+    notices: tuple[str, ...]
+    """What was chosen for the user, a line each."""
+    checkpoint: Path | None = None
+    """Where a resumed run goes on from."""
+
+
+def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> Start:
+    """Prepare a new run: on `text`, or on what a preset names; with a preset, or one fitted to the text.
+
+    `assignments` are KEY=VALUE. Raises UserError for a text that cannot be read or a configuration that cannot be.
+    """
+    layers: list[Layer] = [presets.read_layer(preset or "quickstart")] if preset or not text else []
+    if text:
+        layers.append(("command line", {"data.source": list(text)}))
+    layers.append(config.parse_overrides(assignments))
+    resolved = config.resolve(*layers)
+    data = prepare(resolved.config.data)
+    notices = list(data.notices)
+    if text and not preset:
+        device = resolved.config.runtime.device
+        fitted = presets.fit(data.characters, gpu=(best_device() if device == "auto" else device) != "cpu")
+        layers.insert(0, fitted)
+        resolved = config.resolve(*layers)
+        data = data.resplit(resolved.config.data.val_fraction)
+        chosen = [f"{key}={value}" for key, value, source in config.explain(resolved) if source == fitted[0]]
+        notices.append(f"{fitted[0]}: {', '.join(chosen)}")
+    room, context = len(data.train) - 1, resolved.config.model.context
+    if room < context:
+        notices.append(f"the text has {room + 1} tokens to train on: model.context shrinks from {context} to {room}")
+        resolved = config.resolve(*layers, ("fitted to the text", {"model.context": room}))
+    stem = name_stem(preset or (text[0] if text else "quickstart"))
+    return Start(resolved.config, data, stem, tuple(notices))
+
+
+def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
+    """Prepare to go on with a run from its newest checkpoint.
+
+    Raises UserError for a change that would make it another run, for another text, and for a damaged checkpoint.
+    """
+    steps = runs.checkpoint_steps(run)
+    if not steps:
+        raise UserError(f"run {run.name} has no checkpoint to resume from; start it anew under another --name")
+    stored = presets.read_layer(str(run / "config.yaml"))
+    resolved = config.resolve(stored, config.parse_overrides(assignments))
+    if changes := config.changed_on_resume(config.resolve(stored).config, resolved.config):
+        raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
+    checkpoint = runs.step_folder(run, steps[-1])
+    meta, vocabulary = verify(checkpoint), checkpoint / "tokenizer.json"
+    tokenizer = from_json(vocabulary.read_text(encoding="utf-8"), str(vocabulary))
+    data = prepare(resolved.config.data, known=(meta["corpus"]["fingerprint"], tokenizer))
+    return Start(resolved.config, data, run.name, data.notices, checkpoint)
+
+
+def name_stem(source: str) -> str:
+    """Return the start of a run's name, made from a preset's name or from the text's: "../My File.txt" is My-File."""
+    name = Path(source.rpartition(":")[2]).name.lstrip(".")
+    return re.sub(r"\W+", "-", name.split(".")[0]).strip("-_") or "text"

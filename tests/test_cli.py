@@ -1,0 +1,546 @@
+"""The command line as its users meet it: what each command prints where, its exit codes, its errors in one line."""
+
+import gzip
+import io
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from minigpt import __version__, config
+from minigpt.cli import app, main
+
+SMALL = [
+    *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),
+    *("-s", "train.steps=4", "-s", "train.batch_size=4", "-s", "train.eval_every=2", "-s", "train.save_every=2"),
+    *("-s", "sample.preview=5", "-s", "runtime.dtype=float32", "-s", "runtime.compile=false"),
+]
+VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of a UserError."""
+        assert (self.code, self.out) == (1, ""), self
+        *before, last = self.err.splitlines()
+        assert last.startswith("minigpt: "), self.err
+        assert not [line for line in before if line.startswith(("minigpt: ", "Traceback"))]
+        return last.removeprefix("minigpt: ")
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+Cli = Callable[..., Done]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line in this process; `stdin` is what is piped into it."""
+
+    def call(*arguments: object, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where every test begins, as a user does."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text and two runs on it, `verse-1` and, of bytes, `cjk`; only to be read."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    (folder / "cjk.txt").write_text("春眠不覺曉處處聞啼鳥。\n" * 40, encoding="utf-8")
+    for arguments in (["verse.txt"], ["cjk.txt", "--name", "cjk", "-s", "data.tokenizer=byte"]):
+        process("train", *arguments, *SMALL, cwd=folder).check_returncode()
+    os.utime(folder / "runs" / "cjk" / "metrics.jsonl", (1, 1))
+    for path in (folder / "runs" / "cjk").rglob("*"):
+        os.utime(path, (1, 1))
+    return folder
+
+
+@pytest.fixture
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    return home
+
+
+def process(*arguments: str, cwd: Path | None = None, **more: Any) -> "subprocess.CompletedProcess[str]":
+    """Call the command line in a process of its own, where the process is what matters."""
+    command = [sys.executable, "-m", "minigpt", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, **more)
+
+
+def environment() -> dict[str, str]:
+    """This one, with the checkout's minigpt, and with buffers as users have them."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    root = str(Path(__file__).resolve().parent.parent)
+    return {**inherited, "PYTHONPATH": root, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+
+
+# ---- the surface ----
+
+
+def test_the_commands_and_options_are_those_that_were_decided() -> None:
+    """Scripts rely on these names; a new one is a decision and changes this list."""
+    root: Any = typer.main.get_command(app)
+    found = {}
+    for name, command in root.commands.items():
+        for sub, leaf in getattr(command, "commands", {"": command}).items():
+            options = {opt for param in leaf.params if param.param_type_name == "option" for opt in param.opts}
+            found[f"{name} {sub}".strip()] = " ".join(sorted(options))
+    sampling = "--length --min-p --no-cache --no-stream --num-samples --out --prompt --prompt-file --repetition-penalty"
+    assert found == {
+        "train": "--config --name --resume --set -c -s",
+        "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
+        " -l -n -o -p -t",
+        "eval": "--checkpoint --device --encoding --json --stride",
+        "runs": "--json",
+        "board": "--host --port",
+        "data list": "",
+        "data info": "--encoding --json",
+        "data get": "",
+        "config list": "",
+        "config show": "--config --set -c -s",
+        "config schema": "",
+    }
+
+
+def test_version_and_help_in_both_forms(cli: Cli) -> None:
+    assert cli("--version") == Done(0, f"minigpt {__version__}\n", "")
+    assert cli("-h").out == cli("--help").out
+    assert "sample" in cli("-h").out
+    assert cli("data", "info", "-h").code == 0
+
+
+def test_train_help_lists_every_setting(cli: Cli) -> None:
+    text = cli("train", "--help").out
+    assert [key for key in config.fields() if not re.search(rf"^ *{re.escape(key)}\b", text, re.M)] == []
+
+
+def test_what_needs_no_torch_does_not_wait_for_it(home: Path) -> None:
+    """The first thing anyone types must answer at once."""
+    commands = [
+        *(["--help"], ["--version"], ["train", "--help"], ["sample", "--help"], ["runs"], ["runs", "--json"]),
+        *(["config", "list"], ["config", "show", "-c", "tiny"], ["config", "schema"], ["config", "show", "-s", "a=1"]),
+        *(["data", "list"], ["data", "info", "verse.txt"], ["data", "get", "nonsense"]),
+    ]
+    code = f"""
+import sys
+from minigpt.cli import main
+for arguments in {commands!r}:
+    sys.argv = ["minigpt", *arguments]
+    try:
+        main()
+    except SystemExit:
+        pass
+    if "torch" in sys.modules:
+        sys.exit(f"{{arguments}} imported torch")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]
+
+
+def test_help_comes_in_under_a_third_of_a_second() -> None:
+    """The best of a few tries, for the machine may be busy."""
+    seconds = []
+    for _ in range(8):
+        start = time.perf_counter()
+        assert process("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+        if seconds[-1] < 0.3:
+            return
+    pytest.fail(f"--help took {min(seconds):.2f} s")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trian"],
+        ["train", "--nmae", "x"],
+        ["train", "-c"],
+        ["sample", "-n", "0"],
+        ["sample", "-t", "warm"],
+        ["sample", "one", "two"],
+        ["eval", "--stride", "0"],
+        ["data", "info"],
+        ["config", "shwo"],
+        ["board", "--port", "99999"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
+    done = cli(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "Error" in done.err
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "nosuch.txt"], "nosuch.txt"),
+        (["train", "empty.txt"], "empty"),
+        (["train", "binary"], "binary"),
+        (["train", "latin.txt"], r"byte 3 .*data\.encoding=latin-1"),
+        (["train", "folder"], "no text"),
+        (["train", "*.md"], "matches no file"),
+        (["train", "builtin:pyhton"], "builtin:|python"),
+        (["train", "download:shakespear"], "shakespeare"),
+        (["train", "-c", "quikstart"], "quickstart"),
+        (["train", "-c", "nosuch.yaml"], "nosuch.yaml"),
+        (["train", "-c", "latin.txt"], "latin.txt"),
+        (["train", "-s", "model.n_layer"], "KEY=VALUE"),
+        (["train", "-s", "model.n_layr=2"], r"model\.n_layer"),
+        (["train", "-s", "model.n_layer=two"], r"model\.n_layer.*whole number.*two"),
+        (["train", "-s", "model.n_embd=30"], "divisible"),
+        (["train", "-s", "model.n_layr=2", "-s", "train.steps=x", "-s", "model.n_embd=30"], "3 problems"),
+        (["train", "-s", "train.steps=1", "-s", "train.minutes=1"], r"train\.steps.*train\.minutes"),
+        (["train", "-s", "optim.lr=nan"], r"optim\.lr"),
+        (["train", "good.txt", "-s", "runtime.device=cuda:77", *SMALL], "cuda:77"),
+        (["train", "good.txt", "--name", "../x"], "cannot name a run"),
+        (["train", "good.txt", "--name", "last"], "cannot name a run"),
+        (["train", "--resume", "nobody"], "nobody"),
+        (["train", "--resume", "last"], "no run"),
+        (["train", "--resume", "x", "--name", "y"], "only --set"),
+        (["train", "--resume", "x", "good.txt"], "only --set"),
+        (["train", "--resume", "x", "-c", "tiny"], "only --set"),
+        (["sample"], "no run"),
+        (["sample", "nobody"], "nobody"),
+        (["sample", "-p", "a", "--prompt-file", "good.txt"], "exclude each other"),
+        (["eval"], "no run"),
+        (["runs"], "no run"),
+        (["board"], "runs"),
+        (["data", "get", "nonsense"], "shakespeare"),
+        (["data", "info", "nosuch.txt"], "nosuch.txt"),
+        (["data", "info", "good.txt", "--encoding", "utf-9"], "utf-9"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(
+    cli: Cli, empty_folder: Path, arguments: list[str], says: str
+) -> None:
+    Path("good.txt").write_text(VERSE, encoding="utf-8")
+    Path("empty.txt").touch()
+    Path("binary").write_bytes(bytes(range(256)))
+    Path("latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    Path("folder").mkdir()
+    before = sorted(empty_folder.iterdir())
+    assert re.search(says, cli(*arguments).error)
+    assert [path for path in empty_folder.rglob("*") if path not in before and path.name != "runs"] == []
+
+
+def test_runs_that_is_a_file_is_one_line(cli: Cli) -> None:
+    Path("runs").touch()
+    Path("good.txt").write_text(VERSE, encoding="utf-8")
+    assert "runs" in cli("train", "good.txt", *SMALL).error
+    assert "no run" in cli("runs").error
+
+
+# ---- config and data ----
+
+
+def test_config_show_names_the_source_of_each_value(cli: Cli) -> None:
+    rows = dict(
+        re.split(r" {2,}", line, maxsplit=1)
+        for line in cli("config", "show", "-c", "tiny", "-s", "model.n_layer=3").out.splitlines()
+    )
+    assert rows["model.n_layer"].split() == ["3", "--set"]
+    assert rows["model.n_embd"].split() == ["32", "preset", "tiny"]
+    assert rows["optim.name"].split() == ["muon", "default"]
+    assert set(rows) - {"setting"} == set(config.fields())
+
+
+def test_config_list_and_schema(cli: Cli) -> None:
+    names = [line.split()[0] for line in cli("config", "list").out.splitlines()[1:]]
+    assert sorted(names) == ["quickstart", "shakespeare", "shakespeare-cpu", "tiny"]
+    assert set(cli("config", "schema").json["properties"]) == set(config.RunConfig.model_fields)
+
+
+def test_data_list_names_builtins_and_downloads(cli: Cli) -> None:
+    names = {line.split()[0] for line in cli("data", "list").out.splitlines()[1:]}
+    assert names >= {"builtin:python", "builtin:pydoc", "download:shakespeare", "download:text8", "download:enwik8"}
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "one\r\ntwo\r\n", "春眠不覺曉", "👩‍🚀 e\u0301", "".join(map(chr, range(32, 127)))]
+)
+def test_data_info_counts_every_character(cli: Cli, text: str) -> None:
+    facts = cli("data", "info", "-", "--json", stdin=text.encode()).json
+    assert facts["characters"] == len(text)
+    assert facts["counts"] == {char: text.count(char) for char in text}
+    plain = cli("data", "info", "-", stdin=text.encode())
+    assert plain.code == 0
+    assert ("2 carriage returns" in plain.out) is ("\r" in text)
+
+
+# ---- sample ----
+
+
+def test_sample_prints_the_prompt_and_what_follows_and_a_seed_repeats_it(cli: Cli, at_home: Path) -> None:
+    first = cli("sample", "-p", "and ", "-l", 20, "--seed", 3)
+    assert (first.code, first.err) == (0, "")
+    assert first.out.startswith("and ")
+    assert len(first.out) == len("and ") + 20 + 1
+    assert cli("sample", "-p", "and ", "-l", 20, "--seed", 3) == first
+    assert cli("sample", "-p", "and ", "-l", 20, "--seed", 3, "--no-cache", "--no-stream") == first
+    assert cli("sample", "-p", "and ", "-l", 20, "--seed", 4) != first
+
+
+@pytest.mark.parametrize(
+    "run", ["verse-1", "runs/verse-1", "runs/verse-1/", "last", "runs/verse-1/checkpoints/step-00000004"]
+)
+def test_a_run_goes_by_its_name_its_folder_its_checkpoint_and_last(cli: Cli, at_home: Path, run: str) -> None:
+    assert (
+        cli("sample", run, "-l", 5).out == cli("sample", at_home / "runs" / "verse-1", "--checkpoint", 4, "-l", 5).out
+    )
+
+
+def test_a_copy_of_a_checkpoint_is_all_that_sample_needs(cli: Cli, home: Path, empty_folder: Path) -> None:
+    original = home / "runs/verse-1/checkpoints/step-00000004"
+    for file in original.iterdir():
+        (empty_folder / file.name).write_bytes(file.read_bytes())
+    assert cli("sample", ".", "-l", 9).out == cli("sample", original, "-l", 9).out
+    assert "verse.txt" in cli("eval", ".").error
+
+
+def test_the_prompt_comes_from_option_file_or_standard_input(cli: Cli, at_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("and summer", encoding="utf-8")
+    (tmp_path / "p.gz").write_bytes(gzip.compress(b"and summer"))
+    wanted = cli("sample", "-p", "and summer", "-l", 5)
+    assert cli("sample", "--prompt-file", tmp_path / "p.txt", "-l", 5) == wanted
+    assert cli("sample", "--prompt-file", tmp_path / "p.gz", "-l", 5) == wanted
+    assert cli("sample", "--prompt-file", "-", "-l", 5, stdin=b"and summer") == wanted
+    assert len(cli("sample", "-p", "", "-l", 5).out) == 5 + 1
+
+
+def test_an_unknown_character_is_named_or_skipped_or_replaced(cli: Cli, at_home: Path) -> None:
+    error = cli("sample", "-p", "May é").error
+    for part in ("'é'", "U+00E9", "position 5", "'e'", "--unknown"):
+        assert part in error
+    for way in ("skip", "replace"):
+        assert len(cli("sample", "-p", "May é", "--unknown", way, "-l", 3, "-t", 0).out) == len("May é") + 3 + 1
+    assert cli("sample", "--unknown", "ignore").error.startswith("--unknown ignore")
+
+
+def test_a_prompt_longer_than_the_context_says_what_is_used(cli: Cli, at_home: Path) -> None:
+    done = cli("sample", "-p", VERSE[:40], "-l", 4)
+    assert (done.code, len(done.out)) == (0, 45)
+    assert re.search(r"last 16 of 40\b", done.err)
+
+
+def test_sample_json_is_one_document_with_log_probabilities(cli: Cli, at_home: Path, tmp_path: Path) -> None:
+    arguments = ["sample", "--json", "-p", "do", "-n", 3, "-l", 7, "--top-k", 5]
+    found = cli(*arguments).json
+    assert (found["prompt"], len(found["samples"])) == ("do", 3)
+    assert (found["settings"]["length"], found["settings"]["top_k"]) == (7, 5)
+    for drawn in found["samples"]:
+        assert drawn["text"] == "".join(text for text, _ in drawn["characters"])
+        assert len(drawn["characters"]) == 7
+        assert all(-math.inf < logprob <= 0 for _, logprob in drawn["characters"])
+    to_file = cli(*arguments, "-o", tmp_path / "s.json")
+    assert (to_file.code, to_file.out) == (0, "")
+    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == found
+
+
+def test_many_samples_are_set_apart_and_can_go_to_a_file(cli: Cli, at_home: Path, tmp_path: Path) -> None:
+    shown = cli("sample", "-n", 3, "-l", 6, "-p", "do").out
+    parts = shown.removesuffix("\n").split("\n--------\n")
+    assert len(parts) == 3
+    assert all(part.startswith("do") and len(part) == 8 for part in parts)
+    assert cli("sample", "-n", 3, "-l", 6, "-p", "do", "-o", tmp_path / "s.txt").out == ""
+    assert (tmp_path / "s.txt").read_bytes().decode() == shown
+    assert "cannot write" in cli("sample", "-l", 2, "-o", tmp_path / "s.txt" / "x").error
+
+
+def test_a_stop_string_ends_a_sample_before_it(cli: Cli, at_home: Path) -> None:
+    whole = cli("sample", "-p", "", "-l", 60, "-t", 1).out.removesuffix("\n")
+    stop = whole[20:22]
+    shown = cli("sample", "-p", "", "-l", 60, "-t", 1, "--stop", "never", "--stop", stop).out
+    assert shown == whole[: whole.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(
+            ("-t", "-1"),
+            ("-t", "nan"),
+            ("-t", "inf"),
+            ("-l", "0"),
+            ("--top-p", "2"),
+            ("--top-p", "0"),
+            ("--top-k", "-1"),
+        ),
+        *(("--min-p", "1.5"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--device", "gpu")),
+        *(("--checkpoint", "nonsense"), ("--checkpoint", "3"), ("--checkpoint", "-1"), ("--prompt-file", "nosuch")),
+    ],
+)
+def test_sample_refuses_what_makes_no_sense(cli: Cli, at_home: Path, option: str, value: str) -> None:
+    error = cli("sample", option, value).error
+    assert value in error or option.lstrip("-").replace("-", "_") in error
+
+
+# ---- eval ----
+
+
+@pytest.mark.parametrize("run", ["verse-1", "cjk"])
+def test_eval_agrees_with_training_to_the_last_digit(cli: Cli, at_home: Path, run: str) -> None:
+    found = cli("eval", run, "--json").json
+    meta = json.loads((Path(found["checkpoint"]) / "meta.json").read_text(encoding="utf-8"))
+    assert found["loss"] == meta["validation_loss"] == meta["state"]["best_loss"]
+    assert {"loss", "bits_per_character", "perplexity", "characters", "protocol"} <= set(found)
+    assert found["perplexity"] == math.exp(found["loss"])
+    assert "non-overlapping windows of 16" in found["protocol"]
+    assert cli("eval", run, "--json").json == found
+
+
+def test_a_character_of_several_bytes_is_one_character(cli: Cli, at_home: Path) -> None:
+    """Bits per byte are not bits per character: three bytes a character here."""
+    text = "春眠不覺曉" * 4
+    found = cli("eval", "cjk", "-", "--json", stdin=text.encode()).json
+    tokens = 3 * len(text) - 1
+    assert found["characters"] == len(text) - 1
+    assert found["bits_per_character"] == pytest.approx(found["loss"] * tokens / math.log(2) / found["characters"])
+
+
+def test_eval_on_another_text(cli: Cli, at_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("summer winds ", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("shake the buds", encoding="utf-8")
+    (tmp_path / "odd.txt").write_text("summer œuvre", encoding="utf-8")
+    done = cli("eval", "verse-1", tmp_path / "a.txt", tmp_path / "b.txt")
+    assert re.search(r"characters +26 of 2 files", done.out)
+    error = cli("eval", "verse-1", tmp_path / "odd.txt").error
+    assert "'œ'" in error
+    assert "position 8" in error
+
+
+def test_stride_slides_and_says_that_it_does(cli: Cli, at_home: Path) -> None:
+    whole, slid = cli("eval", "--json").json, cli("eval", "--stride", 4, "--json").json
+    assert "stride 4" in slid["protocol"]
+    assert slid["characters"] == whole["characters"]
+    assert slid["loss"] != whole["loss"]
+    assert cli("eval", "--stride", 16, "--json").json == whole
+    assert "16" in cli("eval", "--stride", 17).error
+
+
+# ---- runs and board ----
+
+
+def test_runs_lists_the_last_touched_at_the_end(cli: Cli, at_home: Path) -> None:
+    head, first, last = cli("runs").out.splitlines()
+    assert head.split() == ["run", "corpus", "parameters", "step", "best", "loss", "age"]
+    assert (first.split()[0], last.split()[:2]) == ("cjk", ["verse-1", "verse.txt"])
+    rows = cli("runs", "--json").json
+    assert [row["name"] for row in rows] == ["cjk", "verse-1"]
+    assert rows[1]["step"] == 4
+    assert f"{rows[1]['best_loss']:.4f}" in last
+
+
+def test_runs_json_of_nothing_is_an_empty_list(cli: Cli) -> None:
+    assert cli("runs", "--json").json == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to send")
+def test_board_serves_until_it_is_told_to_stop(home: Path) -> None:
+    """It was a child of its own once, which a SIGTERM to the command left running on its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "minigpt", "board", "--port", str(port), "--host", "127.0.0.1"]
+    with subprocess.Popen(command, cwd=home, env=environment(), stderr=subprocess.PIPE, text=True) as board:
+        try:
+            page = fetched(f"http://127.0.0.1:{port}/", board)
+            assert b"TensorBoard" in page
+        finally:
+            board.send_signal(signal.SIGTERM)
+            board.wait(20)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+
+
+def fetched(address: str, server: "subprocess.Popen[str]") -> bytes:
+    """The page, as soon as the server answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(300):
+        try:
+            with opener.open(address, timeout=10) as response:
+                return bytes(response.read())
+        except OSError:
+            assert server.poll() is None, server.stderr and server.stderr.read()
+            time.sleep(0.1)
+    raise AssertionError("it never answered")
+
+
+# ---- the process ----
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")
+@pytest.mark.parametrize(
+    "arguments", [["config", "show"], ["data", "info", "verse.txt", "--json"], ["train", "--help"]]
+)
+def test_a_reader_that_goes_early_gets_no_traceback(home: Path, arguments: list[str]) -> None:
+    """`| head -1`: what is written into the closed pipe at exit must not be complained of either."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "minigpt", *arguments]
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(command, cwd=home, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "minigpt", "config", "show"]
+        done = subprocess.run(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"minigpt: .*No space left.*\n", done.stderr)
+
+
+def test_output_is_utf_8_whatever_the_console_says() -> None:
+    """A Windows console in a legacy code page could not print most of what a model writes."""
+    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "minigpt", "data", "info", "-"]
+    done = subprocess.run(command, env=ascii_only, input="春眠\n".encode(), capture_output=True, check=False)
+    assert done.returncode == 0
+    assert "'春'" in done.stdout.decode("utf-8")

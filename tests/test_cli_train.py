@@ -1,0 +1,254 @@
+"""`minigpt train` as its users meet it: texts, names, fitting, resuming, stopping, and the commands it prints."""
+# ruff: noqa: F811 - pytest hands a fixture to a test by its name
+
+import gzip
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import SMALL, VERSE, Cli, Done, cli, empty_folder, environment  # noqa: F401 - two are fixtures
+
+from minigpt.runs import checkpoint_steps
+from minigpt.start import name_stem
+
+MORE = ["-s", "train.steps=6"]
+
+
+@pytest.fixture
+def run(cli: Cli) -> Path:
+    """A finished run of four steps on verse.txt."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert cli("train", "verse.txt", *SMALL).code == 0
+    return Path("runs/verse-1")
+
+
+def content(folder: Path) -> dict[str, str]:
+    """A hash of every file but environment.json, which notes each start, failed or not."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "environment.json"]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def pasted(cli: Cli, done: Done, what: str, *more: str) -> Done:
+    """Type what follows `what` in the messages of `done`, as a POSIX shell would read it."""
+    (line,) = re.findall(rf"{what}: *minigpt (.*)", done.err)
+    return cli(*shlex.split(line), *more)
+
+
+# ---- which text, which settings, which name ----
+
+
+def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
+    brief = [*SMALL, "-s", "train.steps=1", "-s", "data.val_fraction=0.0001"]
+    done = cli("train", *brief)
+    assert (done.code, done.out) == (0, "")
+    assert "run runs/quickstart-1" in done.err.replace("\\", "/")
+    assert "source:\n  - builtin:python" in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
+
+
+def test_runs_of_a_preset_are_numbered(cli: Cli) -> None:
+    for number in (1, 2):
+        assert cli("train", "-c", "tiny", *SMALL, "-s", "train.steps=1").code == 0
+        assert Path(f"runs/tiny-{number}").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("source", "stem"),
+    [
+        ("my.txt", "my"),
+        ("../x.txt", "x"),
+        ("a b.txt", "a-b"),
+        ("düsseldorf.txt", "düsseldorf"),
+        ("春.txt.gz", "春"),
+        (".hidden", "hidden"),
+        ("folder/", "folder"),
+        ("download:text8", "text8"),
+        ("-", "text"),
+        ("..", "text"),
+        ("*.txt", "text"),
+        ("--x--.txt", "x"),
+        ("shakespeare-cpu", "shakespeare-cpu"),
+    ],
+)
+def test_a_run_is_named_after_its_preset_or_text(source: str, stem: str) -> None:
+    assert name_stem(source) == stem
+
+
+@pytest.mark.parametrize("texts", [["a.txt"], ["a.txt", "b.txt"], ["folder"], ["*.txt"], ["-"], ["a.gz"]], ids=" ".join)
+def test_any_kind_of_text(cli: Cli, texts: list[str]) -> None:
+    """Each is read whole, and a run says how much that was."""
+    Path("folder").mkdir()
+    for name in ("a.txt", "b.txt", "folder/c", "folder/d"):
+        Path(name).write_text(VERSE, encoding="utf-8")
+    Path("a.gz").write_bytes(gzip.compress(VERSE.encode()))
+    done = cli("train", *texts, *SMALL, "-s", "train.steps=1", stdin=VERSE.encode())
+    assert done.code == 0, done.err
+    files = 1 if texts in (["a.txt"], ["-"], ["a.gz"]) else 2
+    assert f"{files * len(VERSE):,} characters, " in done.err
+
+
+def test_a_text_gets_fitting_settings_and_is_told_which(cli: Cli, run: Path) -> None:
+    """What --set decided is not among them."""
+    done = cli("train", "verse.txt", *SMALL, "-s", "train.steps=1", "-s", "model.dropout=0.5")
+    (line,) = [line for line in done.err.splitlines() if line.startswith("fitted to")]
+    assert f"{len(VERSE):,} characters" in line
+    assert "train.patience=" in line
+    for mine in ("train.steps", "model.n_layer", "model.dropout"):
+        assert mine not in line
+    assert "dropout: 0.5" in Path("runs/verse-2/config.yaml").read_text(encoding="utf-8")
+    assert "fitted" not in cli("train", "verse.txt", "-c", "tiny", *SMALL, "-s", "train.steps=1").err
+
+
+def test_a_name_in_use_shows_how_to_resume_and_touches_nothing(cli: Cli, run: Path) -> None:
+    before = content(run)
+    assert "minigpt train --resume verse-1" in cli("train", "verse.txt", "--name", "verse-1", *SMALL).error
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 10])
+def test_a_text_of_a_few_characters_trains_or_is_refused_in_one_line(cli: Cli, length: int) -> None:
+    done = cli("train", "-", *SMALL, stdin=b"abcabcabca"[:length])
+    if length < 4:
+        assert "too short" in done.error
+        assert not Path("runs").exists()
+    else:
+        assert done.code == 0, done.err
+        assert re.search(r"model\.context shrinks from 16 to [1-8]\b", done.err)
+        assert cli("sample", "-l", 5).code == 0
+
+
+def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:
+    """A text without a line end once made the plain `minigpt sample` fail on its own default prompt."""
+    Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
+    done = cli("train", "one line.txt", "--name", "one line", *SMALL)
+    assert (done.code, done.out) == (0, "")
+    assert pasted(cli, done, "sample").code == 0
+    longer = pasted(cli, done, "longer")
+    assert (longer.code, checkpoint_steps(Path("runs/one line"))[-1]) == (0, 8)
+    assert "  curves:   minigpt board" in done.err
+
+
+def test_off_a_terminal_there_is_no_progress_bar(cli: Cli, run: Path) -> None:
+    done = cli("train", "--resume", "last", *MORE)
+    assert (done.code, done.out) == (0, "")
+    assert not re.search(r"[\r\x1b]|%\|", done.err)
+
+
+# ---- resuming ----
+
+
+@pytest.mark.parametrize("name", ["last", "verse-1", "runs/verse-1"])
+def test_resume_goes_on_where_the_run_stopped(cli: Cli, run: Path, name: str) -> None:
+    done = cli("train", "--resume", name, *MORE)
+    assert "resuming at step 4" in done.err
+    assert checkpoint_steps(run)[-1] == 6
+    assert "steps: 6" in (run / "config.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([], r"finished at step 4; to go on: minigpt train --resume verse-1 --set train\.steps=8"),
+        (["model.n_layer=2", "optim.lr=1"], r"model\.n_layer is 1 in the run, 2 now; optim\.lr"),
+        (["train.steps=2"], "finished"),
+        (["runtime.device=cuda:77"], "cuda:77"),
+        (["data.source=other.txt"], r"data\.source"),
+        (["nonsense=1"], "unknown key"),
+    ],
+)
+@pytest.mark.parametrize("curves", [True, False], ids=["", "metrics.jsonl deleted"])
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    cli: Cli, run: Path, changes: list[str], says: str, curves: bool
+) -> None:
+    """It once stored the refused settings; and it deleted the whole run where metrics.jsonl was gone."""
+    if not curves:
+        (run / "metrics.jsonl").unlink()
+    before = content(run)
+    assert re.search(says, cli("train", "--resume", "last", *(word for key in changes for word in ("-s", key))).error)
+    assert content(run) == before
+
+
+def test_resume_needs_the_same_text(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(run)
+    Path("verse.txt").write_text(VERSE + "one more line\n", encoding="utf-8")
+    assert "not the one this run was trained on" in cli("train", "--resume", "last", *MORE).error
+    Path("verse.txt").rename("moved.txt")
+    assert "verse.txt" in cli("train", "--resume", "last", *MORE).error
+    Path("elsewhere").mkdir()
+    folder = run.absolute()
+    monkeypatch.chdir("elsewhere")
+    assert "verse.txt" in cli("train", "--resume", folder, *MORE).error
+    assert content(folder) == before
+
+
+def test_resume_of_what_came_from_standard_input(cli: Cli) -> None:
+    assert cli("train", "-", "--name", "piped", *SMALL, stdin=VERSE.encode()).code == 0
+    assert cli("train", "--resume", "piped", *MORE).code == 0
+
+
+def test_resume_refuses_a_run_without_checkpoints_and_a_damaged_one(cli: Cli, run: Path) -> None:
+    checkpoint = run / "checkpoints" / "step-00000004"
+    tokenizer = checkpoint / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b"\xff")
+    assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
+    tokenizer.unlink()
+    assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
+    shutil.rmtree(run / "checkpoints")
+    assert "no checkpoint" in cli("train", "--resume", "last", *MORE).error
+    assert "no checkpoint" in cli("sample").error
+
+
+# ---- stopping and failing ----
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_says_how_to_go_on_and_that_works(cli: Cli, number: signal.Signals) -> None:
+    """Ctrl-C reaches the whole group of processes, as from a terminal."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    arguments = ["train", "verse.txt", *SMALL, "-s", "train.steps=1000000", "-s", "train.patience=0"]
+    command = [sys.executable, "-m", "minigpt", *arguments]
+    with subprocess.Popen(
+        command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr
+        seen = [next(line for line in running.stderr if line.startswith("step 2:"))]
+        os.killpg(running.pid, number)
+        seen += running.stderr.readlines()
+        assert running.wait(30) == 128 + number
+    stopped = Done(128 + number, "", "".join(seen))
+    (step,) = checkpoint_steps(Path("runs/verse-1"))[-1:]
+    assert f"stopped by {number.name} after step {step}" in stopped.err
+    assert "Traceback" not in stopped.err
+    on = pasted(cli, stopped, "go on", "-s", f"train.steps={step + 2}")
+    assert (on.code, checkpoint_steps(Path("runs/verse-1"))[-1]) == (0, step + 2)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_before_the_first_step_leaves_no_run_half_made(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minigpt.train.train", interrupted)
+    before = content(Path("runs"))
+    done = cli("train", *(["--resume", "verse-1"] if resumed else ["verse.txt"]), *SMALL[-4:], *MORE)
+    assert done.code == 130
+    assert "Traceback" not in done.err
+    assert content(Path("runs")) == before
+    assert [path.name for path in Path("runs").iterdir()] == ["verse-1"]
+
+
+def test_failing_in_the_middle_keeps_the_run(cli: Cli, run: Path) -> None:
+    """Its curves show what happened."""
+    blow_up = ["-s", "optim.lr=1e30", "-s", "optim.muon_lr=1e30", "-s", "optim.schedule=constant"]
+    assert re.search(r"step \d.*optim\.lr", cli("train", "verse.txt", "--name", "up", *SMALL, *blow_up).error)
+    assert Path("runs/up/metrics.jsonl").stat().st_size > 0
+    assert [row["name"] for row in cli("runs", "--json").json] == ["verse-1", "up"]

@@ -1,0 +1,208 @@
+"""Each weight moves by the rule and the rate it should, and a saved optimizer goes on as if it had never stopped."""
+
+import copy
+import math
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+
+from minigpt.config import FAMILIES, ModelConfig, OptimConfig
+from minigpt.model import GPT
+from minigpt.optim import Optimizer, lr_factor
+
+NAMES = ("adamw", "muon")
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+
+
+def model_of(family: str, **changes: Any) -> GPT:
+    torch.manual_seed(0)
+    small = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": 8}
+    return GPT(ModelConfig(**{"family": family, **FAMILIES[family], **small, **changes}), 11)
+
+
+def gradients(model: GPT, step: int) -> None:
+    ids = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(step))
+    F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+
+
+def steps(model: GPT, optimizer: Optimizer, span: range) -> None:
+    for step in span:
+        optimizer.zero_grad()
+        gradients(model, step)
+        optimizer.step((step + 0.5) / 20)
+
+
+# --- which parameter goes where ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_parameter_is_in_one_group_and_decay_is_for_matrices(name: str, family: str) -> None:
+    model = model_of(family)
+    optimizer = Optimizer(model, OptimConfig(name=name, weight_decay=0.3))
+    names = {parameter: key for key, parameter in model.named_parameters()}
+    placed, by_kind = [], {}
+    for inner, _ in optimizer.optimizers:
+        for group in inner.param_groups:
+            placed += [names[p] for p in group["params"]]
+            by_kind.setdefault(type(inner).__name__, []).extend(names[p] for p in group["params"])
+            for p in group["params"]:
+                assert group["weight_decay"] == (0.3 if p.ndim == 2 else 0.0), names[p]
+    assert sorted(placed) == sorted(names.values())
+    matrices = {key for key, p in model.named_parameters() if p.ndim == 2 and key.startswith("blocks.")}
+    assert set(by_kind.get("Muon", ())) == (matrices if name == "muon" else set())
+    assert len(matrices) == 8  # qkv, proj, up and down of two blocks: no embedding
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_shrinks_matrices_and_leaves_vectors(name: str) -> None:
+    """Without gradients, a step takes the share rate x decay from every matrix and nothing from biases and gains."""
+    model = model_of("classic")
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    config = OptimConfig(name=name, lr=0.1, muon_lr=0.2, weight_decay=0.5, warmup=0, schedule="constant")
+    Optimizer(model, config).step(0.5)
+    for key, p in model.named_parameters():
+        rate = 0.2 if name == "muon" and key.startswith("blocks.") else 0.1
+        torch.testing.assert_close(p.detach(), before[key] * (1 - rate * 0.5) if p.ndim == 2 else before[key])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("progress", [0.05, 0.5, 1.0])
+def test_the_learning_rate_is_applied(name: str, progress: float) -> None:
+    """A first AdamW update is one rate long in each weight; a Muon update has singular values near one rate."""
+    model = model_of("modern", zero_init=False)
+    config = OptimConfig(name=name, lr=3e-3, muon_lr=0.02, weight_decay=0, warmup=0.1, min_lr=0.2)
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    gradients(model, 0)
+    optimizer = Optimizer(model, config)
+    factor = optimizer.step(progress)
+    assert factor == lr_factor(progress, config) == pytest.approx({0.05: 0.5, 0.5: 1 - 0.8 * 4 / 9, 1.0: 0.2}[progress])
+    for key, p in model.named_parameters():
+        moved = (before[key] - p.detach()).double()
+        if name == "muon" and key.startswith("blocks.") and p.ndim == 2:
+            assert p.grad is not None
+            rate = 0.02 * factor * math.sqrt(max(1, p.size(0) / p.size(1)))
+            assert (moved * p.grad).sum() > 0
+            spectrum = torch.linalg.svdvals(moved) / rate
+            assert spectrum.max() < 1.4, key
+            assert spectrum.median() > 0.5, key
+        else:
+            large = p.grad.abs() > 1e-5  # type: ignore[union-attr]
+            assert large.any(), key
+            rate = moved[large].abs() / (3e-3 * factor)
+            assert rate.min() > 0.99, key
+            assert rate.max() < 1.01, key
+
+
+# --- resuming ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [0, 1, 6])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_optimizer_goes_on_bit_for_bit(name: str, stop: int) -> None:
+    """Through a safetensors file and into new objects, at any step, the next updates are the same to the last bit."""
+    model, config = model_of("modern"), OptimConfig(name=name)
+    optimizer = Optimizer(model, config)
+    steps(model, optimizer, range(stop))
+    stored = safetensors.torch.load(safetensors.torch.save(optimizer.state_dict()))
+    other = copy.deepcopy(model)
+    resumed = Optimizer(other, config)
+    resumed.load_state_dict(stored)
+    steps(model, optimizer, range(stop, 10))
+    steps(other, resumed, range(stop, 10))
+    for (key, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), key
+    ours, theirs = optimizer.state_dict(), resumed.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_loading_makes_a_copy() -> None:
+    """What was loaded must not change under the feet of whoever holds it."""
+    model = model_of("modern")
+    optimizer = Optimizer(model, OptimConfig())
+    steps(model, optimizer, range(2))
+    stored = {key: value.clone() for key, value in optimizer.state_dict().items()}
+    kept = {key: value.clone() for key, value in stored.items()}
+    optimizer.load_state_dict(stored)
+    steps(model, optimizer, range(2, 4))
+    assert all(torch.equal(stored[key], kept[key]) for key in kept)
+
+
+def test_the_state_is_named_by_parameter() -> None:
+    model = model_of("classic")
+    optimizer = Optimizer(model, OptimConfig(name="muon"))
+    steps(model, optimizer, range(1))
+    hidden = {key for key, p in model.named_parameters() if p.ndim == 2 and key.startswith("blocks.")}
+    rest = {key for key, _ in model.named_parameters()} - hidden
+    expected = {f"momentum_buffer/{key}" for key in hidden}
+    expected |= {f"{kind}/{key}" for kind in ("step", "exp_avg", "exp_avg_sq") for key in rest}
+    assert set(optimizer.state_dict()) == expected
+
+
+def test_zero_grad_drops_every_gradient() -> None:
+    model = model_of("classic")
+    gradients(model, 0)
+    Optimizer(model, OptimConfig()).zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- the schedule ------------------------------------------------------------------------------------
+
+configs = st.builds(
+    OptimConfig,
+    schedule=st.sampled_from(SCHEDULES),
+    warmup=st.floats(0, 0.99),
+    decay=st.floats(0, 1, exclude_min=True),
+    min_lr=st.floats(0, 1),
+).filter(lambda c: c.schedule != "wsd" or c.warmup + c.decay <= 1)
+
+
+@hypothesis.given(config=configs, first=st.floats(0, 1), second=st.floats(0, 1))
+@hypothesis.example(config=OptimConfig(schedule="wsd", decay=1e-17), first=0.5, second=1.0)
+def test_the_rate_rises_then_falls_within_bounds(config: OptimConfig, first: float, second: float) -> None:
+    early, late = sorted((first, second))
+    before, after = lr_factor(early, config), lr_factor(late, config)
+    for progress, factor in ((early, before), (late, after)):
+        assert 0 <= factor <= 1
+        assert progress < config.warmup or factor >= config.min_lr - 1e-12
+    if late < config.warmup:
+        assert before <= after
+    elif early >= config.warmup:
+        assert before >= after - 1e-12
+
+
+@hypothesis.given(config=configs)
+def test_the_rate_starts_at_zero_peaks_after_the_warm_up_and_ends_at_min_lr(config: OptimConfig) -> None:
+    assert lr_factor(0.0, config) == 0 if config.warmup else lr_factor(0.0, config) == pytest.approx(1)
+    assert lr_factor(config.warmup, config) == pytest.approx(1)
+    assert lr_factor(1.0, config) == pytest.approx(1 if config.schedule == "constant" else config.min_lr)
+
+
+@hypothesis.given(config=configs.filter(lambda c: min(c.warmup, c.decay, 1 - c.warmup) > 0.01))
+def test_the_rate_does_not_jump(config: OptimConfig) -> None:
+    """Also not where two parts of the schedule meet."""
+    for joint in (config.warmup, 1 - config.decay, 0.37):
+        around = [lr_factor(min(1.0, max(0.0, joint + shift)), config) for shift in (-1e-9, 0, 1e-9)]
+        assert max(around) - min(around) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),  # at 0.1, 0.2, 0.4, 0.6, 0.8, 0.9 of a run with 0.2 of warm-up and, for wsd, 0.4 of decay
+    [
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 0.775, 0.55, 0.325, 0.2125]),
+        ("cosine", [0.5, 1, *(0.1 + 0.45 * (1 + math.cos(math.pi * x)) for x in (0.25, 0.5, 0.75, 0.875))]),
+        ("wsd", [0.5, 1, 1, 1, 0.55, 0.325]),
+    ],
+)
+def test_the_shape_of_each_schedule(schedule: Any, expected: list[float]) -> None:
+    config = OptimConfig(schedule=schedule, warmup=0.2, decay=0.4, min_lr=0.1)
+    assert [lr_factor(p, config) for p in (0.1, 0.2, 0.4, 0.6, 0.8, 0.9)] == pytest.approx(expected)

@@ -1,0 +1,279 @@
+"""Runs on disk: which folder a name means, which checkpoint, and a table that one damaged run does not break."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minigpt.errors import UserError
+from minigpt.runs import (
+    META,
+    all_runs,
+    checkpoint_steps,
+    find_checkpoint,
+    find_run,
+    meta_digest,
+    new_run,
+    pointed_step,
+    read_meta,
+    record_start,
+    step_folder,
+    summaries,
+    write_atomically,
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9, **facts: Any) -> Path:
+    """A run as it lies on disk, without tensors; the last of `steps` is pointed to by last, the first by best."""
+    run = Path(path)
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("", encoding="utf-8")
+    for step in steps:
+        make_checkpoint(step_folder(run, step), step, **facts)
+    if steps:
+        (run / "checkpoints/last").write_text(f"{step_folder(run, steps[-1]).name}\n", encoding="utf-8")
+        (run / "checkpoints/best").write_text(f"{step_folder(run, steps[0]).name}\n", encoding="utf-8")
+    for part in (run / "config.yaml", run / "checkpoints"):
+        if part.exists():
+            os.utime(part, (touched, touched))
+    return run
+
+
+def make_checkpoint(folder: Path, step: int, **facts: Any) -> Path:
+    folder.mkdir(parents=True)
+    meta = {"step": step, "state": {"best_loss": 1.5}, "corpus": {"name": "abc"}, "parameters": 7, **facts}
+    (folder / META).write_text(json.dumps({**meta, "sha256": {META: meta_digest(meta)}}), encoding="utf-8")
+    (folder / "config.yaml").write_text("", encoding="utf-8")
+    return folder
+
+
+# --- runs --------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_meant_by_its_name_its_folder_or_last(tmp_path: Path) -> None:
+    make_run("runs/a", touched=3e8)
+    make_run("runs/b", touched=5e8)
+    make_run("runs/c", touched=4e8)
+    outside = make_run("elsewhere/d", touched=9e8)
+    assert find_run("a") == Path("runs/a")
+    assert find_run("runs/a") == Path("runs/a")
+    assert find_run(str(tmp_path / "runs/a")) == tmp_path / "runs/a"
+    assert find_run("elsewhere/d") == outside
+    assert find_run("last") == Path("runs/b")
+    assert [run.name for run in all_runs()] == ["a", "c", "b"]
+    (tmp_path / "runs/c/metrics.jsonl").touch()
+    assert find_run("last") == Path("runs/c")
+
+
+def test_a_name_under_runs_goes_before_a_folder_here() -> None:
+    make_run("a")
+    make_run("runs/a")
+    assert find_run("a") == Path("runs/a")
+    assert find_run("./a") in (Path("runs/a"), Path("a"))
+
+
+def test_last_is_the_newest_even_where_a_folder_has_that_name() -> None:
+    make_run("runs/last", touched=3e8)
+    make_run("runs/b", touched=5e8)
+    assert find_run("last") == Path("runs/b")
+    assert find_run("runs/last") == Path("runs/last")
+
+
+@pytest.mark.parametrize("name", ["läuft", "日本", "with space", "a.b+c-d_e", "1", "-dash"])
+def test_odd_names_are_found(name: str) -> None:
+    make_run(f"runs/{name}")
+    assert find_run(name) == Path("runs") / name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shakespaere", r"no run is called 'shakespaere'; did you mean shakespeare\?"),
+        ("xyz", "no run is called 'xyz'; runs here: quickstart-1, shakespeare"),
+        ("", "no run is called ''; runs here: "),
+        (".", r"no run is called '\.'; runs here: "),
+        ("two\nlines", r"no run is called 'two\\nlines'; runs here: "),
+        ("runs/shakespeare/checkpoints/step-00000005", "is a single checkpoint"),
+    ],
+)
+def test_a_name_that_means_no_run_is_one_line(name: str, message: str) -> None:
+    make_run("runs/quickstart-1", touched=3e8)
+    make_run("runs/shakespeare", (5,), touched=4e8)
+    with pytest.raises(UserError, match=message) as error:
+        find_run(name)
+    assert "\n" not in str(error.value)
+
+
+def test_without_any_run_one_is_told_how_to_start() -> None:
+    with pytest.raises(UserError, match=r"there is no run in .*runs yet; 'minigpt train' starts one"):
+        find_run("last")
+    with pytest.raises(UserError, match="no run is called 'a'; runs here: none"):
+        find_run("a")
+    assert all_runs() == []
+    assert list(summaries()) == []
+
+
+# --- checkpoints -------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_meant_by_best_last_step_or_its_own_folder() -> None:
+    run = make_run("runs/a", (5, 10, 15))
+    for which, step in ((None, 5), ("best", 5), ("last", 15), ("10", 10), ("00000010", 10)):
+        assert find_checkpoint("a", which) == step_folder(run, step)
+    assert find_checkpoint("last", "last") == step_folder(run, 15)
+    alone = make_checkpoint(Path("copy"), 3)
+    assert find_checkpoint("copy") == alone
+    assert find_checkpoint(str(step_folder(run, 10))) == step_folder(run, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "message"),
+    [
+        ("a", "11", "run a has no checkpoint of step 11; it has 5, 10"),
+        ("a", "worst", "--checkpoint worst: expected best, last or a step"),
+        ("a", "-5", "--checkpoint -5: expected best, last or a step"),
+        ("a", "²", "--checkpoint ²: expected best, last or a step"),
+        ("a", "5.0", "expected best, last or a step"),
+        ("empty", None, "run empty has no checkpoint yet"),
+        ("copy", "best", "copy is a single checkpoint; --checkpoint best needs a run"),
+        ("b", None, "no run is called 'b'"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_one_line(name: str, which: str | None, message: str) -> None:
+    make_run("runs/a", (5, 10))
+    make_run("runs/empty")
+    make_checkpoint(Path("copy"), 3)
+    with pytest.raises(UserError) as error:
+        find_checkpoint(name, which)
+    assert message in str(error.value)
+
+
+def test_only_published_checkpoints_count() -> None:
+    run = make_run("runs/a", (5, 100_000_000))
+    folder = run / "checkpoints"
+    for name in (".saving-step-00000009", "step-00000007 copy", "step-²²²²²²²²", "step-7", "step-"):
+        make_checkpoint(folder / name, 7)
+    (folder / "step-00000008").mkdir()  # without meta.json: not whole
+    (folder / "step-00000006").touch()
+    assert checkpoint_steps(run) == [5, 100_000_000]
+
+
+@pytest.mark.parametrize("content", ["", "step-00000099\n", "nonsense", "../../b", "step-²"])
+def test_a_pointer_to_nothing_means_the_newest(content: str) -> None:
+    run = make_run("runs/a", (5, 10))
+    (run / "checkpoints/best").write_text(content, encoding="utf-8")
+    (run / "checkpoints/last").unlink()
+    assert pointed_step(run, "best") is None
+    assert find_checkpoint("a") == find_checkpoint("a", "last") == step_folder(run, 10)
+
+
+# --- new runs ----------------------------------------------------------------------------------------
+
+
+def test_a_new_run_gets_the_next_free_number() -> None:
+    assert [new_run(None, "tiny").name for _ in range(3)] == ["tiny-1", "tiny-2", "tiny-3"]
+    Path("runs/tiny-2").rmdir()
+    assert new_run(None, "tiny").name == "tiny-2"
+    assert new_run("läuft 2", "tiny") == Path("runs/läuft 2")
+
+
+@pytest.mark.parametrize(
+    "name", ["last", "best", "", ".", "..", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"]
+)
+def test_a_name_that_cannot_be_a_folder_or_means_something_else_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="cannot name a run: use letters, digits") as error:
+        new_run(name, "tiny")
+    assert "\n" not in str(error.value)
+    assert not Path("runs").exists()
+
+
+def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
+    make_run("runs/a")
+    with pytest.raises(UserError, match=r"run 'a' exists; go on with it: minigpt train --resume a, or choose another"):
+        new_run("a", "tiny")
+    Path("runs/file").touch()
+    with pytest.raises(UserError, match="run 'file' exists"):
+        new_run("file", "tiny")
+
+
+@pytest.mark.parametrize("name", ["a", None])
+def test_where_no_folder_can_be_made_it_is_one_line(name: str | None) -> None:
+    """A numbered run once counted for ever where `runs` was a file on Windows."""
+    Path("runs").touch()
+    with pytest.raises(UserError, match=r"cannot make a run folder in .*runs: "):
+        new_run(name, "tiny")
+
+
+# --- what is told about runs -------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_each_run_and_damage_leaves_gaps_in_one_line_only() -> None:
+    """One unreadable meta.json once hid all other runs."""
+    make_run("runs/a", (5, 10), touched=3e8)
+    make_run("runs/empty", touched=4e8)
+    flipped = make_run("runs/flipped", (7,), touched=5e8)
+    description = step_folder(flipped, 7) / META
+    description.write_text(description.read_text(encoding="utf-8").replace("1.5", "1.7"), encoding="utf-8")
+    binary = make_run("runs/binary", (8,), touched=6e8)
+    (step_folder(binary, 8) / META).write_bytes(b"\xff\x00")
+    listed = make_run("runs/listed", (9,), touched=7e8)
+    (step_folder(listed, 9) / META).write_text("[1]", encoding="utf-8")
+    make_run("runs/z", (3,), touched=8e8)
+    rows = [(row.name, row.corpus, row.parameters, row.step, row.best_loss) for row in summaries()]
+    assert rows == [
+        ("a", "abc", 7, 10, 1.5),
+        ("empty", "", None, None, None),
+        ("flipped", "", None, 7, None),
+        ("binary", "", None, 8, None),
+        ("listed", "", None, 9, None),
+        ("z", "abc", 7, 3, 1.5),
+    ]
+    assert [row.touched for row in summaries()] == [3e8, 4e8, 5e8, 6e8, 7e8, 8e8]
+
+
+def test_each_start_is_added_to_the_environment_file() -> None:
+    run = make_run("runs/a")
+    record_start(run, 0, ["minigpt", "train"])
+    record_start(run, 500, ["minigpt", "train", "--resume", "a"])
+    first, second = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    assert (first["step"], second["step"]) == (0, 500)
+    assert second["command"] == ["minigpt", "train", "--resume", "a"]
+    assert first["versions"].keys() == {"minigpt", "python", "torch", "numpy", "safetensors"}
+    assert {"started", "commit", "host", "system", "processor", "cpu_count"} <= first.keys()
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "5", '{"a": 1}'])
+def test_an_environment_file_that_was_damaged_is_one_line_and_stays(content: str) -> None:
+    path = make_run("runs/a") / "environment.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"environment\.json is damaged; move it away to go on"):
+        record_start(path.parent, 5, ["minigpt"])
+    assert path.read_text(encoding="utf-8") == content
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(Path("f"), "old\n")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(Path("f"), "new\n")
+    assert Path("f").read_text(encoding="utf-8") == "old\n"
+    assert [path.name for path in Path().iterdir()] == ["f"]
+
+
+def test_a_description_is_believed_only_as_it_was_written() -> None:
+    folder = make_checkpoint(Path("c"), 3)
+    assert read_meta(folder)["step"] == 3
+    with pytest.raises(UserError, match=r"meta\.json cannot be read: No such file"):
+        read_meta(Path("nowhere"))

@@ -1,0 +1,194 @@
+"""Device, precision, threads and compilation: what is chosen, what a resumed run keeps, and what happens without it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import _quick_and_clean, make_config, make_data, same, tensors  # noqa: F401 - a fixture
+
+from minigpt import runtime
+from minigpt.checkpoint import load_checkpoint
+from minigpt.config import RuntimeConfig
+from minigpt.errors import UserError
+from minigpt.runtime import Runtime, backward_bytes, choose, compile_loss, free_memory_bytes, is_out_of_memory
+from minigpt.train import train
+
+ON_CPU = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
+
+
+def config(**changes: Any) -> RuntimeConfig:
+    return RuntimeConfig.model_validate({"device": "cpu", **changes})
+
+
+# --- choosing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("compile", [True, False])
+def test_what_is_said_is_done(dtype: str, threads: int, compile: bool) -> None:
+    chosen = choose(config(dtype=dtype, threads=threads, compile=compile))
+    assert chosen == Runtime("cpu", dtype, compile, threads)
+    assert torch.get_num_threads() == threads
+    assert torch.are_deterministic_algorithms_enabled() is compile
+    with chosen.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == getattr(torch, dtype)
+    assert chosen.describe() == f"cpu ({threads} threads), {dtype}, {'compiled' if compile else 'not compiled'}"
+
+
+def test_what_is_left_open_fits_this_machine() -> None:
+    torch.set_num_threads(2)
+    chosen = choose(config())
+    assert chosen.threads == 2
+    assert chosen.dtype == ("bfloat16" if runtime.has_fast_bfloat16("cpu") else "float32")
+    assert chosen.compile is False, "nothing is to be computed, so nothing can be saved"
+    assert choose(RuntimeConfig()).device == runtime.best_device()
+
+
+def test_compilation_is_chosen_only_where_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "measure_matmul", lambda _: 3e9)  # so that 1e9 FLOP take a second of training
+    monkeypatch.setattr(runtime, "_has_compiler", lambda kind: True)
+    limit = runtime.COMPILE_SECONDS["cpu"] / runtime.COMPILE_SAVES
+    for seconds, expected in ((1.0, False), (0.9 * limit, False), (1.1 * limit, True)):
+        assert choose(config(), run_flops=seconds * 1e9).compile is expected
+        assert choose(config(), run_seconds=seconds).compile is expected
+    monkeypatch.setattr(runtime, "_has_compiler", lambda kind: False)
+    assert choose(config(), run_seconds=10 * limit).compile is False
+
+
+def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert not runtime._has_compiler("cpu")
+
+
+def test_a_resumed_run_keeps_its_choices_but_for_those_made_anew() -> None:
+    """Another precision, or sums split among another number of threads, would not be the same run."""
+    saved = {"device": "cpu", "dtype": "bfloat16", "compile": True, "threads": 3}
+    assert choose(RuntimeConfig(), saved) == Runtime("cpu", "bfloat16", True, 3)
+    assert choose(config(), saved, run_flops=1.0) == Runtime("cpu", "bfloat16", True, 3)
+    assert choose(config(dtype="float32"), saved) == Runtime("cpu", "float32", True, 3)
+    assert choose(config(compile=False), saved) == Runtime("cpu", "bfloat16", False, 3)
+    assert choose(config(threads=1), saved) == Runtime("cpu", "bfloat16", True, 1)
+    assert Runtime(**choose(config(), saved).saved()) == choose(config(), saved)
+
+
+def test_a_run_from_a_device_that_is_not_here_chooses_anew() -> None:
+    saved = {"device": "cuda:7", "dtype": "bfloat16", "compile": True, "threads": 1}
+    chosen = choose(RuntimeConfig(), saved)
+    assert chosen.device == runtime.best_device() != "cuda:7"
+    assert chosen.compile is False
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "cuda"])
+def test_a_device_that_is_not_here_is_one_line(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError) as error:
+        choose(RuntimeConfig(device=device), {"device": "cpu", **ON_CPU})
+    assert str(error.value) == f"runtime.device {device} is not available here; torch finds: cpu"
+
+
+def test_a_resume_goes_on_as_chosen_at_first_unless_told_otherwise(tmp_path: Path) -> None:
+    auto = {"runtime__dtype": "auto", "runtime__threads": "auto", "runtime__device": "auto"}
+    train(make_config(train__steps=2, runtime__dtype="bfloat16", runtime__threads=1), tmp_path, make_data())
+    torch.set_num_threads(2)
+    path = tmp_path / "checkpoints/step-00000002"
+    kept = train(make_config(train__steps=4, **auto), tmp_path, make_data(), resume=path).runtime
+    assert kept == Runtime("cpu", "bfloat16", False, 1)
+    assert torch.get_num_threads() == 1
+    path = tmp_path / "checkpoints/step-00000004"
+    anew = train(
+        make_config(train__steps=6, **auto | {"runtime__dtype": "float32"}), tmp_path, make_data(), resume=path
+    )
+    assert anew.runtime.dtype == "float32"
+    assert load_checkpoint(anew.checkpoint).meta["runtime"] == anew.runtime.saved()
+
+
+# --- compilation that fails --------------------------------------------------------------------------
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no such instruction: bf16cvt\nand forty lines of generated code")
+
+
+def broken_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile with a backend that raises, as the real one does where the compiler is broken."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss: real(loss, backend=fails))
+
+
+def test_a_failed_compilation_is_one_warning_and_the_plain_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_compile(monkeypatch)
+    weight = torch.ones(2, requires_grad=True)
+    said: list[str] = []
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((x * weight - y) ** 2).sum()
+
+    found, compiled = compile_loss(loss, (torch.ones(2), torch.ones(2)), said.append)
+    assert (found, compiled) == (loss, False)
+    (warning,) = said
+    assert warning.startswith("compilation failed, going on without (")
+    assert "no such instruction" in warning
+    assert "\n" not in warning
+
+
+def test_training_goes_on_without_it_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the run is not called compiled in its checkpoint, so a resume does not become another run elsewhere."""
+    for name in ("plain", "failed"):
+        (tmp_path / name).mkdir()
+    train(make_config(model__dropout=0.1), tmp_path / "plain", make_data())
+    capsys.readouterr()
+    broken_compile(monkeypatch)
+    outcome = train(make_config(model__dropout=0.1, runtime__compile=True), tmp_path / "failed", make_data())
+    assert capsys.readouterr().err.count("compilation failed, going on without") == 1
+    assert same(tensors(tmp_path / "plain", 12), tensors(tmp_path / "failed", 12))
+    assert outcome.runtime.compile is False
+    assert load_checkpoint(outcome.checkpoint).meta["runtime"]["compile"] is False
+
+
+def test_running_out_of_memory_is_no_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "compile", lambda loss: exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        compile_loss(exhausted, (torch.ones(2), torch.ones(2)), print)
+
+
+# --- memory and speed --------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_recognised_in_torchs_own_words() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(error.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("any"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() -> None:
+    weight = torch.ones(100, 100, requires_grad=True)
+    x = torch.ones(10, 100)
+
+    def compute() -> torch.Tensor:
+        h = x @ weight  # keeps x and weight
+        return (h.exp() + h.sin()).sum()  # exp keeps its result, sin its input
+
+    assert backward_bytes(compute, [weight]) == 4 * (10 * 100 + 2 * 10 * 100)
+
+
+def test_memory_and_speed_are_measured_here() -> None:
+    here = Runtime(**ON_CPU)
+    used, free = runtime.memory_bytes(here), free_memory_bytes(here)
+    assert used is None or 10_000_000 < used < 1 << 44
+    assert free is None or 1_000_000 < free < 1 << 44
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 1e8 < runtime.measure_matmul(here) < 1e14

@@ -1,0 +1,412 @@
+"""Drawing text: the same with a cache as without, from exactly the distribution that was asked for."""
+
+import itertools
+import math
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+
+from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.errors import UserError
+from minigpt.model import GPT
+from minigpt.sample import (
+    Piece,
+    _Stream,
+    generate,
+    generate_ids,
+    next_token,
+    penalized,
+    probabilities,
+    window_start,
+)
+from minigpt.tokenizer import ByteTokenizer, CharTokenizer
+
+CONTEXT = 6
+CHARS = CharTokenizer("abcdefghijk\n")
+POSITIONS = ("learned", "sinusoidal", "rotary", "none")
+LARGEST = 1 - 2**-24
+"""The largest number that torch.rand can return."""
+
+
+def model_of(family: str = "modern", vocab_size: int = CHARS.vocab_size, **changes: Any) -> GPT:
+    torch.manual_seed(0)
+    small = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": CONTEXT}
+    model = GPT(ModelConfig(**{"family": family, **FAMILIES[family], **small, **changes}), vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.3)  # far from a uniform guess, so that every token of the window counts
+    return model.eval()
+
+
+def draw(model: GPT, prompt: str = "a", tokenizer: Any = CHARS, **options: Any) -> list[str]:
+    """The texts of each sample; `options` are settings, or arguments of `generate`."""
+    arguments = {key: options.pop(key) for key in ("num_samples", "stop", "unknown", "cache") if key in options}
+    texts = [""] * arguments.get("num_samples", 1)
+    for piece in generate(model, tokenizer, prompt, SampleConfig(**options), **arguments):
+        assert len(piece.text) == 1
+        texts[piece.sample] += piece.text
+    return texts
+
+
+def widths(model: GPT) -> list[int]:
+    """A list that grows by the number of tokens of each forward pass of `model`."""
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: seen.append(args[0].size(1)))
+    return seen
+
+
+# --- the cache and the window ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["a", "abcde", "abcdef", "abcdefg", "abcdefghijkabcdefghijk"], ids=len)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_changes_no_text(family: str, position: str, prompt: str) -> None:
+    """Below and far beyond the context, each character and its probability are those of the plain path."""
+    model, settings = model_of(family, position=position), SampleConfig(length=5 * CONTEXT, temperature=1.0)
+    cached, plain = (
+        list(generate(model, CHARS, prompt, settings, num_samples=3, cache=cache)) for cache in (True, False)
+    )
+    assert [(p.sample, p.text) for p in cached] == [(p.sample, p.text) for p in plain]
+    assert [p.logprob for p in cached] == pytest.approx([p.logprob for p in plain], abs=1e-4)
+    assert len({p.text for p in plain}) > 3
+
+
+@hypothesis.given(context=st.integers(1, 40), prompt=st.integers(1, 100), more=st.integers(0, 200))
+def test_the_window_rule(context: int, prompt: int, more: int) -> None:
+    """The window is never empty nor too long, never moves back, starts full, and moves by half a context at a time."""
+    start, following = (window_start(prompt + more + ahead, prompt, context) for ahead in (0, 1))
+    assert 1 <= prompt + more - start <= context
+    assert following - start in (0, max(1, context // 2))
+    assert window_start(prompt, prompt, context) == max(0, prompt - context)
+    if prompt + more <= context:
+        assert start == 0
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 6])
+def test_each_step_sees_the_end_of_the_text_and_the_cache_recomputes_only_a_new_window(context: int) -> None:
+    model, prompt = model_of(context=context), torch.arange(9) % CHARS.vocab_size
+    inputs: list[Tensor] = []
+    model.register_forward_pre_hook(lambda module, args: inputs.append(args[0][0]))
+    settings = SampleConfig(length=20)
+    drawn = torch.cat([ids for ids, _ in generate_ids(model, prompt, settings, cache=False)])
+    text = torch.cat((prompt, drawn))
+    assert torch.equal(inputs[0], prompt[-context:])  # of a long prompt, exactly the last `context` tokens
+    starts = [window_start(9 + step, 9, context) for step in range(20)]
+    for step, seen in enumerate(inputs):
+        assert torch.equal(seen, text[starts[step] : 9 + step])
+    inputs.clear()
+    list(generate_ids(model, prompt, settings, cache=True))
+    for step, seen in enumerate(inputs):
+        same_window = step > 0 and starts[step] == starts[step - 1]
+        assert len(seen) == (1 if same_window else 9 + step - starts[step])
+
+
+# --- what is drawn -----------------------------------------------------------------------------------
+
+
+def kept(p: list[float], **settings: Any) -> dict[int, float]:
+    """The tokens that may be drawn from probabilities p, with their new probabilities."""
+    result = probabilities(torch.tensor([p]).log(), torch.tensor([[0]]), SampleConfig(**{"temperature": 1, **settings}))
+    assert result.sum().item() == pytest.approx(1)
+    return {token: value for token, value in enumerate(result[0].tolist()) if value > 0}
+
+
+P = [0.1, 0.4, 0.3, 0.2]
+TIES = [0.25, 0.25, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("settings", "p", "tokens"),
+    [
+        ({}, P, {0, 1, 2, 3}),
+        ({"top_k": 1}, P, {1}),
+        ({"top_k": 2}, P, {1, 2}),
+        ({"top_k": 4}, P, {0, 1, 2, 3}),
+        ({"top_k": 99}, P, {0, 1, 2, 3}),  # more than there are
+        ({"top_k": 2}, TIES, {0, 1}),  # exactly k, also among equals
+        ({"top_k": 2}, [0.2, 0.3, 0.2, 0.3], {1, 3}),
+        ({"top_p": 1e-9}, P, {1}),
+        ({"top_p": 0.39}, P, {1}),
+        ({"top_p": 0.41}, P, {1, 2}),
+        ({"top_p": 0.69}, P, {1, 2}),
+        ({"top_p": 0.71}, P, {1, 2, 3}),
+        ({"top_p": 0.5}, TIES, {0, 1}),  # reached exactly: no token more
+        ({"top_p": 0.51}, TIES, {0, 1, 2}),
+        ({"min_p": 0.24}, P, {0, 1, 2, 3}),
+        ({"min_p": 0.26}, P, {1, 2, 3}),
+        ({"min_p": 0.51}, P, {1, 2}),
+        ({"min_p": 1}, P, {1}),
+        ({"min_p": 1}, TIES, {0, 1, 2, 3}),
+        ({"top_k": 3, "top_p": 0.75}, P, {1, 2}),  # 0.7 of the 0.9 that top-k left: enough
+        ({"top_k": 3, "top_p": 0.8}, P, {1, 2, 3}),
+        ({"top_p": 0.95, "min_p": 0.6}, P, {1, 2}),
+    ],
+)
+def test_what_each_filter_keeps(settings: dict[str, Any], p: list[float], tokens: set[int]) -> None:
+    """Exactly these tokens, with their probabilities in the same proportion as before."""
+    total = sum(p[token] for token in tokens)
+    assert kept(p, **settings) == pytest.approx({token: p[token] / total for token in tokens})
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_temperature_divides_the_logits(temperature: float) -> None:
+    powers = [p ** (1 / temperature) for p in P]
+    expected = {token: power / sum(powers) for token, power in enumerate(powers)}
+    assert kept(P, temperature=temperature) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e30])
+def test_extreme_temperatures(scale: float) -> None:
+    """The coldest is greedy, without overflow even at the smallest number there is; the hottest is uniform."""
+    logits, seen = scale * torch.tensor([[-3.0, 1.0, 2.0, 1.9]]), torch.tensor([[0]])
+    for temperature in (1e-6, 5e-324):
+        cold = probabilities(logits, seen, SampleConfig(temperature=temperature))
+        torch.testing.assert_close(cold, torch.tensor([[0.0, 0.0, 1.0, 0.0]], dtype=torch.float64))
+    hot = probabilities(logits, seen, SampleConfig(temperature=1e6 * scale))
+    torch.testing.assert_close(hot, torch.full((1, 4), 0.25, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({}, {"temperature": 0.5}, {"temperature": 1.7}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}),
+        {"top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution(settings: dict[str, Any]) -> None:
+    """Evenly spread numbers give each token its share to within one draw; it is the inverse of the cumulative sum."""
+    count = 20_000
+    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3)) * 2
+    seen = torch.tensor([[2, 5, 5]])
+    config = SampleConfig(**{"temperature": 1.0, **settings})
+    expected = probabilities(logits, seen, config)[0]
+    uniform = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = next_token(logits.expand(count, -1), seen.expand(count, -1), config, uniform)
+    assert (drawn.bincount(minlength=12) - count * expected).abs().max() <= 1.01
+
+
+def test_samples_follow_the_models_distribution() -> None:
+    """From a real model with its real random numbers: Pearson's chi-square of 4000 first characters."""
+    model, prompt, count = model_of(), torch.tensor([3, 1, 4]), 4000
+    settings = SampleConfig(length=1, temperature=0.8)
+    (drawn, _), *_ = generate_ids(model, prompt, settings, num_samples=count)
+    with torch.no_grad():
+        expected = count * (model(prompt[None])[0, -1] / 0.8).softmax(-1)
+    assert expected.min() > 5
+    statistic = ((drawn.bincount(minlength=CHARS.vocab_size) - expected).square() / expected).sum().item()
+    assert statistic < 31.3  # the 0.999 quantile with 11 degrees of freedom
+
+
+@hypothesis.given(
+    logits=st.lists(st.floats(-60, 60, width=32) | st.sampled_from([-1e38, 1e38, 0.0]), min_size=1, max_size=9),
+    temperature=st.floats(0, 1e9, exclude_min=True),
+    top_k=st.integers(0, 10),
+    top_p=st.floats(1e-300, 1),
+    min_p=st.floats(0, 1),
+    penalty=st.floats(1e-3, 1e3),
+)
+def test_something_is_left_and_nothing_else_is_drawn(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
+) -> None:
+    """No setting filters everything, and the ends of [0, 1) never hit a filtered token, first or last in the row."""
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": penalty}
+    config = SampleConfig(temperature=temperature, **filters)
+    row, seen = torch.tensor([logits]), torch.zeros(1, 1, dtype=torch.long)
+    p = probabilities(row, seen, config)[0]
+    assert p.sum().item() == pytest.approx(1)
+    assert p[penalized(row.double(), seen, penalty).argmax()] == p.max()
+    ends = [torch.tensor([0.0, 2**-24, 0.5, LARGEST]), torch.tensor([math.nextafter(1, 0)], dtype=torch.float64)]
+    for uniform in ends:
+        n = len(uniform)
+        drawn = next_token(row.expand(n, -1), seen.expand(n, -1), config, uniform)
+        assert (p[drawn] > 0).all()
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.2, 3.0])
+def test_the_repetition_penalty(penalty: float) -> None:
+    """What was seen, however often, is divided by the penalty where positive and multiplied where negative."""
+    logits, seen = torch.tensor([[2.0, -1.0, 0.5, 0.0], [2.0, -1.0, 0.5, 0.0]]), torch.tensor([[0, 1, 0], [3, 2, 3]])
+    expected = [[2.0 / penalty, -1.0 * penalty, 0.5, 0.0], [2.0, -1.0, 0.5 / penalty, 0.0]]
+    torch.testing.assert_close(penalized(logits, seen, penalty), torch.tensor(expected))
+    greedy = SampleConfig(temperature=0, repetition_penalty=penalty)
+    best = [row.index(max(row)) for row in expected]
+    assert next_token(logits, seen, greedy, torch.zeros(2)).tolist() == best
+
+
+def test_greedy_takes_the_likeliest_whatever_the_seed_and_filters() -> None:
+    model, ids = model_of(), [3, 1, 4]
+    settings = {"temperature": 0, "length": 3}
+    first, second = (
+        torch.cat([d for d, _ in generate_ids(model, torch.tensor(ids), SampleConfig(**settings, **more))]).tolist()
+        for more in ({"seed": 1}, {"seed": 2, "top_k": 3, "top_p": 0.5, "min_p": 0.2})
+    )
+    for _ in range(3):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert first == second == ids[3:]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """log_softmax of the logits: no temperature, no filter, no penalty."""
+    model, prompt = model_of(), CHARS.encode("ab").tolist()
+    settings = SampleConfig(length=4, temperature=0.3, top_k=5, repetition_penalty=1.5)
+    pieces = list(generate(model, CHARS, "ab", settings))
+    ids = prompt + CHARS.encode("".join(piece.text for piece in pieces)).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0].log_softmax(-1)
+    assert [p.logprob for p in pieces] == pytest.approx([expected[i, ids[i + 1]].item() for i in range(1, 5)], abs=1e-5)
+
+
+# --- seeds and samples -------------------------------------------------------------------------------
+
+
+def test_a_sample_depends_on_its_seed_and_number_alone() -> None:
+    """Not on how many are drawn beside it, nor on how long they get, nor on torch's own generator."""
+    model = model_of()
+    texts = draw(model, num_samples=4, length=30, seed=5)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert draw(model, num_samples=2, length=30, seed=5) == texts[:2]
+    assert draw(model, num_samples=4, length=7, seed=5) == [text[:7] for text in texts]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({*texts, *draw(model, num_samples=4, length=30, seed=6)}) == 8
+
+
+def test_text_comes_as_it_is_drawn() -> None:
+    model = model_of()
+    seen = widths(model)
+    pieces = generate(model, CHARS, "abc", SampleConfig(length=50))
+    assert seen == []
+    next(pieces)
+    next(pieces)
+    assert seen == [3, 1]
+    assert len(list(pieces)) == 48
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_dropout_is_off_and_comes_back(cache: bool) -> None:
+    """A sample in the middle of training is what the saved model would write, and training goes on as before."""
+    model = model_of(dropout=0.5).train()
+    pieces = generate(model, CHARS, "a", SampleConfig(length=20), cache=cache)
+    text = next(pieces).text
+    assert model.training
+    text += "".join(piece.text for piece in pieces)
+    assert all(module.training for module in model.modules())
+    assert [text] == draw(model_of(), length=20)
+
+
+# --- prompts -----------------------------------------------------------------------------------------
+
+
+def test_an_empty_prompt_is_a_line_end() -> None:
+    model = model_of()
+    expected = draw(model, "\n", length=20)
+    assert draw(model, "", length=20) == expected
+    assert draw(model, "???", length=20, unknown="skip") == expected  # empty once the unknown is left out
+    no_line_end = CharTokenizer("abc")
+    assert len(draw(model_of(vocab_size=3), "", no_line_end, length=20)[0]) == 20
+
+
+def test_unknown_characters_in_the_prompt() -> None:
+    model = model_of()
+    with pytest.raises(UserError, match="does not know 'Z'") as error:
+        draw(model, "abZc")
+    assert "\n" not in str(error.value)
+    assert draw(model, "abZc", unknown="skip") == draw(model, "abc")
+    assert draw(model, "abÁc", unknown="replace") == draw(model, "abac")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_model_is_an_error_of_one_line(value: float) -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.norm.weight[0] = value
+    for options in ({}, {"temperature": 0}, {"cache": False}):
+        with pytest.raises(UserError, match="not finite") as error:
+            draw(model, **options)
+        assert "\n" not in str(error.value)
+
+
+# --- stop strings and bytes --------------------------------------------------------------------------
+
+
+def until(text: str, stop: list[str]) -> str:
+    """`text` up to the stop string that is complete first, and of several complete at once the longest."""
+    for end in range(len(text) + 1):
+        starts = [end - len(s) for s in stop if s and text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+def stream(tokens: bytes, stop: tuple[str, ...] = (), each: float = -1.0) -> list[Piece]:
+    """What one sample yields for these bytes, each of the log-probability `each`."""
+    one = _Stream(0, ByteTokenizer(), stop)
+    return [*itertools.chain.from_iterable(one.push(token, each) for token in tokens), *one.flush()]
+
+
+@hypothesis.given(text=st.text("ab", max_size=20), stop=st.lists(st.text("ab", max_size=4), max_size=3))
+@hypothesis.example(text="aab", stop=["ab"])  # a false start overlaps the real one
+@hypothesis.example(text="abc", stop=["ab", "abc"])  # one begins the other
+@hypothesis.example(text="abc", stop=["abc", "bc"])  # two end together
+@hypothesis.example(text="xab", stop=["abc"])  # held back, never completed
+@hypothesis.example(text="abc", stop=[""])
+def test_a_sample_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+    """Split over steps as they are, overlapping, several, inside one another; what was only held back comes out."""
+    assert "".join(piece.text for piece in stream(text.encode(), tuple(stop))) == until(text, stop)
+
+
+def test_text_is_held_back_no_longer_than_it_may_become_a_stop_string() -> None:
+    one = _Stream(0, ByteTokenizer(), ["bcd"])
+    released = ["".join(piece.text for piece in one.push(token, 0.0)) for token in b"abcbce"]
+    assert released == ["a", "", "", "bc", "", "bce"]
+
+
+def test_each_sample_stops_for_itself_and_all_together_stop_the_work() -> None:
+    model = model_of(vocab_size=3)
+    tokenizer, options = CharTokenizer("ab\n"), {"num_samples": 3, "length": 60, "temperature": 1.0}
+    whole = draw(model, "a", tokenizer, **options)
+    stop = ["\n\n", "abb"]
+    expected = [until(text, stop) for text in whole]
+    assert len({len(text) for text in expected}) > 1
+    seen = widths(model)
+    assert draw(model, "a", tokenizer, stop=stop, **options) == expected
+    assert len(seen) < 60
+    assert draw(model, "a", tokenizer, stop=["never"], **options) == whole
+
+
+@hypothesis.given(data=st.binary(max_size=12) | st.text(max_size=6).map(lambda text: text.encode("utf-8", "replace")))
+@hypothesis.example(data=b"\xe2A")  # a byte that ends one character, malformed, and is the next
+@hypothesis.example(data=b"\xf0\xf0\x9f\x98\x80")
+def test_bytes_come_out_as_characters(data: bytes) -> None:
+    """One character a piece, as soon as it is whole; malformed bytes are U+FFFD; no log-probability is lost."""
+    pieces = stream(data + b"\n")
+    assert "".join(piece.text for piece in pieces) == (data + b"\n").decode("utf-8", "replace")
+    assert all(len(piece.text) == 1 for piece in pieces)
+    assert sum(piece.logprob for piece in pieces) == -len(data) - 1
+
+
+def test_characters_of_several_bytes() -> None:
+    pieces = stream("é€😀".encode(), each=-0.5)
+    assert pieces == [Piece(0, "é", -1.0), Piece(0, "€", -1.5), Piece(0, "😀", -2.0)]
+    assert stream("a€".encode()[:-1]) == [Piece(0, "a", -1.0)]  # the rest never became a character
+    assert "".join(p.text for p in stream("x\u20acend".encode(), stop=("€",))) == "x"
+    # A stop string behind a malformed byte that the same step reveals
+    assert "".join(p.text for p in stream(b"a\xe2END", stop=("END",))) == "a\ufffd"
+
+
+def test_the_byte_tokenizer_draws_its_length_in_bytes() -> None:
+    model, tokenizer, settings = model_of(vocab_size=256), ByteTokenizer(), SampleConfig(length=40, temperature=1.0)
+    prompt = torch.tensor(tokenizer.encode("é").tolist())
+    ids = [int(drawn) for drawn, _ in generate_ids(model, prompt, settings)]
+    pieces = list(generate(model, tokenizer, "é", settings))
+    text = "".join(piece.text for piece in pieces)
+    assert len(ids) == 40
+    assert tokenizer.decode(ids) in (text, text + "\ufffd")

@@ -1,0 +1,534 @@
+"""The loop: what a step computes, when a run logs, evaluates, saves and stops, and what it says when it cannot."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import minigpt.train as training
+from minigpt import config as configuration
+from minigpt import evaluate as evaluation
+from minigpt.checkpoint import load_checkpoint, training_tensors
+from minigpt.config import RunConfig
+from minigpt.data import TextData, split
+from minigpt.errors import UserError
+from minigpt.metrics import Metrics
+from minigpt.model import GPT
+from minigpt.runs import checkpoint_steps, pointed_step, read_meta, step_folder
+from minigpt.tokenizer import build
+from minigpt.train import Interrupts, Outcome, Probe, Training, run_steps, train
+
+SETTINGS = {
+    "model.n_layer": 2,
+    "model.n_head": 2,
+    "model.n_embd": 16,
+    "model.context": 16,
+    "train.batch_size": 4,
+    "train.steps": 12,
+    "train.log_every": 3,
+    "train.eval_every": 4,
+    "train.save_every": 5,
+    "runtime.device": "cpu",
+    "runtime.dtype": "float32",
+    "runtime.compile": False,
+    "runtime.threads": 1,
+}
+
+
+def make_config(**changes: Any) -> RunConfig:
+    """A run of a fraction of a second; changes by key, with two underscores for the dot."""
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return configuration.resolve(("small", SETTINGS), ("test", dotted)).config
+
+
+def make_data(text: str = "") -> TextData:
+    words = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler"]
+    text = text or " ".join(random.Random(0).choices(words, k=600))
+    tokenizer = build("char", text)
+    train_part, validation = split([tokenizer.encode(text)], 0.1)
+    return TextData(train_part, validation, tokenizer, "fingerprint", len(text))
+
+
+def tensors(run: Path, step: int) -> dict[str, Tensor]:
+    """All tensors of a checkpoint: the model's and the training's."""
+    folder = step_folder(run, step)
+    return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def curve(run: Path, tag: str) -> dict[int, float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {line["step"]: line[tag] for line in lines if tag in line}
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
+    """A probe that sends this process a signal in the evaluation of `step`."""
+
+    def probe(at: int, model: GPT, metrics: Metrics) -> None:
+        if at == step:
+            os.kill(os.getpid(), number)
+
+    return probe
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No time spent on measuring this machine, and torch's global settings as they were."""
+    monkeypatch.setattr(training, "measure_matmul", lambda runtime: 1e9)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Callable[..., tuple[Path, Outcome]]:
+    """Train in a folder called `name`; the arguments are settings, or those of `train`."""
+
+    def start(name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> Any:
+        run = tmp_path / name
+        run.mkdir(exist_ok=True)
+        (run / "config.yaml").touch()  # by which a run's folder is known
+        checkpoint = step_folder(run, checkpoint_steps(run)[-1]) if resume else None
+        return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes)
+
+    return start
+
+
+# --- one step ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
+def test_accumulation_gives_the_update_of_the_large_batch(tmp_path: Path, name: str, tolerance: float) -> None:
+    """Gradients up to rounding. Muon rounds its updates to bfloat16 inside, where the last bit can tip over."""
+    loops: list[tuple[Training, list[Tensor]]] = []
+    for micro in (None, 4, 1):
+        config = make_config(optim__name=name, train__batch_size=8, train__micro_batch_size=micro)
+        loop = Training(config, tmp_path, make_data())
+        batches: list[int] = []
+        loop.loss = lambda x, y, loop=loop, batches=batches: (batches.append(len(x)), loop._loss(x, y))[1]
+        loop.step()
+        loops.append((loop, [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]))
+        loop.step()
+        assert batches == [micro or 8] * (2 * 8 // (micro or 8))
+    (whole, gradients), *parts = loops
+    for part, found in parts:
+        torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
+        assert part.state.loss_sum == pytest.approx(whole.state.loss_sum, rel=1e-5)
+        for ours, theirs in zip(part.model.parameters(), whole.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+def test_the_logged_training_loss_is_the_mean_over_all_steps_since_the_last_line(go: Any) -> None:
+    """The original reports the last micro-batch's loss only."""
+    each, _ = go("each", train__log_every=1, train__micro_batch_size=2)
+    thirds, _ = go("thirds", train__log_every=3, train__micro_batch_size=2)
+    losses = curve(each, "loss/train")
+    means = {step: sum(losses[step - i] for i in range(3)) / 3 for step in (3, 6, 9, 12)}
+    assert curve(thirds, "loss/train") == pytest.approx(means, rel=1e-12)
+
+
+def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(go: Any, tmp_path: Path) -> None:
+    free, _ = go("free", optim__grad_clip=0.0, train__log_every=1)
+    norms = curve(free, "optimizer/gradient_norm")
+    assert set(curve(free, "optimizer/clipped_share").values()) == {0.0}
+
+    limit = (norms[1] + norms[2]) / 2  # of the first two steps one is above it, as long as nothing was clipped before
+    assert norms[1] > limit
+    run, _ = go("clipped", optim__grad_clip=limit, optim__lr=1e-9, optim__muon_lr=1e-9, train__log_every=1)
+    shares, seen = curve(run, "optimizer/clipped_share"), curve(run, "optimizer/gradient_norm")
+    assert shares == {step: float(norm > limit) for step, norm in seen.items()}
+    everything, _ = go("all", optim__grad_clip=1e-6)
+    assert set(curve(everything, "optimizer/clipped_share").values()) == {1.0}
+
+    config = make_config(optim__grad_clip=1e-3)
+    loop = Training(config, tmp_path, make_data())
+    loop.step()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in loop.model.parameters() if p.grad is not None]))
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_logged_rates_follow_the_schedule_to_its_end(go: Any) -> None:
+    run, _ = go(train__log_every=1, optim__warmup=0.25, optim__min_lr=0.0)
+    rates, muon = curve(run, "optimizer/learning_rate"), curve(run, "optimizer/muon_learning_rate")
+    config = make_config(optim__warmup=0.25, optim__min_lr=0.0).optim
+    for step in range(1, 13):
+        factor = training.lr_factor((step - 0.5) / 12, config)
+        assert rates[step] == pytest.approx(config.lr * factor)
+        assert muon[step] == pytest.approx(config.muon_lr * factor)
+    assert rates[12] < 0.06 * config.lr
+
+
+# --- the same again ----------------------------------------------------------------------------------
+
+
+def test_how_often_a_run_looks_and_saves_changes_no_weight(go: Any) -> None:
+    """Evaluation, samples and saving drew from the generator of the batches in the original."""
+
+    def draws(step: int, model: GPT, metrics: Metrics) -> None:
+        torch.rand(3)
+        random.random()
+
+    settings = {"model__dropout": 0.2, "train__ema": 0.9}
+    calm, _ = go("calm", train__log_every=100, train__eval_every=100, train__save_every=100, **settings)
+    busy, _ = go(
+        "busy", train__log_every=1, train__eval_every=1, train__save_every=1, train__keep_last=3,
+        train__histograms=True, train__hparams=True, probes=(draws,), **settings,
+    )  # fmt: skip
+    assert same(tensors(calm, 12), tensors(busy, 12))
+
+
+def test_a_seed_names_the_run(go: Any) -> None:
+    first, _ = go("first", model__dropout=0.1)
+    again, _ = go("again", model__dropout=0.1)
+    other, _ = go("other", model__dropout=0.1, train__seed=7)
+    assert same(tensors(first, 12), tensors(again, 12))
+    assert curve(first, "loss/train") == curve(again, "loss/train")
+    assert not same(tensors(first, 12), tensors(other, 12))
+
+
+# --- how far -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "tokens", "steps"),
+    [(1, 640, 10), (1, 641, 11), (1, 639, 10), (2.5, 640, 25), (0.001, 640, 1), (3, 64, 3)],
+)
+def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
+    """A batch here is 4 x 16 = 64 tokens; a part of a step is a step."""
+    assert run_steps(make_config(train__epochs=epochs), tokens) == steps
+
+
+def test_a_run_in_epochs_ends_at_its_last_step(go: Any) -> None:
+    run, outcome = go(train__epochs=0.5)
+    assert outcome.state.step == math.ceil(0.5 * len(make_data().train) / 64)
+    assert outcome.state.tokens_seen == 64 * outcome.state.step
+    assert max(curve(run, "loss/validation")) == outcome.state.step
+
+
+def test_a_run_in_minutes_ends_near_its_time_with_the_schedule_at_its_end_and_can_be_resumed(go: Any) -> None:
+    length = {"train__minutes": 1.2 / 60, "train__eval_every": 50, "train__save_every": 10_000, "train__log_every": 1}
+    run, stopped = go(probes=(stop_at(50),), **length)
+    assert stopped.signal == signal.SIGINT
+    assert stopped.state.step == 50
+    half = stopped.state.seconds
+    assert 0 < half < 1.2
+    began = time.perf_counter()
+    _, done = go(resume=True, **length)
+    assert done.signal is None
+    assert 1.2 <= done.state.seconds < 1.2 + 1
+    assert time.perf_counter() - began < 1.2 - half + 3
+    rates = curve(run, "optimizer/learning_rate")
+    assert rates[50] / 3e-3 == pytest.approx(1 - (half / 1.2 - 0.02) / 0.98, abs=0.3)
+    assert rates[done.state.step] < 0.1 * 3e-3
+    with pytest.raises(UserError, match=r"is finished at step \d+; to go on: .*train\.minutes=0\.04"):
+        go(resume=True, **length)
+
+
+def test_getting_ready_takes_no_time_off_a_run_in_minutes(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilation can take most of a short run, and its warm-up with it."""
+    ready = Training._get_ready
+    monkeypatch.setattr(Training, "_get_ready", lambda self: (time.sleep(0.5), ready(self)))
+    _, outcome = go(train__minutes=0.4 / 60)
+    assert outcome.state.step > 5
+
+
+def test_a_finished_run_says_how_to_go_on_and_does(go: Any) -> None:
+    run, _ = go()
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError) as error:
+        go(resume=True)
+    message = "run run is finished at step 12; to go on: minigpt train --resume run --set train.steps=24"
+    assert str(error.value) == message
+    assert (run / "metrics.jsonl").read_bytes() == before
+    _, outcome = go(resume=True, train__steps=24)
+    assert outcome.state.step == 24
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
+    """Let the validation losses of the coming evaluations be these; the models stay what they are."""
+    coming = iter(losses)
+    monkeypatch.setattr(training, "evaluate", lambda *_, **__: evaluation.EvalResult(next(coming), 1.0, 1.0, 1))
+
+
+def test_patience_stops_a_run_and_without_it_the_run_goes_on_exactly(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The untrained model of step 0 is no best one, and to equal the best is not to beat it."""
+    losses = [0.1, 9.0, 8.0, 8.5, 7.0, 7.0, 7.5, 6.9, 6.5, 7.7, 7.6, 7.5, 7.4]
+    scripted(monkeypatch, losses)
+    untouched, _ = go("untouched", train__eval_every=1, train__save_every=1, train__keep_last=20)
+    scripted(monkeypatch, losses)
+    run, early = go(train__eval_every=1, train__patience=2)
+    assert early.stopped_early
+    assert early.state.step == 6
+    assert same(tensors(run, 6), tensors(untouched, 6))
+    with pytest.raises(UserError, match=r"no longer improved, at step 6; .*train\.patience=0"):
+        go(resume=True, train__eval_every=1, train__patience=2)
+    scripted(monkeypatch, losses[7:])
+    _, on = go(resume=True, train__eval_every=1, train__patience=0)
+    assert not on.stopped_early
+    assert same(tensors(run, 12), tensors(untouched, 12))
+    assert curve(run, "loss/validation") == curve(untouched, "loss/validation") == dict(enumerate(losses))
+    assert (on.state.best_step, on.state.best_loss) == (8, 6.5)
+    for folder in (run, untouched):
+        assert pointed_step(folder, "best") == 8
+        assert load_checkpoint(folder).state.step == 8
+
+
+def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved_whatever_the_intervals(go: Any) -> None:
+    seen: list[int] = []
+    run, outcome = go(
+        train__steps=7, train__eval_every=5, train__save_every=100, train__log_every=100,
+        probes=(lambda step, model, metrics: seen.append(step),),
+    )  # fmt: skip
+    assert seen == [0, 5, 7] == list(curve(run, "loss/validation"))
+    assert list(curve(run, "loss/train")) == [7]
+    assert outcome.checkpoint == step_folder(run, 7)
+    assert load_checkpoint(run, "last").meta["validation_loss"] == curve(run, "loss/validation")[7]
+    assert curve(run, "loss/validation")[0] == pytest.approx(math.log(make_data().tokenizer.vocab_size), rel=0.05)
+    validation = curve(run, "loss/validation")
+    assert pointed_step(run, "best") == min((5, 7), key=lambda step: validation[step])
+
+
+def test_overfitting_is_said_when_training_falls_and_validation_rises_and_not_of_divergence() -> None:
+    state = training.TrainState(train_loss_at_best=1.0, best_loss=1.2, best_step=5, evaluations_since_best=2)
+    cases = {(0.8, 1.5): True, (1.3, 1.5): False, (0.8, 1.2): False, (None, 1.5): False}
+    for (state.train_loss, state.validation_loss), expected in cases.items():
+        assert state.overfitting is expected
+    state.train_loss, state.validation_loss, state.evaluations_since_best = 0.8, 1.5, 1
+    assert state.overfitting is False, "one worse evaluation is noise"
+
+
+def test_a_small_text_read_often_is_overfitted_and_said_to_be(tmp_path: Path) -> None:
+    changes = {"train__steps": 80, "train__eval_every": 10, "train__log_every": 10, "optim__schedule": "constant"}
+    noise = make_data("".join(random.Random(1).choices("abcdefgh", k=300)))
+    state = train(make_config(**changes, optim__lr=0.02), tmp_path, noise).state
+    assert state.overfitting
+    assert 0 < state.best_step < 80
+
+
+# --- the average of the weights ----------------------------------------------------------------------
+
+
+def test_the_average_is_what_is_evaluated_and_saved_and_the_raw_weights_go_on(go: Any) -> None:
+    plain, _ = go("plain", train__steps=8)
+    averages: list[Tensor] = []
+    run, _ = go(
+        train__steps=8,
+        train__ema=0.9,
+        probes=(lambda step, model, metrics: averages.append(model.norm.weight.clone()),),
+    )
+    saved, raw = load_file(step_folder(run, 8) / "model.safetensors"), training_tensors(step_folder(run, 8))
+    expected = load_file(step_folder(plain, 8) / "model.safetensors")
+    assert all(torch.equal(raw[f"weights/{name}"], tensor) for name, tensor in expected.items())
+    assert any(not torch.equal(saved[name], tensor) for name, tensor in expected.items())
+    assert torch.equal(averages[-1], saved["norm.weight"])
+    data = make_data()
+    loss = evaluation.evaluate(load_checkpoint(run, "last").model, data.validation, data.tokenizer).loss
+    assert loss == curve(run, "loss/validation")[8] != curve(plain, "loss/validation")[8]
+
+
+def test_the_average_follows_its_formula(tmp_path: Path) -> None:
+    loop = Training(make_config(train__ema=0.3), tmp_path, make_data())
+    assert loop.average is not None
+    expected = loop.model.token_embedding.weight.detach().clone()
+    for step in range(6):
+        loop.step()
+        decay = min(0.3, (step + 1) / (step + 10))
+        expected = decay * expected + (1 - decay) * loop.model.token_embedding.weight.detach()
+    torch.testing.assert_close(loop.average.token_embedding.weight, expected)
+
+
+# --- when it cannot go on ----------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_all_one_needs(tmp_path: Path) -> None:
+    loop = Training(make_config(optim__name="adamw", optim__warmup=0.0), tmp_path, make_data())
+    loop.step()
+    with torch.no_grad():
+        loop.model.token_embedding.weight[0, 0] = math.nan
+    before = {**loop.model.state_dict(), **loop.optimizer.state_dict()}
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    with pytest.raises(UserError) as error:
+        loop.step()
+    message = str(error.value)
+    assert "step 2: the loss is nan (learning rate 0.0026, gradient norm nan, float32)" in message
+    assert "no checkpoint was saved yet" in message
+    assert "\n" not in message
+    after = {**loop.model.state_dict(), **loop.optimizer.state_dict()}
+    assert all(torch.equal(after[name].nan_to_num(7), tensor.nan_to_num(7)) for name, tensor in before.items())
+    assert loop.state.step == 1
+
+
+@pytest.mark.parametrize("eval_every", [1, 100])
+def test_a_run_that_blows_up_keeps_its_last_good_checkpoint_and_valid_json(
+    go: Any, tmp_path: Path, eval_every: int
+) -> None:
+    """A validation loss of NaN once became the best one, and NaN in meta.json."""
+    settings = {"optim__name": "adamw", "optim__schedule": "constant", "optim__warmup": 0.0}
+    go(train__steps=3, **settings)
+    run = tmp_path / "run"
+    before = tensors(run, 3)
+    changed = {"optim__lr": 1e38, "train__steps": 9, "train__eval_every": eval_every, "train__save_every": 1}
+    with pytest.raises(
+        UserError,
+        match=r"step \d: .*learning rate 1e\+38, gradient norm .*float32\); the checkpoint of step \d is intact",
+    ):
+        go(resume=True, **{**settings, **changed})
+    assert 3 in checkpoint_steps(run)
+    assert same(tensors(run, 3), before)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in JSON")
+
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        json.loads(line, parse_constant=refuse)
+    for step in checkpoint_steps(run):
+        json.loads((step_folder(run, step) / "meta.json").read_text(encoding="utf-8"), parse_constant=refuse)
+        assert math.isfinite(read_meta(step_folder(run, step))["state"]["best_loss"])
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GPT(make_config().model, make_data().tokenizer.vocab_size)
+    fixed = 16 * sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(training, "backward_bytes", lambda compute, weights: 1_000_000)
+    monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed + 6_000_000)
+    with pytest.raises(UserError) as error:
+        go("large", train__batch_size=16)
+    assert "--set train.micro_batch_size=4 fits and gives the same result" in str(error.value)
+    go("fits", train__batch_size=16, train__micro_batch_size=4, train__steps=1)
+    monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed)
+    with pytest.raises(UserError, match=r"not even one sequence fits: make the model or model\.context smaller"):
+        go("huge")
+
+
+@pytest.mark.parametrize(
+    ("where", "micro", "advice"),
+    [
+        ("batch_at", None, "4 sequences at once; try --set train.micro_batch_size=2, which gives the same result"),
+        ("evaluate", 1, "1 sequences at once; try a smaller model"),
+    ],
+)
+def test_running_out_of_memory_is_one_line(
+    go: Any, monkeypatch: pytest.MonkeyPatch, where: str, micro: int | None, advice: str
+) -> None:
+    def exhausted(*_: Any, **__: Any) -> Tensor:
+        return torch.empty(1 << 60)
+
+    monkeypatch.setattr(training, where, exhausted)
+    with pytest.raises(UserError, match="out of memory with ") as error:
+        go(train__micro_batch_size=micro)
+    assert advice in str(error.value)
+
+
+def test_an_error_that_is_not_about_memory_is_not_hidden(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "batch_at", lambda *_, **__: (torch.zeros(4, 16).long(), torch.full((4, 16), 99)))
+    with pytest.raises((RuntimeError, IndexError), match=r"out of bounds|out of range"):
+        go()
+
+
+def test_a_run_folder_that_cannot_be_written_is_one_line(go: Any) -> None:
+    run, _ = go()
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"cannot write to .*: Is a directory; saved checkpoints are intact"):
+        go(resume=True, train__steps=24)
+
+
+# --- signals -----------------------------------------------------------------------------------------
+
+
+def test_signals_are_noted_once_and_the_handlers_come_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interrupts() as interrupts:
+        assert interrupts.signal is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals to send")
+@pytest.mark.parametrize("sent", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=str)
+def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
+    tmp_path: Path, sent: list[signal.Signals]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    slow = (
+        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.1), b(*a, **k))[1]"
+    )
+    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", "train", "text.txt", "-c", "tiny"]
+    overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
+    with subprocess.Popen(
+        [*command, *overrides, "--name", "r"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
+        assert process.stderr is not None
+        lines = [next(line for line in process.stderr if line.startswith("step 0:"))]
+        time.sleep(0.3)
+        for number in sent:
+            process.send_signal(number)
+            time.sleep(0.02)
+        lines += process.stderr.readlines()
+    steps = checkpoint_steps(tmp_path / "runs/r")
+    if len(sent) == 2:
+        assert process.returncode == -signal.SIGINT
+        assert steps == []
+        return
+    assert process.returncode == 128 + sent[0]
+    assert 1 <= steps[-1] < 20
+    assert "minigpt train --resume r" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+
+
+# --- the cost of going on ----------------------------------------------------------------------------
+
+
+def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is replayed: a batch is drawn for each step that is still to come, and for no other."""
+    from minigpt import checkpoint
+
+    drawn: list[int] = []
+    batch_at = training.batch_at
+
+    def counted(tokens: Any, context: int, batch_size: int, seed: int, step: int) -> Any:
+        drawn.append(step)
+        return batch_at(tokens, context, batch_size, seed, step)
+
+    seconds = {}
+    for start in (10, 1_000_000):
+        run, _ = go(f"from{start}", train__steps=1)
+        loaded = load_checkpoint(run, "last")
+        state, facts = loaded.state, {key: loaded.meta[key] for key in ("corpus", "runtime")}
+        state.step = start
+        inner = training_tensors(loaded.path)
+        checkpoint.save(run, loaded.config, loaded.tokenizer, state, loaded.model.state_dict(), inner, facts)
+        (run / "metrics.jsonl").write_text(
+            "".join(
+                json.dumps({"step": step, "time": 1.0, "loss/train": 2.0}) + "\n" for step in range(10, start + 1, 10)
+            )
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "batch_at", counted)
+            patch.setattr(Training, "_check_memory", lambda self: None)
+            drawn.clear()
+            began = time.perf_counter()
+            _, outcome = go(f"from{start}", resume=True, train__steps=start + 2)
+            seconds[start] = time.perf_counter() - began
+        assert drawn == [start, start + 1]
+        assert outcome.state.step == start + 2
+    assert seconds[1_000_000] < seconds[10] + 0.5
