@@ -92,9 +92,7 @@ def _checked(path: Path, name: str, entry: object) -> Download:
         raise UserError(f"{where}: must be a mapping")
     for key, value in entry.items():
         if not isinstance(value, int if key == "bytes" else str):
-            raise UserError(
-                f"{where}: {shown(key)} must be {'a whole number' if key == 'bytes' else 'a text'}"
-            )
+            raise UserError(f"{where}: {shown(key)} must be {'a whole number' if key == 'bytes' else 'a text'}")
     try:
         item = Download(name=name, **entry)
         scheme = urlsplit(item.url).scheme

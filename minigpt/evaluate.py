@@ -15,6 +15,8 @@ from minigpt.model import GPT, evaluating
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids
 
 TOKENS_AT_ONCE = 16_384
+LOGITS_AT_ONCE = 1 << 26
+"""In float32, a quarter of a gigabyte: what bounds the batch with a large vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def evaluate(
     *,
     stride: int | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> EvalResult:
     """Predict every token of `tokens` but the first, once, from what stands before it in its window.
 
@@ -54,7 +56,8 @@ def evaluate(
         raise UserError(f"the text is too short to evaluate: {len(tokens)} tokens, at least 2 are needed")
     device = model.token_embedding.weight.device
     total = 0.0
-    batch = max(1, TOKENS_AT_ONCE // context)
+    vocab_size = model.token_embedding.num_embeddings
+    batch = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // vocab_size) // context)
     for x, y, new in evaluation_windows(tokens, context, stride, batch):
         precision = autocast() if autocast else torch.autocast(device.type, enabled=False)
         with evaluating(model), precision:

@@ -82,7 +82,7 @@ def rotary_angles(context: int, head_size: int) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + D/2]) of x (B, H, T, D) by its position's angle, given as (2, T, D / 2)."""
+    """Turn each pair (x[i], x[i + D/2]) of x (..., T, D) by its position's angle, given as (2, T, D / 2)."""
     cos, sin = angles  # in float32, for bfloat16 cannot tell far positions apart
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
@@ -106,12 +106,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
         B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
+        qk, v = qkv[:2], qkv[2]  # (2, B, H, T, D), (B, H, T, D)
         if self.qk_norm:
-            q, k = (F.rms_norm(z, (z.size(-1),), eps=NORM_EPS["rmsnorm"]) for z in (q, k))
+            qk = F.rms_norm(qk, (qk.size(-1),), eps=NORM_EPS["rmsnorm"])
         if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
+            qk = rotate(qk, angles)
+        q, k = qk
         mask = None
         if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)

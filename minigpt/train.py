@@ -179,7 +179,8 @@ class Training:
                 self.metrics.hparams(state.step, configuration.flatten(self.config), state.best_loss)
         folder = step_folder(self.run, state.step)
         share = self.clock.evaluating / max(1e-9, self.clock.session)
-        return Outcome(state, self.runtime, folder, interrupts.signal, self.stopped_early, share)
+        stopped_by = None if last else interrupts.signal  # a signal in the last step stopped nothing
+        return Outcome(state, self.runtime, folder, stopped_by, self.stopped_early, share)
 
     def step(self) -> None:
         """Make one update. Raises UserError, with the weights as they were, when it would not be finite."""

@@ -69,9 +69,7 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 def _shown(command: "tuple[str | Path, ...]") -> str:
     """A command as one would type it in the repository's root."""
-    return subprocess.list2cmdline(
-        [word.relative_to(ROOT) if isinstance(word, Path) else word for word in command]
-    )
+    return subprocess.list2cmdline([word.relative_to(ROOT) if isinstance(word, Path) else word for word in command])
 
 
 def _healthy() -> bool:

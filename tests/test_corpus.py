@@ -114,8 +114,7 @@ def test_the_offset_of_an_undecodable_byte_is_exact(before: bytes, offset: int) 
     count, rest = divmod(offset, len(before))
     Path("notes.txt").write_bytes(before * count + b"x" * rest + b"\xe9 after")
     assert error("notes.txt") == (
-        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; "
-        "set the encoding, e.g. --set data.encoding=latin-1"
+        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set the encoding, e.g. --set data.encoding=latin-1"
     )
     assert text("notes.txt", "latin-1").endswith("é after")
 
@@ -195,9 +194,7 @@ def test_links_out_of_a_folder_and_loops_are_skipped(folder: Path) -> None:
     }.items():  # fmt: skip
         (folder / link).symlink_to(target)
     assert sorted(text("notes")) == sorted("a" + "kept elsewhere")
-    assert sorted(text("notes/**")) == sorted("asecret" + "kept elsewhere"), (
-        "a glob follows links, each file once"
-    )
+    assert sorted(text("notes/**")) == sorted("asecret" + "kept elsewhere"), "a glob follows links, each file once"
 
 
 def test_globs(folder: Path) -> None:
@@ -288,9 +285,7 @@ def read_in_a_process(
 ) -> subprocess.CompletedProcess[bytes]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, "-c", READ_TWICE, source]
-    return subprocess.run(
-        command, stdin=stdin, capture_output=True, env=environment, check=False, input=typed
-    )
+    return subprocess.run(command, stdin=stdin, capture_output=True, env=environment, check=False, input=typed)
 
 
 def test_standard_input_is_read_twice_and_its_copy_deleted(folder: Path) -> None:

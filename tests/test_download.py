@@ -233,9 +233,7 @@ def _fails_as_somebody_who_may_not_write(registry: Path, cache: Path) -> None:
     if root:  # root may write anywhere: be somebody else for a moment
         os.seteuid(65534)
     try:
-        with pytest.raises(
-            UserError, match=r"cannot write .*\.part \(Permission denied\); set MINIGPT_CACHE"
-        ):
+        with pytest.raises(UserError, match=r"cannot write .*\.part \(Permission denied\); set MINIGPT_CACHE"):
             download("whole", registry)
     finally:
         if root:
@@ -311,9 +309,7 @@ def test_a_malformed_registry_is_named(tmp_path: Path, change: dict[str, object]
             downloads(path)
         assert expected in str(caught.value)
         assert str(caught.value).isprintable()
-    path.write_text(
-        yaml.safe_dump({"../x": entry | {"url": "http://h/x", "sha256": "0" * 64}}), encoding="utf-8"
-    )
+    path.write_text(yaml.safe_dump({"../x": entry | {"url": "http://h/x", "sha256": "0" * 64}}), encoding="utf-8")
     with pytest.raises(UserError):
         downloads(path)
 

@@ -32,9 +32,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no executable bit")
 def test_scripts_with_a_shebang_are_executable() -> None:
-    started = [
-        file for file in (ROOT / "scripts").iterdir() if file.is_file() and file.read_bytes()[:2] == b"#!"
-    ]
+    started = [file for file in (ROOT / "scripts").iterdir() if file.is_file() and file.read_bytes()[:2] == b"#!"]
     assert {"quickstart", "test"} <= {file.name for file in started}
     assert [file.name for file in [*started, ROOT / ".ci/run"] if not os.access(file, os.X_OK)] == []
 
@@ -65,10 +63,7 @@ def pinned_here() -> dict[str, str]:
 
 def declared() -> list[Requirement]:
     extras = PROJECT["optional-dependencies"].values()
-    return [
-        Requirement(line)
-        for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
-    ]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]]
 
 
 def test_constraints_are_exact_versions_for_every_system() -> None:
@@ -86,16 +81,12 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         name = canonicalize_name(requirement.name)
         assert name in by_name, f"constraints.txt has no line for {name}"
         if requirement.marker is None or requirement.marker.evaluate():
-            assert requirement.specifier.contains(here[name]), (
-                f"{requirement} excludes the pinned {here[name]}"
-            )
+            assert requirement.specifier.contains(here[name]), f"{requirement} excludes the pinned {here[name]}"
 
 
 def test_what_the_dependencies_need_is_pinned_too() -> None:
     here = pinned_here()
-    to_visit = [
-        requirement for requirement in declared() if not requirement.marker or requirement.marker.evaluate()
-    ]
+    to_visit = [requirement for requirement in declared() if not requirement.marker or requirement.marker.evaluate()]
     seen = set()
     while to_visit:
         requirement = to_visit.pop()
@@ -109,9 +100,7 @@ def test_what_the_dependencies_need_is_pinned_too() -> None:
         except importlib.metadata.PackageNotFoundError:
             continue
         for extra in requirement.extras or {""}:
-            to_visit += [
-                r for r in map(Requirement, needed) if not r.marker or r.marker.evaluate({"extra": extra})
-            ]
+            to_visit += [r for r in map(Requirement, needed) if not r.marker or r.marker.evaluate({"extra": extra})]
     assert len(seen) > len(declared())
 
 
@@ -264,9 +253,7 @@ def test_the_layers_are_judged_as_meant(importer: str, source: str, allowed: boo
 
 @pytest.mark.parametrize("modules", [["minigpt"], sorted(f"minigpt.{unit}" for unit in LAYERS[0] | {"cli"})])
 def test_torch_is_not_loaded_before_it_is_needed(modules: list[str]) -> None:
-    code = (
-        f"import sys, {', '.join(modules)}; sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
-    )
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

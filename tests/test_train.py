@@ -222,19 +222,19 @@ def test_a_run_in_epochs_ends_at_its_last_step(go: Any) -> None:
 
 
 def test_a_run_in_minutes_ends_near_its_time_with_the_schedule_at_its_end_and_can_be_resumed(go: Any) -> None:
-    length = {"train__minutes": 1.2 / 60, "train__eval_every": 50, "train__save_every": 10_000, "train__log_every": 1}
-    run, stopped = go(probes=(stop_at(50),), **length)
+    length = {"train__minutes": 1.2 / 60, "train__eval_every": 20, "train__save_every": 10_000, "train__log_every": 1}
+    run, stopped = go(probes=(stop_at(20),), **length)
     assert stopped.signal == signal.SIGINT
-    assert stopped.state.step == 50
+    assert stopped.state.step == 20
     half = stopped.state.seconds
     assert 0 < half < 1.2
     began = time.perf_counter()
     _, done = go(resume=True, **length)
     assert done.signal is None
     assert 1.2 <= done.state.seconds < 1.2 + 1
-    assert time.perf_counter() - began < 1.2 - half + 3
+    assert time.perf_counter() - began < 1.2 - half + 10
     rates = curve(run, "optimizer/learning_rate")
-    assert rates[50] / 3e-3 == pytest.approx(1 - (half / 1.2 - 0.02) / 0.98, abs=0.3)
+    assert rates[20] / 3e-3 == pytest.approx(1 - (half / 1.2 - 0.02) / 0.98, abs=0.3)
     assert rates[done.state.step] < 0.1 * 3e-3
     with pytest.raises(UserError, match=r"is finished at step \d+; to go on: .*train\.minutes=0\.04"):
         go(resume=True, **length)
@@ -531,4 +531,4 @@ def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: p
             seconds[start] = time.perf_counter() - began
         assert drawn == [start, start + 1]
         assert outcome.state.step == start + 2
-    assert seconds[1_000_000] < seconds[10] + 0.5
+    assert seconds[1_000_000] < seconds[10] + 1
