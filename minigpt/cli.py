@@ -25,6 +25,7 @@ from minigpt.errors import UserError, reason, shown
 if TYPE_CHECKING:
     from minigpt.config import RunConfig, SampleConfig
     from minigpt.data import TextData
+    from minigpt.runtime import Runtime
     from minigpt.sample import Piece
     from minigpt.tokenizer import ByteTokenizer, CharTokenizer
     from minigpt.train import Outcome, Probe
@@ -253,7 +254,8 @@ def sample(
     text = _read_text(prompt_file) if prompt_file is not None else prompt
     if text is None:  # the default, which is nobody's wish to the letter: some texts have no line end
         text, on_unknown = settings.prompt, "replace"
-    tokens, context = len(loaded.tokenizer.encode(text, on_unknown)), loaded.config.model.context
+    tokens, context = _count_tokens(loaded.tokenizer, text, on_unknown), loaded.config.model.context
+    _check_memory(loaded.config, num_samples, settings.length, runtime)
     if tokens > context:
         _notice(f"the prompt is longer than the context: using its last {context} of {tokens} tokens")
     pieces = generate(
@@ -308,6 +310,8 @@ def evaluate(
     from minigpt.evaluate import evaluate, protocol
     from minigpt.runtime import choose
 
+    if Path(run).is_file():
+        raise UserError(f"the run comes before the text: minigpt eval last {_quoted(run)}")
     meta = runs.read_meta(runs.find_checkpoint(run, checkpoint))
     runtime = choose(RuntimeConfig(device=_device(device), compile=False), meta.get("runtime"))
     loaded = load_checkpoint(run, checkpoint, runtime.device)
@@ -510,6 +514,25 @@ def _device(device: str) -> str:
     from minigpt.config import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device
+
+
+def _count_tokens(tokenizer: "CharTokenizer | ByteTokenizer", text: str, unknown: Any) -> int:
+    try:
+        return len(tokenizer.encode(text, unknown))
+    except UserError as error:
+        raise UserError(f"{error}; --unknown skip or --unknown replace goes on") from error
+
+
+def _check_memory(config: "RunConfig", num_samples: int, length: int, runtime: "Runtime") -> None:
+    """Refuse more samples than there is memory for, before the system ends the process for it."""
+    from minigpt.runtime import free_memory_bytes
+
+    model, free = config.model, free_memory_bytes(runtime)
+    each = 4 * (2 * model.n_layer * model.n_embd * model.context + 3 * length)  # keys and values, tokens, draws
+    if free is not None and num_samples * each > free:
+        raise UserError(
+            f"{num_samples} samples need about {num_samples * each / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+        )
 
 
 def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":

@@ -62,7 +62,7 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
     scans = [scan(corpus) for corpus in corpora]
     fingerprint = _join_fingerprints([found.fingerprint for found in scans])
     if known and fingerprint != known[0]:
-        raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on; start a new run")
+        raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on")
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))
     train, validation = split(encoded, config.val_fraction)
@@ -163,7 +163,7 @@ def _open_encoded(folder: Path) -> Ids:
         raise UserError(
             f"the cached text in {folder} is damaged ({error}); delete that folder and run again"
         ) from error
-    return tokens
+    return np.asarray(tokens)  # the same map without the subclass, whose bookkeeping costs as much as a small batch
 
 
 def _encoded_folder(fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> Path:

@@ -84,6 +84,14 @@ def choose(
     return Runtime(device, dtype, compile, int(threads))
 
 
+def reseed(runtime: Runtime, seed: int) -> None:
+    """Set the generator that dropout draws from on this device."""
+    if runtime.device == "cpu":
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a stack trace for each GPU backend
+    else:
+        torch.manual_seed(seed)
+
+
 def has_fast_bfloat16(kind: str) -> bool:
     """Return whether this device type multiplies bfloat16 matrices in hardware."""
     if kind == "cuda":

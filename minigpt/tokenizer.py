@@ -127,7 +127,7 @@ class CharTokenizer:
             position = offset + text.index(char) + 1
             parts.append(f"{describe(char)} at position {position} (nearest known: {nearest})")
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return f"the model does not know {', '.join(parts)}{more}; --unknown skip or replace goes on without"
+        return f"the model does not know {', '.join(parts)}{more}"
 
     def to_json(self) -> str:
         """Return the JSON that `from_json` reads back."""

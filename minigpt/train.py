@@ -40,6 +40,7 @@ from minigpt.runtime import (
     is_out_of_memory,
     measure_matmul,
     memory_bytes,
+    reseed,
 )
 from minigpt.seeds import mix_seed
 
@@ -186,7 +187,7 @@ class Training:
         """Make one update. Raises UserError, with the weights as they were, when it would not be finite."""
         train, state, device = self.config.train, self.state, self.runtime.device
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
-        torch.manual_seed(mix_seed(train.seed, "dropout", state.step, 0))
+        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))
         self.optimizer.zero_grad()
         progress = self.progress
         self.lr_factor = lr_factor(progress, self.config.optim)
@@ -210,7 +211,9 @@ class Training:
         micro = self.config.train.micro_batch_size or len(x)
         total = torch.zeros((), device=x.device)
         for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
-            loss = self.loss(x_part, y_part) * (len(x_part) / len(x))
+            loss = self.loss(x_part, y_part)
+            if len(x_part) < len(x):
+                loss = loss * (len(x_part) / len(x))
             loss.backward()
             total += loss.detach()
         return total
