@@ -63,7 +63,7 @@ def test_a_text_of_several_blocks_is_encoded_as_if_whole(tmp_path: Path, kind: s
     assert len(list(open_corpus(str(tmp_path / "my.txt")).blocks())) > 2
     assert tokens.dtype == tokenizer.dtype
     assert np.array_equal(tokens, tokenizer.encode(text))
-    assert isinstance(tokens, np.memmap)
+    assert isinstance(tokens.base, np.memmap), "mapped, not read into memory"
     assert not tokens.flags.writeable
 
 
