@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minigpt.data import TextData
     from minigpt.runtime import Runtime
     from minigpt.sample import Piece
-    from minigpt.tokenizer import ByteTokenizer, CharTokenizer
+    from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids
     from minigpt.train import Outcome, Probe
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
@@ -140,6 +140,7 @@ def train(
 def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | None) -> None:
     from minigpt import runs
     from minigpt.config import to_yaml
+    from minigpt.runtime import best_device
     from minigpt.train import train
 
     _notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
@@ -148,7 +149,8 @@ def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | 
     before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
         runs.write_atomically(settings, to_yaml(config))
-        runs.record_start(run, saved[-1] if saved else 0, sys.argv)
+        device = best_device() if config.runtime.device == "auto" else config.runtime.device
+        runs.record_start(run, saved[-1] if saved else 0, sys.argv, device)
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException:
         curves = run / "metrics.jsonl"
@@ -200,7 +202,7 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
         f"checkpoint: {outcome.checkpoint}",
         f"  sample:   minigpt sample {name}",
         f"  longer:   {resume} {longer}",
-        "  curves:   minigpt board",
+        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + _quoted(str(run.parent))}",
     )
 
 
@@ -254,10 +256,11 @@ def sample(
     text = _read_text(prompt_file) if prompt_file is not None else prompt
     if text is None:  # the default, which is nobody's wish to the letter: some texts have no line end
         text, on_unknown = settings.prompt, "replace"
-    tokens, context = _count_tokens(loaded.tokenizer, text, on_unknown), loaded.config.model.context
+    ids, context = _encode_prompt(loaded.tokenizer, text, on_unknown), loaded.config.model.context
+    text = loaded.tokenizer.decode(ids)  # as the model reads it, where something was skipped or replaced
     _check_memory(loaded.config, num_samples, settings.length, runtime)
-    if tokens > context:
-        _notice(f"the prompt is longer than the context: using its last {context} of {tokens} tokens")
+    if len(ids) > context:
+        _notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), unknown=on_unknown, cache=not no_cache,
@@ -516,9 +519,9 @@ def _device(device: str) -> str:
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device
 
 
-def _count_tokens(tokenizer: "CharTokenizer | ByteTokenizer", text: str, unknown: Any) -> int:
+def _encode_prompt(tokenizer: "CharTokenizer | ByteTokenizer", text: str, unknown: Any) -> "Ids":
     try:
-        return len(tokenizer.encode(text, unknown))
+        return tokenizer.encode(text, unknown)
     except UserError as error:
         raise UserError(f"{error}; --unknown skip or --unknown replace goes on") from error
 
@@ -527,7 +530,7 @@ def _check_memory(config: "RunConfig", num_samples: int, length: int, runtime: "
     """Refuse more samples than there is memory for, before the system ends the process for it."""
     from minigpt.runtime import free_memory_bytes
 
-    model, free = config.model, free_memory_bytes(runtime)
+    model, free = config.model, free_memory_bytes(runtime.device)
     each = 4 * (2 * model.n_layer * model.n_embd * model.context + 3 * length)  # keys and values, tokens, draws
     if free is not None and num_samples * each > free:
         raise UserError(

@@ -18,6 +18,7 @@ import os
 import stat
 import sys
 import sysconfig
+import time
 import tokenize
 import zipfile
 import zlib
@@ -344,6 +345,9 @@ def _spooled(stream: BinaryIO, label: str, encoding: str) -> _Found:
     path = cache_folder() / f"spool-{uuid4().hex}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob("spool-*.txt"):  # by a process that was killed, more than a day ago
+            if left.stat().st_mtime < time.time() - 86_400:
+                left.unlink(missing_ok=True)
         with path.open("xb") as file:
             atexit.register(path.unlink, missing_ok=True)
             while chunk := stream.read(BLOCK):

@@ -60,6 +60,8 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
     sources = [config.source, config.val_source] if config.val_source else [config.source]
     corpora = [open_corpus(source, config.encoding) for source in sources]
     scans = [scan(corpus) for corpus in corpora]
+    if len({found.fingerprint for found in scans}) < len(scans):
+        raise UserError("data.val_source is the same text as data.source: its loss would say nothing about new text")
     fingerprint = _join_fingerprints([found.fingerprint for found in scans])
     if known and fingerprint != known[0]:
         raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on")

@@ -59,10 +59,10 @@ class Metrics:
         for tag, tensor in tensors.items():
             self.board.add_histogram(tag, tensor.float(), step)
 
-    def hparams(self, step: int, settings: Mapping[str, Any], best_loss: float | None) -> None:
-        """Write the run's settings and best validation loss to TensorBoard's hyper-parameter table."""
+    def hparams(self, step: int, settings: Mapping[str, Any], losses: Mapping[str, float | None]) -> None:
+        """Write the run's settings and how it ended to TensorBoard's hyper-parameter table."""
         plain = {key: value if isinstance(value, int | float | bool) else str(value) for key, value in settings.items()}
-        results = {"hparam/best_validation_loss": math.nan if best_loss is None else best_loss}
+        results = {f"hparam/{name}": math.nan if loss is None else loss for name, loss in losses.items()}
         self.board.add_hparams(plain, results, run_name=".", global_step=step)
 
     def progress(self, position: float, state: str) -> None:

@@ -120,7 +120,7 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Path:
     raise UserError(f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name")
 
 
-def record_start(run: Path, step: int, command: Sequence[str]) -> None:
+def record_start(run: Path, step: int, command: Sequence[str], device: str) -> None:
     """Add to environment.json what this run was started or resumed with, so that it can be explained later."""
     path = run / "environment.json"
     try:
@@ -137,6 +137,7 @@ def record_start(run: Path, step: int, command: Sequence[str]) -> None:
             "command": list(command),
             "commit": _commit(),
             "host": platform.node(),
+            "device": device,
             "system": platform.platform(),
             "processor": platform.processor() or platform.machine(),
             "cpu_count": os.cpu_count(),

@@ -127,15 +127,18 @@ def memory_bytes(runtime: Runtime) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def free_memory_bytes(runtime: Runtime) -> int | None:
+def free_memory_bytes(device: str) -> int | None:
     """Return how much memory can still be had on this device; None where the system does not say."""
-    if runtime.torch_device.type == "cuda":
-        return torch.cuda.mem_get_info(runtime.torch_device)[0]
-    if runtime.device == "cpu" and sys.platform == "linux":
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    if device != "cpu" or sys.platform != "linux":
+        return None
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():  # a container has its own limit
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return min(free, default=None)
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:

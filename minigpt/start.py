@@ -66,10 +66,12 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
         raise UserError(f"run {run.name} has no checkpoint to resume from; start it anew under another --name")
     stored = presets.read_layer(str(run / "config.yaml"))
     resolved = config.resolve(stored, config.parse_overrides(assignments))
-    if changes := config.changed_on_resume(config.resolve(stored).config, resolved.config):
-        raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
     checkpoint = runs.step_folder(run, steps[-1])
     meta, vocabulary = verify(checkpoint), checkpoint / "tokenizer.json"
+    # Compared with the checkpoint's own copy, whose hash was just checked: the run's may have been edited.
+    trained = config.resolve(presets.read_layer(str(checkpoint / "config.yaml"))).config
+    if changes := config.changed_on_resume(trained, resolved.config):
+        raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
     tokenizer = from_json(vocabulary.read_text(encoding="utf-8"), str(vocabulary))
     data = prepare(resolved.config.data, known=(meta["corpus"]["fingerprint"], tokenizer))
     return Start(resolved.config, data, run.name, data.notices, checkpoint)

@@ -74,15 +74,18 @@ def train(
     SIGINT and SIGTERM end it after the step in progress, with that state saved. Raises UserError when the
     loss or gradient is not finite, memory does not suffice, or the disk refuses; what was saved before stays.
     """
+    loop_reached = False
     try:
-        return Training(config, run, data, resume).loop(probes)
+        training = Training(config, run, data, resume)
+        loop_reached = True
+        return training.loop(probes)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         micro = config.train.micro_batch_size or config.train.batch_size
-        smaller = next((m for m in range(micro // 2, 0, -1) if config.train.batch_size % m == 0), None)
+        fitting = [m for m in range(1, micro // 2 + 1) if config.train.batch_size % m == 0] if loop_reached else []
         advice = (
-            f"--set train.micro_batch_size={smaller}, which gives the same result" if smaller else "a smaller model"
+            f"--set train.micro_batch_size={fitting[-1]}, which gives the same result" if fitting else "a smaller model"
         )
         raise UserError(f"out of memory with {micro} sequences at once; try {advice}") from error
     except OSError as error:
@@ -116,6 +119,7 @@ class Training:
 
     def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
+        _refuse_if_too_large(config, data.tokenizer.vocab_size)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
@@ -177,7 +181,8 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
             if every.hparams and last:
-                self.metrics.hparams(state.step, configuration.flatten(self.config), state.best_loss)
+                losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
+                self.metrics.hparams(state.step, configuration.flatten(self.config), losses)
         folder = step_folder(self.run, state.step)
         share = self.clock.evaluating / max(1e-9, self.clock.session)
         stopped_by = None if last else interrupts.signal  # a signal in the last step stopped nothing
@@ -366,7 +371,7 @@ class Training:
 
     def _check_memory(self) -> None:
         """Refuse a batch that cannot fit, by what one sequence keeps for its backward pass, and say what would."""
-        free = free_memory_bytes(self.runtime)
+        free = free_memory_bytes(self.runtime.device)
         if free is None:
             return
         weights, batch_size = list(self.model.parameters()), self.config.train.batch_size
@@ -436,6 +441,19 @@ class Interrupts:
         self.signal = number
         for known in self.previous:
             signal.signal(known, signal.SIG_DFL)
+
+
+def _refuse_if_too_large(config: RunConfig, vocab_size: int) -> None:
+    """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory."""
+    free = free_memory_bytes("cpu")
+    with torch.device("meta"):  # counts the parameters without making them
+        parameters = sum(p.numel() for p in GPT(config.model, vocab_size).parameters())
+    needed = parameters * 4 * (5 if config.train.ema else 4)
+    if free is not None and needed > free:
+        raise UserError(
+            f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "
+            "free; make model.n_embd or model.n_layer smaller"
+        )
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int | None:

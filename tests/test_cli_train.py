@@ -252,3 +252,25 @@ def test_failing_in_the_middle_keeps_the_run(cli: Cli, run: Path) -> None:
     assert re.search(r"step \d.*optim\.lr", cli("train", "verse.txt", "--name", "up", *SMALL, *blow_up).error)
     assert Path("runs/up/metrics.jsonl").stat().st_size > 0
     assert [row["name"] for row in cli("runs", "--json").json] == ["verse-1", "up"]
+
+
+@pytest.mark.parametrize(
+    "edit", [("n_layer: 1", "n_layer: 2"), ("lr: 0.003", "lr: 0.5"), ("dropout: 0.2", "dropout: 0.1")]
+)
+def test_an_edited_configuration_does_not_slip_into_a_resumed_run(cli: Cli, run: Path, edit: tuple[str, str]) -> None:
+    """The run's config.yaml was once compared with itself: another rate went in without a word."""
+    stored = (run / "config.yaml").read_text(encoding="utf-8")
+    assert edit[0] in stored
+    (run / "config.yaml").write_text(stored.replace(*edit, 1), encoding="utf-8")
+    key = edit[0].partition(":")[0]
+    assert re.search(
+        rf"a resumed run keeps its settings, but \w+\.{key} is", cli("train", "--resume", "last", *MORE).error
+    )
+
+
+def test_a_model_too_large_for_this_machine_is_refused_before_it_is_made(cli: Cli) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    huge = ["-s", "model.n_embd=400000", "-s", "model.n_head=4", "-s", "model.n_layer=50"]
+    error = cli("train", "verse.txt", *huge).error
+    assert re.search(r"a model of [\d,]+ parameters needs about [\d.]+ GB to train", error) or sys.platform != "linux"
+    assert not Path("runs/verse-1").exists()

@@ -288,6 +288,13 @@ def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
         data.prepare(config, known=(found.fingerprint, found.tokenizer))
 
 
+def test_validation_on_the_training_text_itself_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, "abcabc", "a.txt")
+    copy = write(tmp_path, "abcabc", "copy.txt")
+    with pytest.raises(UserError, match=r"data\.val_source is the same text as data\.source"):
+        data.prepare(DataConfig(source=(source,), val_source=(copy,)))
+
+
 @pytest.mark.parametrize(("text", "val"), [("abc", None), ("a", "abc"), ("abc", "a")])
 def test_a_text_too_short_for_one_prediction_is_one_line(tmp_path: Path, text: str, val: str | None) -> None:
     val_source = (write(tmp_path, val, "v.txt"),) if val else ()

@@ -240,8 +240,8 @@ def test_the_table_has_a_line_for_each_run_and_damage_leaves_gaps_in_one_line_on
 
 def test_each_start_is_added_to_the_environment_file() -> None:
     run = make_run("runs/a")
-    record_start(run, 0, ["minigpt", "train"])
-    record_start(run, 500, ["minigpt", "train", "--resume", "a"])
+    record_start(run, 0, ["minigpt", "train"], "cpu")
+    record_start(run, 500, ["minigpt", "train", "--resume", "a"], "cpu")
     first, second = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert (first["step"], second["step"]) == (0, 500)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
@@ -254,7 +254,7 @@ def test_an_environment_file_that_was_damaged_is_one_line_and_stays(content: str
     path = make_run("runs/a") / "environment.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=r"environment\.json is damaged; move it away to go on"):
-        record_start(path.parent, 5, ["minigpt"])
+        record_start(path.parent, 5, ["minigpt"], "cpu")
     assert path.read_text(encoding="utf-8") == content
 
 

@@ -186,7 +186,7 @@ def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() ->
 
 def test_memory_and_speed_are_measured_here() -> None:
     here = Runtime(**ON_CPU)
-    used, free = runtime.memory_bytes(here), free_memory_bytes(here)
+    used, free = runtime.memory_bytes(here), free_memory_bytes(here.device)
     assert used is None or 10_000_000 < used < 1 << 44
     assert free is None or 1_000_000 < free < 1 << 44
     with warnings.catch_warnings():

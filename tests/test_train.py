@@ -470,7 +470,7 @@ def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     slow = (
-        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.1), b(*a, **k))[1]"
+        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.5), b(*a, **k))[1]"
     )
     command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", "train", "text.txt", "-c", "tiny"]
     overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
@@ -482,7 +482,7 @@ def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
         time.sleep(0.3)
         for number in sent:
             process.send_signal(number)
-            time.sleep(0.02)
+            time.sleep(0.15)  # within the same step, which takes half a second
         lines += process.stderr.readlines()
     steps = checkpoint_steps(tmp_path / "runs/r")
     if len(sent) == 2:
