@@ -152,10 +152,12 @@ def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | 
         device = best_device() if config.runtime.device == "auto" else config.runtime.device
         runs.record_start(run, saved[-1] if saved else 0, sys.argv, device)
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
-    except BaseException:
+    except BaseException as error:
         curves = run / "metrics.jsonl"
         if checkpoint is None and not (curves.is_file() and curves.stat().st_size):
             shutil.rmtree(run)  # it never started: the name is free again
+            if isinstance(error, KeyboardInterrupt):
+                _notice("stopped before the first step: nothing was trained and nothing is kept")
         elif checkpoint and runs.checkpoint_steps(run) == saved:
             runs.write_atomically(settings, before)  # it did not go on: the run is as it was
         raise

@@ -455,7 +455,7 @@ def _decoded(part: Part) -> Iterator[str]:
 def _undecodable(part: Part, error: UnicodeError, done: int, size: int) -> UserError:
     """The error for bytes that do not decode: the `size` bytes after the first `done` of the file."""
     if part.encoding == "utf-8":
-        advice = "set the encoding, e.g. --set data.encoding=latin-1"
+        advice = "set the encoding, e.g. --set data.encoding=latin-1 (eval and data info: --encoding latin-1)"
     else:
         advice = "set another encoding, e.g. --set data.encoding=utf-8"
     if not isinstance(error, UnicodeDecodeError):

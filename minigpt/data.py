@@ -69,6 +69,10 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))
     train, validation = split(encoded, config.val_fraction)
     notices = [notice for corpus in corpora for notice in corpus.notices]
+    if returns := sum(found.counts.get("\r", 0) for found in scans):
+        notices.append(
+            f"the text has {returns:,} carriage returns (Windows line ends), kept as characters of their own"
+        )
     if tokenizer.vocab_size > LARGE_VOCABULARY:
         notices.append(
             f"the text has {tokenizer.vocab_size:,} distinct characters, each with an embedding of its own; "

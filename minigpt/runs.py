@@ -63,7 +63,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     if (Path(name) / META).is_file():
         raise UserError(f"{shown(name)} is a single checkpoint; this needs the run that it belongs to")
     names = [run.name for run in runs]
-    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names)) or 'none'}"
+    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names[-8:])) or 'none'}"
     raise UserError(f"no run is called '{shown(name)}'{hint}")
 
 
@@ -77,6 +77,8 @@ def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> P
         if which is not None:
             raise UserError(f"{name} is a single checkpoint; --checkpoint {which} needs a run")
         return folder
+    if name == "last":  # a run that ended before its first checkpoint does not hide the one before
+        name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
     run, which = find_run(name, root), which or "best"
     steps = checkpoint_steps(run)
     if not steps:
@@ -225,5 +227,6 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _touched(run: Path) -> float:
-    times = (run / "metrics.jsonl", run / CHECKPOINTS, run / "config.yaml")
-    return max((path.stat().st_mtime for path in times if path.exists()), default=0.0)
+    """Return when a run last trained; a resume that was refused is no such time."""
+    files = (run / "metrics.jsonl", run / "config.yaml")
+    return next((path.stat().st_mtime for path in files if path.exists()), 0.0)

@@ -201,7 +201,8 @@ class Training:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the step's one wait for the device
         if not math.isfinite(loss_value + self.gradient_norm):
-            raise UserError(self._not_finite(state.step + 1, f"the loss is {loss_value:g}"))
+            problem = f"the loss is {loss_value:g}" if not math.isfinite(loss_value) else "the gradient is not finite"
+            raise UserError(self._not_finite(state.step + 1, problem))
         self.optimizer.step(progress)
         if self.average is not None:
             self._update_average(self.average)

@@ -114,7 +114,8 @@ def test_the_offset_of_an_undecodable_byte_is_exact(before: bytes, offset: int) 
     count, rest = divmod(offset, len(before))
     Path("notes.txt").write_bytes(before * count + b"x" * rest + b"\xe9 after")
     assert error("notes.txt") == (
-        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set the encoding, e.g. --set data.encoding=latin-1"
+        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set the encoding, e.g. --set data.encoding=latin-1 "
+        "(eval and data info: --encoding latin-1)"
     )
     assert text("notes.txt", "latin-1").endswith("é after")
 

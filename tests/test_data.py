@@ -288,6 +288,12 @@ def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
         data.prepare(config, known=(found.fingerprint, found.tokenizer))
 
 
+def test_windows_line_ends_are_kept_and_said(tmp_path: Path) -> None:
+    found = data.prepare(DataConfig(source=(write(tmp_path, "ab\r\n" * 9),)))
+    assert found.tokenizer.decode(found.train).startswith("ab\r\n")
+    assert found.notices == ("the text has 9 carriage returns (Windows line ends), kept as characters of their own",)
+
+
 def test_validation_on_the_training_text_itself_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "abcabc", "a.txt")
     copy = write(tmp_path, "abcabc", "copy.txt")

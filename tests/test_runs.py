@@ -72,6 +72,23 @@ def test_a_run_is_meant_by_its_name_its_folder_or_last(tmp_path: Path) -> None:
     assert find_run("last") == Path("runs/c")
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_does_not_hide_the_one_before() -> None:
+    make_run("runs/good", steps=(5,), touched=3e8)
+    make_run("runs/failed", touched=5e8)
+    assert find_checkpoint("last") == step_folder(Path("runs/good"), 5)
+
+
+def test_a_run_is_touched_by_training_only() -> None:
+    """A refused resume, which writes settings and puts them back, once made its run the last one."""
+    make_run("runs/a", steps=(5,), touched=3e8)
+    make_run("runs/b", steps=(5,), touched=5e8)
+    for name, when in (("a", 3e8), ("b", 5e8)):
+        (Path("runs") / name / "metrics.jsonl").touch()
+        os.utime(Path("runs") / name / "metrics.jsonl", (when, when))
+    (Path("runs/a/config.yaml")).touch()
+    assert find_run("last") == Path("runs/b")
+
+
 def test_a_name_under_runs_goes_before_a_folder_here() -> None:
     make_run("a")
     make_run("runs/a")
