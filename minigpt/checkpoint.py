@@ -27,7 +27,7 @@ from minigpt.runs import (
     step_folder,
     write_atomically,
 )
-from minigpt.tokenizer import ByteTokenizer, CharTokenizer
+from minigpt.tokenizer import Tokenizer
 
 FORMAT = 1
 FILES = ("model.safetensors", "optimizer.safetensors", "config.yaml", "tokenizer.json")
@@ -72,7 +72,7 @@ class Checkpoint:
     """A checkpoint in memory: the model ready to use, and what it came from."""
 
     model: GPT
-    tokenizer: CharTokenizer | ByteTokenizer
+    tokenizer: Tokenizer
     config: RunConfig
     meta: dict[str, Any]
     path: Path
@@ -123,7 +123,7 @@ def verify(path: Path) -> dict[str, Any]:
 def save(
     run: Path,
     run_config: RunConfig,
-    vocabulary: CharTokenizer | ByteTokenizer,
+    vocabulary: Tokenizer,
     state: TrainState,
     model_tensors: Mapping[str, Tensor],
     training: Mapping[str, Tensor],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minigpt.data import TextData
     from minigpt.runtime import Runtime
     from minigpt.sample import Piece
-    from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids
+    from minigpt.tokenizer import Ids, Tokenizer
     from minigpt.train import Outcome, Probe
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
@@ -164,7 +164,7 @@ def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | 
     _report(run, config, outcome)
 
 
-def _sample_probe(settings: "SampleConfig", tokenizer: "CharTokenizer | ByteTokenizer") -> "Probe":
+def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     """Return the probe that draws the same prompt's continuation at each evaluation, to watch it get better."""
     from minigpt.metrics import Metrics
     from minigpt.model import GPT
@@ -521,7 +521,7 @@ def _device(device: str) -> str:
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device
 
 
-def _encode_prompt(tokenizer: "CharTokenizer | ByteTokenizer", text: str, unknown: Any) -> "Ids":
+def _encode_prompt(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
     try:
         return tokenizer.encode(text, unknown)
     except UserError as error:

@@ -19,7 +19,7 @@ from minigpt.config import DataConfig
 from minigpt.corpus import Corpus, Scan, cache_folder, open_corpus, scan
 from minigpt.errors import UserError
 from minigpt.seeds import mix_seed
-from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids, build
+from minigpt.tokenizer import Ids, Tokenizer, build
 
 LARGE_VOCABULARY = 20_000
 
@@ -30,7 +30,7 @@ class TextData:
 
     train: Ids
     validation: Ids
-    tokenizer: CharTokenizer | ByteTokenizer
+    tokenizer: Tokenizer
     fingerprint: str
     """sha256 over the text, and the validation text where it is one of its own."""
     characters: int
@@ -49,7 +49,7 @@ class TextData:
         return self.characters / (len(self.train) + len(self.validation))
 
 
-def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer] | None = None) -> TextData:
+def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> TextData:
     """Read, scan and encode the text of `config`, or map what an earlier run encoded.
 
     `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
@@ -62,7 +62,7 @@ def prepare(config: DataConfig, known: tuple[str, CharTokenizer | ByteTokenizer]
     scans = [scan(corpus) for corpus in corpora]
     if len({found.fingerprint for found in scans}) < len(scans):
         raise UserError("data.val_source is the same text as data.source: its loss would say nothing about new text")
-    fingerprint = _join_fingerprints([found.fingerprint for found in scans])
+    fingerprint = "+".join(found.fingerprint for found in scans)
     if known and fingerprint != known[0]:
         raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on")
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
@@ -103,7 +103,7 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
 # --- encoding ----------------------------------------------------------------------------------------
 
 
-def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokenizer) -> Ids:
+def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     """Return the tokens of `corpus` as a read-only memory map, encoding them in a stream if need be.
 
     They are kept under the cache folder by the text's fingerprint and the tokenizer; of several
@@ -127,7 +127,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokeniz
     return _open_encoded(folder)
 
 
-def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: CharTokenizer | ByteTokenizer) -> None:
+def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> None:
     tokens = characters = 0
     with open(folder / "tokens.bin", "wb") as file:
         for block in corpus.blocks():
@@ -172,16 +172,12 @@ def _open_encoded(folder: Path) -> Ids:
     return np.asarray(tokens)  # the same map without the subclass, whose bookkeeping costs as much as a small batch
 
 
-def _encoded_folder(fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> Path:
+def _encoded_folder(fingerprint: str, tokenizer: Tokenizer) -> Path:
     key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
     return cache_folder() / "encoded" / key
 
 
-def _join_fingerprints(fingerprints: list[str]) -> str:
-    return "+".join(fingerprints)
-
-
-def _from_cache(config: DataConfig, fingerprint: str, tokenizer: CharTokenizer | ByteTokenizer) -> TextData:
+def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TextData:
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
     if not all(folder.is_dir() for folder in folders):
         raise UserError(

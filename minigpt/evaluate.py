@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from minigpt.data import evaluation_windows
 from minigpt.errors import UserError
 from minigpt.model import GPT, evaluating
-from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Ids
+from minigpt.tokenizer import Ids, Tokenizer
 
 TOKENS_AT_ONCE = 16_384
 LOGITS_AT_ONCE = 1 << 26
@@ -35,7 +35,7 @@ class EvalResult:
 def evaluate(
     model: GPT,
     tokens: Ids,
-    tokenizer: CharTokenizer | ByteTokenizer,
+    tokenizer: Tokenizer,
     *,
     stride: int | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] | None = None,

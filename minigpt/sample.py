@@ -15,7 +15,7 @@ from minigpt.config import SampleConfig
 from minigpt.errors import UserError
 from minigpt.model import GPT, KVCache, evaluating
 from minigpt.seeds import mix_seed
-from minigpt.tokenizer import ByteTokenizer, CharTokenizer, Unknown
+from minigpt.tokenizer import Tokenizer, Unknown
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Piece:
 
 def generate(
     model: GPT,
-    tokenizer: CharTokenizer | ByteTokenizer,
+    tokenizer: Tokenizer,
     prompt: str = "\n",
     settings: SampleConfig | None = None,
     *,
@@ -162,7 +162,7 @@ def _uniform(seed: int, num_samples: int, length: int) -> Tensor:
 class _Stream:
     """Turns the tokens of one sample into characters, and holds back what may be the start of a stop string."""
 
-    def __init__(self, index: int, tokenizer: CharTokenizer | ByteTokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.index = index
         self.decode = tokenizer.decoder()
         self.stop = [text for text in stop if text]

@@ -5,7 +5,7 @@ import difflib
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,36 +16,6 @@ Unknown = Literal["error", "skip", "replace"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 _TYPEWRITER = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
-
-
-class Tokenizer(Protocol):
-    """What the rest of the project asks of a tokenizer."""
-
-    vocab_size: int
-
-    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
-        """Return the ids of `text`, which begins `offset` characters into the whole; `unknown` says what else may be.
-
-        Raises UserError, naming the position in the whole, for a character without an id, unless `unknown`
-        is "skip" (leave it out) or "replace" (take another).
-        """
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`."""
-        ...
-
-    def decoder(self) -> Callable[[int], str]:
-        """Return a function from the next id to the text that it completes, which may be empty."""
-        ...
-
-    def characters(self, ids: Ids) -> int:
-        """Return how many characters `ids` stand for."""
-        ...
-
-    def to_json(self) -> str:
-        """Return the JSON that `from_json` reads back."""
-        ...
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -77,7 +47,11 @@ class CharTokenizer:
         )
 
     def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
-        """Return the ids of `text`, shape (characters,); "replace" takes a character's nearest relative."""
+        """Return the ids of `text`, shape (characters,), which begins `offset` characters into the whole.
+
+        Raises UserError, naming its position in the whole, for a character outside the vocabulary, unless
+        `unknown` is "skip" (leave it out) or "replace" (take its nearest relative).
+        """
         if self.vocab_size <= 255 and text.isascii():
             ids: Ids = np.frombuffer(text.encode("ascii").translate(self._ascii_table), dtype=np.uint8)
             missing = (ids >= self.vocab_size).any()
@@ -167,13 +141,17 @@ class ByteTokenizer:
         return json.dumps({"kind": "byte"})
 
 
+Tokenizer = CharTokenizer | ByteTokenizer
+"""Either kind: both offer vocab_size, dtype, encode, decode, decoder, characters and to_json."""
+
+
 def describe(char: str) -> str:
     """Return a character as text for people: itself where it shows, its code point and its name."""
     name = unicodedata.name(char, "no name")
     return f"{char!r} (U+{ord(char):04X} {name})"
 
 
-def from_json(text: str, origin: str) -> CharTokenizer | ByteTokenizer:
+def from_json(text: str, origin: str) -> Tokenizer:
     """Read a tokenizer back. Raises UserError, naming `origin`, when `text` is not one."""
     try:
         stored = json.loads(text)
@@ -192,6 +170,6 @@ def _is_vocabulary(chars: str) -> bool:
     return chars != "" and list(chars) == sorted(set(chars)) and not any("\ud800" <= c <= "\udfff" for c in chars)
 
 
-def build(kind: str, chars: Sequence[str]) -> CharTokenizer | ByteTokenizer:
+def build(kind: str, chars: Sequence[str]) -> Tokenizer:
     """Return the tokenizer named by `data.tokenizer` for a text made of `chars`."""
     return ByteTokenizer() if kind == "byte" else CharTokenizer(chars)
