@@ -1,70 +1,49 @@
 """Checkpoints: folders that are whole or absent, that explain themselves, and that hold all a run needs to go on."""
 
-import hashlib
 import json
-import os
+import math
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minigpt import __version__, config, tokenizer
-from minigpt.config import RunConfig
-from minigpt.errors import UserError, reason
-from minigpt.model import GPT
-from minigpt.runs import (
-    CHECKPOINTS,
+from minigpt import config, tokenizer
+from minigpt.config import ModelConfig, RunConfig
+from minigpt.errors import UserError, reason, shown
+from minigpt.files import decoded, sha256, sync_file, sync_folder, write_atomically, write_synced
+from minigpt.meta import (
+    FILES,
+    FORMAT,
+    LIMITS,
     META,
-    checkpoint_steps,
-    find_checkpoint,
-    meta_digest,
+    TENSORS,
+    Meta,
+    TrainState,
+    digest,
+    read_checked,
     read_meta,
-    step_folder,
-    write_atomically,
+    verify,
+    verify_file,
 )
+from minigpt.model import GPT
+from minigpt.runs import ASIDE, CHECKPOINTS, checkpoint_steps, find_checkpoint, step_folder
+from minigpt.runtime import free_memory_bytes
 from minigpt.tokenizer import Tokenizer
 
-FORMAT = 1
-FILES = ("model.safetensors", "optimizer.safetensors", "config.yaml", "tokenizer.json")
-OTHERWISE = "choose another checkpoint, or delete this folder to go on from an earlier one"
-
-
-@dataclass
-class TrainState:
-    """What changes in the course of a run besides tensors: the only mutable object of the loop."""
-
-    step: int = 0
-    """Updates completed."""
-    tokens_seen: int = 0
-    seconds: float = 0.0
-    """Time spent in the loop, over all its resumptions."""
-    train_loss: float | None = None
-    """The training loss logged last."""
-    validation_loss: float | None = None
-    """The validation loss measured last."""
-    best_loss: float | None = None
-    """The lowest validation loss so far, first measured at `best_step`."""
-    best_step: int = 0
-    train_loss_at_best: float | None = None
-    evaluations_since_best: int = 0
-    # Sums since the last log line, so that a resumed run logs the same means.
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    clipped_count: int = 0
-
-    @property
-    def overfitting(self) -> bool:
-        """Return whether validation has got worse since the best step while training went on getting better."""
-        losses = (self.train_loss, self.validation_loss, self.train_loss_at_best, self.best_loss)
-        if self.evaluations_since_best < 2 or None in losses:
-            return False
-        train, validation, train_at_best, best = (float(loss or 0) for loss in losses)
-        return validation > best and train < train_at_best
+PAUSES = (1.0, 4.0)
+"""Seconds to wait before a save that failed is tried again."""
+SAVING, OLD = ".saving-", ".old-"
+"""How the names begin of folders that are being written, and removed."""
+LOOKS = 5
+"""How often a checkpoint that is pruned while it is read is looked for anew."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +53,8 @@ class Checkpoint:
     model: GPT
     tokenizer: Tokenizer
     config: RunConfig
-    meta: dict[str, Any]
+    meta: Meta
     path: Path
-
-    @property
-    def state(self) -> TrainState:
-        """Return the loop's state at this checkpoint."""
-        return TrainState(**self.meta["state"])
 
 
 def load_checkpoint(run: str | Path = "last", which: str | None = None, device: str = "cpu") -> Checkpoint:
@@ -89,35 +63,93 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
     `run` is a run's folder or name, a checkpoint folder, or "last"; `which` is "best" (the default),
     "last" or a step. Raises UserError when there is none or when a file is not as it was written.
     """
-    path = find_checkpoint(str(run), which)
-    meta = verify(path)
-    stored = config.from_yaml(_read_text(path / "config.yaml"), str(path / "config.yaml"))
-    vocabulary = tokenizer.from_json(_read_text(path / "tokenizer.json"), str(path / "tokenizer.json"))
+    for look in range(1, LOOKS + 1):
+        path = find_checkpoint(str(run), which)
+        before = _identity(path)
+        try:
+            return _load(path, device)
+        except UserError as error:
+            if _identity(path) == before or look == LOOKS:  # else it was pruned while it was read
+                raise UserError(f"{error}{_what_else(path)}") from error
+    raise AssertionError("the last look returns or raises")
+
+
+def _load(path: Path, device: str) -> Checkpoint:
+    meta = read_meta(path)
+    text = {name: read_checked(path, name, meta, LIMITS[name]) for name in FILES if name in LIMITS}
+    texts = {name: decoded(content, path / name) for name, content in text.items()}
+    stored = config.from_yaml(texts["config.yaml"], str(path / "config.yaml"))
+    vocabulary = tokenizer.from_json(texts["tokenizer.json"], str(path / "tokenizer.json"))
+    shapes = _shapes(path, stored.model, vocabulary.vocab_size)
+    verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, 3))
+    weights = read_tensors(path, "model.safetensors", meta, _most_bytes(shapes, 1))
+    for name in sorted(shapes.keys() | weights.keys()):
+        found = tuple(weights[name].shape) if name in weights else "absent"
+        if found != shapes.get(name, "absent"):
+            expected = f"{shown(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
+            raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
     model = GPT(stored.model, vocabulary.vocab_size)
-    try:
-        model.load_state_dict(_read_tensors(path / "model.safetensors"))
-    except RuntimeError as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not hold the weights its configuration describes: {why}") from error
+    model.load_state_dict(weights)
     return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
 
 
-def training_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, name: str, meta: Meta, limit: int) -> dict[str, Tensor]:
+    """Return the tensors in one file of a checkpoint, read from the very bytes that were checked. Raises UserError."""
+    content = read_checked(path, name, meta, limit)
+    try:
+        tensors = safetensors.torch.load(content)
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{shown(path / name)} is not a whole safetensors file: {reason(error)}") from error
+    for key, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise UserError(f"{shown(path / name)}: {shown(key)[:80]} does not hold finite float32 numbers")
+    return tensors
+
+
+def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
     """Return the optimizer's state, and under "weights/NAME" the raw weights where the model's are averages."""
-    return _read_tensors(path / "optimizer.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in loaded.model.state_dict().items()}
+    return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, 3))
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Check each file of a checkpoint against its sha256 and return its meta.json. Raises UserError."""
-    meta = read_meta(path)
-    if meta.get("format") != FORMAT:
-        raise UserError(f"{path} has format {meta.get('format')!r}, this version of minigpt reads format {FORMAT}")
-    for name in FILES:
-        if not (path / name).is_file():
-            raise UserError(f"checkpoint {path} is incomplete: {name} is missing; {OTHERWISE}")
-        if _sha256(path / name) != meta["sha256"].get(name):
-            raise UserError(f"checkpoint {path} is damaged: {name} changed since it was written; {OTHERWISE}")
-    return meta
+def _shapes(path: Path, shape: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a model, without making it. Raises UserError when there is no room for it."""
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in GPT(shape, vocab_size).state_dict().items()}
+    position = shape.n_embd if shape.position == "sinusoidal" else shape.n_embd // shape.n_head
+    needed = 2 * _most_bytes(shapes, 1) + 24 * shape.context * position
+    free = free_memory_bytes("cpu")
+    if free is not None and needed > free:
+        raise UserError(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
+    return shapes
+
+
+def _most_bytes(shapes: Mapping[str, tuple[int, ...]], copies: int) -> int:
+    """Return how large a file of so many float32 tensors of each of these shapes can be, with their names."""
+    return copies * sum(4 * math.prod(shape) + 500 for shape in shapes.values()) + 100_000
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        return path.stat().st_ino, path.stat().st_ctime_ns
+    except OSError:
+        return None
+
+
+def _what_else(path: Path) -> str:
+    """Say which other checkpoints of the same run are as they were written."""
+    if path.parent.name != CHECKPOINTS:
+        return ""
+    intact = []
+    for step in checkpoint_steps(path.parent.parent):
+        if (other := step_folder(path.parent.parent, step)) != path:
+            with suppress(UserError):  # that one is no help
+                verify(other)
+                intact.append(str(step))
+    return f"; intact: --checkpoint {' or '.join(intact)}" if intact else "; the run has no other checkpoint"
+
+
+# --- writing -----------------------------------------------------------------------------------------
 
 
 def save(
@@ -128,48 +160,88 @@ def save(
     model_tensors: Mapping[str, Tensor],
     training: Mapping[str, Tensor],
     facts: Mapping[str, Any],
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Publish the checkpoint of `state.step` and return its folder.
 
     It is written beside its place, flushed to disk and renamed; then the pointers `last` and `best`
-    move; then older checkpoints but the best and the newest `train.keep_last` go. Raises UserError when
-    the disk refuses, with what was saved before intact.
+    move; then older checkpoints but the best and the newest `train.keep_last` go. What fails is tried again.
+    Raises UserError when the disk goes on refusing, with what was saved before intact.
     """
-    folder = step_folder(run, state.step)
-    building = folder.with_name(f".saving-{folder.name}")
+    tensors = dict(zip(TENSORS, (model_tensors, training), strict=True))
+    text = {"config.yaml": config.to_yaml(run_config), "tokenizer.json": vocabulary.to_json()}
+    said = {"format": FORMAT, "step": state.step, **facts, "state": asdict(state)}
+    what = f"save the checkpoint of step {state.step}"
     try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        _write_tensors(building / "model.safetensors", model_tensors)
-        _write_tensors(building / "optimizer.safetensors", training)
-        _write_text(building / "config.yaml", config.to_yaml(run_config))
-        _write_text(building / "tokenizer.json", vocabulary.to_json())
-        meta = {"format": FORMAT, "minigpt": __version__, "step": state.step, **facts, "state": asdict(state)}
-        hashes = {**{name: _sha256(building / name) for name in FILES}, META: meta_digest(meta)}
-        _write_text(building / META, json.dumps({**meta, "sha256": hashes}, indent=1))
-        _sync_folder(building)
-        if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
-            _withdraw(folder)
-        building.rename(folder)
-        _sync_folder(folder.parent)
-        _point(run, state)
-        for step in checkpoint_steps(run)[: -run_config.train.keep_last]:
-            if step not in (state.best_step, state.step):
-                _withdraw(step_folder(run, step))
-        _remove_leftovers(run)
+        _insist(lambda: _publish(run, state.step, tensors, text, said), what, say)
+        _insist(lambda: _point(run, state), what, say)
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(_building(run, state.step), ignore_errors=True)
+        raise UserError(f"cannot {what}: {reason(error)}; earlier checkpoints are intact") from error
+    try:
+        _prune(run, state, run_config.train.keep_last)
+    except OSError as error:  # the next save tries again
+        say(f"cannot remove older checkpoints: {reason(error)}")
+    return step_folder(run, state.step)
+
+
+def _insist(act: Callable[[], None], what: str, say: Callable[[str], None]) -> None:
+    """Do `act`, again and from its start if it fails: what was written before a failed flush may be lost silently."""
+    for pause in PAUSES:
+        try:
+            return act()
+        except (OSError, SafetensorError) as error:
+            say(f"cannot {what}: {reason(error)}; trying again in {pause:.0f} s")
+            time.sleep(pause)
+    return act()
+
+
+def _publish(
+    run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: Mapping[str, str], said: Mapping[str, Any]
+) -> None:
+    folder, building = step_folder(run, step), _building(run, step)
+    if folder.parent.is_dir():
         shutil.rmtree(building, ignore_errors=True)
-        raise UserError(
-            f"cannot save the checkpoint of step {state.step}: {reason(error)}; earlier checkpoints are intact"
-        ) from error
-    return folder
+    else:
+        folder.parent.mkdir()
+        sync_folder(run)
+    building.mkdir()
+    for name, group in tensors.items():
+        whole = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
+        safetensors.torch.save_file(whole, building / name)
+        sync_file(building / name)
+    for name, content in text.items():
+        write_synced(building / name, content)
+    hashes = {META: digest(said)}
+    for name in FILES:
+        with open(building / name, "rb") as file:
+            hashes[name] = sha256(file)
+    write_synced(building / META, json.dumps({**said, "sha256": hashes}, indent=1))
+    sync_folder(building)
+    if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
+        _move(folder, OLD)
+    building.rename(folder)
+    sync_folder(folder.parent)
 
 
-def repair(run: Path, state: TrainState) -> None:
-    """Finish what a save that was killed left undone: folders half written or removed, pointers not moved."""
+def repair(run: Path, state: TrainState) -> list[str]:
+    """Finish what a save that was killed left undone; return the names of what it set aside.
+
+    Folders half written or removed go, the pointers move, and checkpoints of later steps, which the run
+    could not go on from, are set aside under other names.
+    """
     _remove_leftovers(run)
+    for name in ("config.yaml", "environment.json"):
+        for path in run.glob(f".{name}.*"):
+            path.unlink()
+    aside = [_move(step_folder(run, step), ASIDE).name for step in checkpoint_steps(run) if step > state.step]
     if state.step in checkpoint_steps(run):
         _point(run, state)
+    return aside
+
+
+def _building(run: Path, step: int) -> Path:
+    return step_folder(run, step).with_name(SAVING + step_folder(run, step).name)
 
 
 def _point(run: Path, state: TrainState) -> None:
@@ -179,59 +251,23 @@ def _point(run: Path, state: TrainState) -> None:
         write_atomically(run / CHECKPOINTS / name, f"{step_folder(run, step).name}\n")
 
 
-def _withdraw(folder: Path) -> None:
-    """Take a checkpoint out of sight at once, so that none is ever seen half removed."""
-    folder.rename(folder.with_name(f".old-{folder.name}"))
+def _prune(run: Path, state: TrainState, keep_last: int) -> None:
+    for step in checkpoint_steps(run)[:-keep_last]:
+        if step not in (state.best_step, state.step):
+            _move(step_folder(run, step), OLD)
+    _remove_leftovers(run)
+
+
+def _move(folder: Path, prefix: str) -> Path:
+    """Take a checkpoint out of sight at once, so that none is ever seen half removed; return its new place."""
+    place = folder.with_name(prefix + folder.name)
+    shutil.rmtree(place, ignore_errors=True)
+    return folder.rename(place)
 
 
 def _remove_leftovers(run: Path) -> None:
     for path in (run / CHECKPOINTS).glob(".*"):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file: {reason(error)}") from error
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {reason(error)}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames within `folder` survive a power cut, where the system lets a folder be flushed."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -6,11 +6,11 @@ Results go to stdout, everything else to stderr. A UserError is one line and exi
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +20,13 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, reason, shown, visible
 
 if TYPE_CHECKING:
     from minigpt.config import RunConfig, SampleConfig
-    from minigpt.data import TextData
     from minigpt.runtime import Runtime
     from minigpt.sample import Piece
+    from minigpt.start import Start
     from minigpt.tokenizer import Ids, Tokenizer
     from minigpt.train import Outcome, Probe
 
@@ -54,14 +54,21 @@ def main() -> None:
         finally:
             print(end="", flush=True)
     except UserError as error:
-        print(f"minigpt: {error}", file=sys.stderr)
+        _show_traceback()
+        print(f"minigpt: {shown(error)}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:  # the system refuses: a full disk, no permission, a reader such as `head` that has gone
+        _show_traceback()
         if not isinstance(error, BrokenPipeError):
             where = f"{shown(error.filename)}: " if error.filename else ""
             print(f"minigpt: {where}{reason(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at exit
         sys.exit(1)
+
+
+def _show_traceback() -> None:
+    if "--debug" in sys.argv[1:2]:
+        traceback.print_exc()
 
 
 class _SettingsInHelp(TyperCommand):
@@ -104,6 +111,7 @@ def _minigpt(
     version: Annotated[
         bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
     """Train your own character-level GPT on any text, and look inside it."""
 
@@ -129,37 +137,37 @@ def train(
         if text or config or name:
             raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
         run = runs.find_run(resume)
-        start = open_resumed(run, set_ or [])
+        with runs.lock(run):
+            _train(run, open_resumed(run, set_ or []))
     else:
         start = open_new(text or [], config, set_ or [])
-        run = runs.new_run(name, start.stem)
-    _notice(*start.notices)
-    _train(run, start.config, start.data, start.checkpoint)
+        with runs.new_run(name, start.stem) as run:
+            _train(run, start)
 
 
-def _train(run: Path, config: "RunConfig", data: "TextData", checkpoint: Path | None) -> None:
+def _train(run: Path, start: "Start") -> None:
     from minigpt import runs
     from minigpt.config import to_yaml
+    from minigpt.files import write_atomically
     from minigpt.runtime import best_device
     from minigpt.train import train
 
+    config, data, checkpoint = start.config, start.data, start.checkpoint
+    _notice(*start.notices)
     _notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     settings, saved = run / "config.yaml", runs.checkpoint_steps(run)
     before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
-        runs.write_atomically(settings, to_yaml(config))
+        write_atomically(settings, to_yaml(config))
         device = best_device() if config.runtime.device == "auto" else config.runtime.device
         runs.record_start(run, saved[-1] if saved else 0, sys.argv, device)
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
-        curves = run / "metrics.jsonl"
-        if checkpoint is None and not (curves.is_file() and curves.stat().st_size):
-            shutil.rmtree(run)  # it never started: the name is free again
-            if isinstance(error, KeyboardInterrupt):
-                _notice("stopped before the first step: nothing was trained and nothing is kept")
-        elif checkpoint and runs.checkpoint_steps(run) == saved:
-            runs.write_atomically(settings, before)  # it did not go on: the run is as it was
+        if checkpoint and runs.checkpoint_steps(run) == saved:
+            write_atomically(settings, before)  # it did not go on: the run is as it was
+        elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
+            _notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
     _report(run, config, outcome)
 
@@ -268,9 +276,9 @@ def sample(
         num_samples=num_samples, stop=stop or (), unknown=on_unknown, cache=not no_cache,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
-        print(text, end="", flush=True)
+        _write(text)
         for piece in pieces:
-            print(piece.text, end="", flush=True)
+            _write(piece.text)
         print()
         return
     samples = _by_sample(pieces, num_samples)
@@ -313,19 +321,20 @@ def evaluate(
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
+    from minigpt.meta import read_meta
     from minigpt.runtime import choose
 
     if Path(run).is_file():
         raise UserError(f"the run comes before the text: minigpt eval last {_quoted(run)}")
-    meta = runs.read_meta(runs.find_checkpoint(run, checkpoint))
-    runtime = choose(RuntimeConfig(device=_device(device), compile=False), meta.get("runtime"))
+    meta = read_meta(runs.find_checkpoint(run, checkpoint))
+    runtime = choose(RuntimeConfig(device=_device(device), compile=False), meta.runtime)
     loaded = load_checkpoint(run, checkpoint, runtime.device)
     if text:
         corpus = open_corpus(text, encoding)
         _notice(*corpus.notices)
         tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
     else:
-        known = (str(meta["corpus"]["fingerprint"]), loaded.tokenizer)
+        known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
         tokens, name = data.prepare(loaded.config.data, known).validation, "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
@@ -425,10 +434,16 @@ def config_schema() -> None:
 
 
 @app.command()
-def runs(as_json: JsonOption = False) -> None:
+def runs(
+    verify: Annotated[bool, Option("--verify", help="Check all that the runs keep on disk.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List the runs in runs/, the one touched last at the end."""
     from minigpt.runs import RUNS, summaries
 
+    if verify:
+        _verify_runs(as_json)
+        return
     found = list(summaries())
     if as_json:
         _write(_json([asdict(row) for row in found]))
@@ -447,6 +462,18 @@ def runs(as_json: JsonOption = False) -> None:
         for row in found
     ]
     _table(("run", "corpus", "parameters", "step", "best loss", "age"), rows)
+
+
+def _verify_runs(as_json: bool) -> None:
+    from minigpt.verify import verify_runs
+
+    found = list(verify_runs())
+    if as_json:
+        _write(_json([asdict(one) for one in found]))
+    else:
+        _table(("run", "what", ""), [(one.run, one.what, one.problem or "intact") for one in found])
+    if bad := sum(one.problem is not None for one in found):
+        raise UserError(f"{bad} of {len(found)} are not as they were written")
 
 
 @app.command()
@@ -470,12 +497,13 @@ def board(
 
 def _notice(*lines: str) -> None:
     for line in lines:
-        print(line, file=sys.stderr)
+        print(shown(line), file=sys.stderr)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
+    lines = [[shown(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for row in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
@@ -485,7 +513,7 @@ def _json(document: Any) -> str:
 
 def _write(text: str, out: Path | None = None) -> None:
     if out is None:
-        print(text, end="")
+        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
         return
     try:
         out.write_text(text, encoding="utf-8", newline="\n")

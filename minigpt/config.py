@@ -85,13 +85,13 @@ class ModelConfig(Section):
 
     family: Literal["classic", "modern"] = "modern"
     """Sets the switches below at once. `classic` is GPT-2; `modern` is what later work found to learn faster."""
-    n_layer: int = Field(4, ge=1)
+    n_layer: int = Field(4, ge=1, le=1000)
     """Number of blocks."""
     n_head: int = Field(4, ge=1)
     """Number of attention heads in each block."""
-    n_embd: int = Field(128, ge=1)
+    n_embd: int = Field(128, ge=1, le=100_000)
     """Width of the residual stream; a multiple of `n_head`."""
-    context: int = Field(128, ge=1)
+    context: int = Field(128, ge=1, le=1_000_000)
     """Longest stretch of text, in tokens, that a prediction can look back on."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of zeroing an activation in training: embeddings, attention weights, both branch outputs."""
@@ -165,6 +165,10 @@ class TrainConfig(Section):
     """Stop after this many evaluations in a row without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
     """Decay of a moving average of the weights, which is then what is evaluated and sampled. 0: off."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What happens when a loss or gradient is not finite: end the run, or leave that step's update out."""
+    max_skipped: int = Field(20, ge=0)
+    """How many updates a run may leave out before it ends all the same."""
     histograms: bool = False
     """Write histograms of weights and gradients to TensorBoard at each evaluation."""
     hparams: bool = False
@@ -208,9 +212,9 @@ class RuntimeConfig(Section):
 
     @field_validator("threads")
     @classmethod
-    def _at_least_one(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be at least 1")
+    def _sensible(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 1 <= value <= MOST_THREADS:
+            raise ValueError(f"must be 1 to {MOST_THREADS}")
         return value
 
 
@@ -227,6 +231,7 @@ class RunConfig(Section):
     may_change_on_resume: ClassVar[frozenset[str]] = frozenset(
         {f"train.{key}" for key in ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every")}
         | {f"train.{key}" for key in ("keep_last", "patience", "histograms", "hparams")}
+        | {f"train.{key}" for key in ("micro_batch_size", "on_nonfinite", "max_skipped")}
     )
 
 
@@ -241,6 +246,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "zero_init": False,
     },
 }
+MOST_THREADS = 1024
+"""More than this torch's thread pools do not survive."""
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 DEFAULT_STEPS = 2000
 
@@ -278,7 +285,7 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{origin}: expected sections such as 'model:', got {show(tree)}")
+        raise UserError(f"{shown(origin)}: expected sections such as 'model:', got {show(tree)}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):
@@ -418,8 +425,13 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return `config` as YAML that `from_yaml` reads back to the same configuration."""
-    return plain_yaml.dump(config.model_dump(mode="json"))
+    """Return `config` as YAML that `from_yaml` reads back to the same. Raises UserError where it would be too long."""
+    text = plain_yaml.dump(config.model_dump(mode="json"))
+    if len(text.encode()) > plain_yaml.LIMIT:
+        raise UserError(
+            "data.source names too many texts one by one: name their folder, or quote a glob"
+        )
+    return text
 
 
 def from_yaml(text: str, origin: str) -> RunConfig:

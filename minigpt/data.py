@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -110,36 +111,41 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     processes that encode the same text, the first to finish publishes and the others use that.
     """
     folder = _encoded_folder(scanned.fingerprint, tokenizer)
-    if not folder.is_dir():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(folder.parent)
-            building = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
-        except OSError as error:
-            raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
-        try:
-            _encode_into(building, corpus, scanned, tokenizer)
-            _publish(building, folder)
-        except OSError as error:
-            raise UserError(f"cannot write the encoded text: {error}; set MINIGPT_CACHE to another folder") from error
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+    if folder.is_dir():
+        with suppress(UserError):  # what is damaged is made anew from the text, which is at hand
+            return _open_encoded(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder.parent)
+        building = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
+    try:
+        _encode_into(building, corpus, scanned, tokenizer)
+        _publish(building, folder)
+    except OSError as error:
+        raise UserError(f"cannot write the encoded text: {error}; set MINIGPT_CACHE to another folder") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     return _open_encoded(folder)
 
 
 def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> None:
     tokens = characters = 0
+    checksum = 0
     with open(folder / "tokens.bin", "wb") as file:
         for block in corpus.blocks():
             ids = tokenizer.encode(block, offset=characters)
             file.write(ids.data)
+            checksum = zlib.crc32(ids.data, checksum)
             tokens += len(ids)
             characters += len(block)
         file.flush()
         os.fsync(file.fileno())
     if characters != scanned.characters:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
-    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": tokens}
+    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": tokens, "crc32": checksum}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
 
 
@@ -163,8 +169,8 @@ def _open_encoded(folder: Path) -> Ids:
     try:
         description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         tokens: Ids = np.memmap(folder / "tokens.bin", dtype=description["dtype"], mode="r")
-        if len(tokens) != description["tokens"]:
-            raise ValueError(f"{len(tokens)} tokens where {description['tokens']} were written")
+        if zlib.crc32(tokens.data) != description["crc32"]:
+            raise ValueError("its tokens changed since they were written")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"the cached text in {folder} is damaged ({error}); delete that folder and run again"

@@ -1,9 +1,13 @@
-"""The one exception that is meant for people, and the two helpers that keep its message short and useful."""
+"""The one exception that is meant for people, and the helpers that keep a message short, useful and harmless."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_DRIVES_A_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, separators of lines, and those that turn the direction of what follows."""
 
 
 class UserError(Exception):
@@ -16,6 +20,14 @@ class UserError(Exception):
 def shown(name: object) -> str:
     """`name` fit for a one-line message: line breaks and other unprintable characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))
+
+
+def visible(text: str) -> str:
+    """Return `text` with nothing in it that drives a terminal: control characters as \\u001b, also in JSON.
+
+    Line ends and tabs stay, and so does all that is written from right to left by itself.
+    """
+    return _DRIVES_A_TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def reason(error: Exception) -> str:

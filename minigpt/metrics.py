@@ -1,20 +1,82 @@
 """What a run tells about itself: TensorBoard, metrics.jsonl, and the terminal."""
 
+import io
 import json
 import math
 import os
+import platform
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard import summary
 from tqdm import tqdm
+
+from minigpt.errors import reason, shown
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
+BINS = np.concatenate((-np.geomspace(1e20, 1e-12, 771), [0.0], np.geomspace(1e-12, 1e20, 771)))
+"""Edges of the bins of a histogram, each a tenth further from zero than the one before."""
+
+
+class Journal:
+    """A file that only grows. What the disk refuses is kept in memory and written once it gives way."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self.say = path, say
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self.size, self.pending, self.failing = self.file.tell(), b"", False
+
+    def append(self, records: bytes) -> None:
+        """Write whole records: when this returns they would survive the end of the process, or are pending."""
+        self.pending += records
+        written = 0
+        try:
+            if self.failing:
+                self.file.truncate(self.size)  # what got through of the records that did not
+            while written < len(self.pending):
+                written += self.file.write(self.pending[written:])
+        except OSError as error:
+            with suppress(OSError):  # tried again before the next write
+                self.file.truncate(self.size)
+            self._complain(error)
+            return
+        self.size, self.pending = self.size + written, b""
+        if self.failing:
+            self.say(f"{shown(self.path)} is written again; nothing was left out")
+        self.failing = False
+
+    def sync(self) -> None:
+        """Wait until the disk has what was written."""
+        if self.pending:
+            self.append(b"")
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        """Write what is pending if that is possible now, and close the file."""
+        self.sync()
+        if self.pending:
+            self.say(f"the last {len(self.pending):,} bytes for {shown(self.path)} could not be written and are lost")
+        with suppress(OSError):  # some systems report here again what failed above
+            self.file.close()
+
+    def _complain(self, error: OSError) -> None:
+        if not self.failing:
+            self.say(f"cannot write {shown(self.path)}: {reason(error)}; training goes on, this is kept in memory")
+        self.failing = True
 
 
 class Metrics:
@@ -22,15 +84,17 @@ class Metrics:
 
     def __init__(self, run: Path, step: int, position: float, total: float, unit: str = "step") -> None:
         """Open the logs of `run` at `step`; the progress bar starts at `position` of `total` `unit`s."""
-        self.path = run / "metrics.jsonl"
-        self._take_back(step)
-        self.lines = open(self.path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed by close()
-        # TensorBoard drops what older event files hold from purge_step on, so each tag has each step once.
         events = run / "tensorboard"
         is_new = not events.exists()
-        self.board = SummaryWriter(str(events), purge_step=step + 1, flush_secs=10)
+        events.mkdir(exist_ok=True)
+        _take_back(run / "metrics.jsonl", step)
+        self.lines = Journal(run / "metrics.jsonl", self.say)
+        self.board = Journal(_next_event_file(events), self.say)
+        # TensorBoard drops what older event files hold from this step on, so each tag has each step once.
+        self._event(Event(step=step + 1, file_version="brain.Event:2"))
+        self._event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
         if is_new:
-            self.board.add_custom_scalars(LAYOUT)
+            self._event(Event(summary=summary.custom_scalars(LAYOUT)))
         self.bar = tqdm(
             initial=position,
             total=total,
@@ -44,26 +108,28 @@ class Metrics:
     def log(self, step: int, time: float, scalars: Mapping[str, float]) -> None:
         """Write `scalars` by tag at `step`; `time` is the run's age in seconds."""
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
-        self.lines.write(json.dumps({"step": step, "time": round(time, 3), **numbers}) + "\n")
-        self.lines.flush()
-        for tag, value in scalars.items():
-            self.board.add_scalar(tag, value, step)
+        line = json.dumps({"step": step, "time": round(time, 3), **numbers})
+        self.lines.append(f"{line}\n".encode())
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._event(Event(step=step, summary=Summary(value=values)))
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Write a text to TensorBoard, shown as it is and not as Markdown."""
         indented = "\n".join(f"    {line}" for line in text.splitlines())
-        self.board.add_text(tag, indented, step)
+        self._event(Event(step=step, summary=summary.text(tag, indented)))
 
     def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Write a histogram for each tensor to TensorBoard."""
         for tag, tensor in tensors.items():
-            self.board.add_histogram(tag, tensor.float(), step)
+            self._event(Event(step=step, summary=summary.histogram(tag, tensor.float().cpu().numpy(), BINS)))
 
     def hparams(self, step: int, settings: Mapping[str, Any], losses: Mapping[str, float | None]) -> None:
         """Write the run's settings and how it ended to TensorBoard's hyper-parameter table."""
         plain = {key: value if isinstance(value, int | float | bool) else str(value) for key, value in settings.items()}
         results = {f"hparam/{name}": math.nan if loss is None else loss for name, loss in losses.items()}
-        self.board.add_hparams(plain, results, run_name=".", global_step=step)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in results.items()]
+        for part in (*summary.hparams(plain, results), Summary(value=values)):
+            self._event(Event(step=step, summary=part))
 
     def progress(self, position: float, state: str) -> None:
         """Move the progress bar to `position`, with `state` beside it."""
@@ -72,12 +138,12 @@ class Metrics:
 
     def say(self, line: str) -> None:
         """Print a line for the person at the terminal, above the progress bar."""
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(shown(line), file=sys.stderr)
 
-    def flush(self) -> None:
-        """Make sure that what was logged is on its way to disk, before a checkpoint claims that step."""
-        self.lines.flush()
-        self.board.flush()
+    def sync(self) -> None:
+        """Make sure that what was logged is on disk, before a checkpoint claims that step."""
+        self.lines.sync()
+        self.board.sync()
 
     def close(self) -> None:
         """Write out everything and close the files."""
@@ -93,20 +159,38 @@ class Metrics:
     ) -> None:
         self.close()
 
-    def _take_back(self, step: int) -> None:
-        """Cut off the lines after `step`, and what a kill left of a line, from the end of the file."""
-        if not self.path.exists():
-            return
-        content = self.path.read_bytes()
-        end = len(content)
-        while end and not _is_line_up_to(step, content[content.rfind(b"\n", 0, end - 1) + 1 : end]):
-            end = content.rfind(b"\n", 0, end - 1) + 1
-        os.truncate(self.path, end)
+    def _event(self, event: Event) -> None:
+        event.wall_time = time.time()
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self.board.append(record.getvalue())
+
+
+def _next_event_file(folder: Path) -> Path:
+    """Return where the events of this process go.
+
+    TensorBoard reads files in the order of their names, which hold a time: where the clock was set back, it
+    is one second after the last.
+    """
+    times = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
+    begin = max(int(time.time()), max(times, default=0) + 1)
+    return folder / f"events.out.tfevents.{begin:010d}.{platform.node()}.{os.getpid()}"
+
+
+def _take_back(path: Path, step: int) -> None:
+    """Cut off the lines of metrics.jsonl after `step`, and what a kill left of a line, from its end."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = len(content)
+    while end and not _is_line_up_to(step, content[content.rfind(b"\n", 0, end - 1) + 1 : end]):
+        end = content.rfind(b"\n", 0, end - 1) + 1
+    os.truncate(path, end)
 
 
 def _is_line_up_to(step: int, line: bytes) -> bool:
     """Return whether `line` is whole and tells of this step or an earlier one."""
     try:
         return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minigpt.config import OptimConfig
+
+KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}
+"""What each kind of optimizer remembers of a parameter."""
 
 
 class Optimizer:
@@ -60,17 +62,24 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` returned."""
-        by_parameter: dict[str, dict[str, Any]] = {}
-        for key, value in state.items():
-            kind, _, name = key.partition("/")
-            by_parameter.setdefault(name, {})[kind] = value
+        """Put back what `state_dict` returned. Raises ValueError when it is not of these parameters."""
+        expected = {
+            f"{kind}/{self.names[parameter]}": () if kind == "step" else tuple(parameter.shape)
+            for optimizer, _ in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            for kind in KEPT[type(optimizer)]
+        }
+        found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if found and found != expected:
+            wrong = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            raise ValueError(f"the optimizer's {wrong} does not fit the model")
         for optimizer, _ in self.optimizers:
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    entries = by_parameter.get(self.names[parameter], {})
+                for parameter in group["params"] if found else ():
                     optimizer.state[parameter] = {
-                        kind: value.to(parameter.device).clone() for kind, value in entries.items()
+                        kind: state[f"{kind}/{self.names[parameter]}"].to(parameter.device).clone()
+                        for kind in KEPT[type(optimizer)]
                     }
 
 

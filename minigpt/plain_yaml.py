@@ -16,8 +16,24 @@ _PLAIN = {  # what an unquoted word is, if not text
 }
 
 
+LIMIT = 1 << 20
+"""Bytes that settings in YAML can have at most."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML without its traps: a repeated key is an error, 1e-3 is a number, and 010, 1:30 and dates are not."""
+    """YAML without its traps: a repeated key is an error, 1e-3 is a number, and 010, 1:30 and dates are not.
+
+    Tags and aliases are refused: no setting needs them, and a few lines of aliases stand for gigabytes.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        refused = "aliases (*name)" if isinstance(event, yaml.AliasEvent) else None
+        if getattr(event, "tag", None) is not None:
+            refused = f"tags ({event.tag})"
+        if refused:
+            raise yaml.MarkedYAMLError(problem=f"{refused} are not read here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -45,13 +61,15 @@ for _kind, _pattern in _PLAIN.items():
 
 def parse(text: str, origin: str) -> Any:
     """Return the plain values of a YAML text. Raises UserError, naming `origin`, when it is none."""
+    if len(text) > LIMIT:
+        raise UserError(f"{shown(origin)}: is longer than the {LIMIT:,} bytes that settings can have")
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader: it builds plain values only)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{shown(origin)}{where}: not valid YAML: {' '.join(problem.split())}") from error
+        raise UserError(f"{shown(origin)}{where}: not valid YAML: {shown(' '.join(problem.split()))}") from error
     except (ValueError, LookupError, AttributeError, RecursionError) as error:  # from "!!int x", "[[[[[[..."
         raise UserError(f"{shown(origin)}: not valid YAML: {reason(error)}") from error
 

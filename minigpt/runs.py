@@ -5,7 +5,6 @@ runs/NAME/
   checkpoints/step-00000500/  last  best
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -13,21 +12,27 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from minigpt import __version__
 from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.files import LOCK, InUse, leaves, locked, make_folders, read_within, write_atomically
+from minigpt.meta import META, read_meta
 
 RUNS = Path("runs")
 CHECKPOINTS = "checkpoints"
-META = "meta.json"
+ASIDE = "aside-"
+"""How the names of checkpoints begin that a resume could not use and kept."""
 RESERVED = {"last", "best"}
+ENVIRONMENT_LIMIT = 16 << 20
+"""Bytes that environment.json can have at most: one kilobyte for each start of the run."""
+WRITTEN = ("config.yaml", "environment.json", "metrics.jsonl", "tensorboard", CHECKPOINTS, LOCK)
+"""What training writes in a run's folder."""
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -37,7 +42,7 @@ def step_folder(run: Path, step: int) -> Path:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps of the published checkpoints of a run, in order."""
-    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if (path / META).is_file()]
+    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if (path / META).is_file() and not path.is_symlink()]
     return sorted(int(folder.name[5:]) for folder in folders if re.fullmatch(r"step-[0-9]{8,}", folder.name))
 
 
@@ -95,42 +100,95 @@ def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> P
 def pointed_step(run: Path, pointer: str) -> int | None:
     """Return the step that the pointer file "last" or "best" names, or None where it names no checkpoint."""
     try:
-        step = int((run / CHECKPOINTS / pointer).read_text(encoding="utf-8").strip().removeprefix("step-"))
-    except (OSError, ValueError):
+        step = int(read_within(run / CHECKPOINTS / pointer, run, 100).decode().strip().removeprefix("step-"))
+    except (UserError, ValueError):
         return None
     return step if step in checkpoint_steps(run) else None
 
 
-def new_run(name: str | None, stem: str, root: Path = RUNS) -> Path:
-    """Make and return the folder of a new run: `name`, or `stem` with the next free number.
+@contextmanager
+def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
+    """Make the folder of a new run, `name` or `stem` with the next free number, and keep it locked for the block.
 
-    Raises UserError when the name is taken or is no name, or the folder cannot be made.
+    It goes again when the block raises before training wrote anything. Raises UserError when the name is
+    taken or is no name, or the folder cannot be made.
     """
     if name is not None and (not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED):
         allowed = "letters, digits, '-', '_' and '.', and not 'last' or 'best'"
         raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
-    folders = (root / f"{stem}-{number}" for number in itertools.count(1)) if name is None else [root / name]
+    candidates = [root / name] if name else (root / f"{stem}-{number}" for number in itertools.count(1))
+    with ExitStack() as held:
+        folder = next((folder for folder in candidates if _claim(folder, held)), None)
+        if folder is None:
+            resume = f"go on with it: minigpt train --resume {name}, or choose another --name"
+            raise UserError(f"run '{name}' exists; {resume}")
+        try:
+            yield folder
+        except BaseException:
+            if not was_started(folder):  # its name is free again
+                held.close()
+                shutil.rmtree(folder)
+            raise
+
+
+def _claim(folder: Path, held: ExitStack) -> bool:
+    """Make `folder` and lock it in `held`; return False when it is another's. A start that was killed left it empty."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for folder in folders:
-            if not os.path.lexists(folder):
-                with suppress(FileExistsError):  # another process was faster
-                    folder.mkdir()
-                    return folder
+        make_folders(folder.parent)
+        if _is_taken(folder):
+            return False
+        make_folders(folder)
+        held.enter_context(lock(folder))
+    except InUse:
+        return False
     except OSError as error:
-        raise UserError(f"cannot make a run folder in {root.absolute()}: {reason(error)}") from error
-    raise UserError(f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name")
+        raise UserError(f"cannot make a run folder in {shown(folder.parent.absolute())}: {reason(error)}") from error
+    if _is_taken(folder):  # another process was faster
+        held.close()
+        return False
+    return True
+
+
+def _is_taken(folder: Path) -> bool:
+    """Return whether a new run in `folder` would lose something: all but what a start leaves that was killed."""
+    if not folder.is_dir() or folder.is_symlink():
+        return os.path.lexists(folder)
+    unfinished = tuple(f".{name}." for name in WRITTEN)
+    foreign = (path.name not in WRITTEN and not path.name.startswith(unfinished) for path in folder.iterdir())
+    return was_started(folder) or any(foreign)
+
+
+def was_started(run: Path) -> bool:
+    """Return whether a run has curves or checkpoints that a new run of its name would lose."""
+    curves = run / "metrics.jsonl"
+    return bool(checkpoint_steps(run)) or (curves.is_file() and curves.stat().st_size > 0)
+
+
+@contextmanager
+def lock(run: Path) -> Iterator[None]:
+    """Keep other processes from training or resuming `run` for the length of the block.
+
+    Raises UserError when one is at it, or when the folder holds a link to somewhere else, through which
+    training would write there.
+    """
+    for path in (*(run / name for name in WRITTEN), *(run / CHECKPOINTS).glob("*")):
+        if path.is_symlink() and leaves(path, run):
+            raise UserError(f"{shown(path)} is a link out of the run's folder, and training would write through it")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{shown(path)} is neither a file nor a folder")
+    with locked(run, f"run {shown(run.name)}"):
+        yield
 
 
 def record_start(run: Path, step: int, command: Sequence[str], device: str) -> None:
     """Add to environment.json what this run was started or resumed with, so that it can be explained later."""
     path = run / "environment.json"
     try:
-        starts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    except ValueError:
+        starts = json.loads(read_within(path, run, ENVIRONMENT_LIMIT)) if os.path.lexists(path) else []
+    except (ValueError, RecursionError):
         starts = None
     if not isinstance(starts, list):
-        raise UserError(f"{path} is damaged; move it away to go on")
+        raise UserError(f"{shown(path)} is damaged; move it away to go on")
     packages = ("torch", "numpy", "safetensors")
     starts.append(
         {
@@ -178,52 +236,17 @@ class RunSummary:
 def summaries(root: Path = RUNS) -> Iterator[RunSummary]:
     """Yield a summary of each run under `root`, the one touched last at the end."""
     for run in all_runs(root):
-        steps, meta = checkpoint_steps(run), {}
+        steps, meta = checkpoint_steps(run), None
         with suppress(UserError):  # a damaged checkpoint leaves gaps in its line, and the other lines alone
-            meta = read_meta(step_folder(run, steps[-1])) if steps else {}
+            meta = read_meta(step_folder(run, steps[-1])) if steps else None
         yield RunSummary(
             run.name,
-            str(meta.get("corpus", {}).get("name", "")),
-            meta.get("parameters"),
+            meta.corpus.name if meta else "",
+            meta.parameters if meta else None,
             steps[-1] if steps else None,
-            meta.get("state", {}).get("best_loss"),
+            meta.state.best_loss if meta else None,
             _touched(run),
         )
-
-
-def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """Return the meta.json of a checkpoint folder. Raises UserError when it is not as it was written."""
-    path = checkpoint / META
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        intact = meta["sha256"][META] == meta_digest(meta)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from error
-    except (ValueError, KeyError, TypeError):
-        intact = False
-    if not intact:
-        raise UserError(f"checkpoint {checkpoint} is damaged: {META} changed since it was written")
-    return meta
-
-
-def meta_digest(meta: Mapping[str, Any]) -> str:
-    """Return the sha256 of what a meta.json says, the hashes it holds left out."""
-    facts = {key: value for key, value in meta.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Put `text` into `path` so that a reader, or a crash, sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _touched(run: Path) -> float:

@@ -1,6 +1,7 @@
 """Where it is computed, and how precisely: device, precision, threads, compilation. Chosen once, said in one line."""
 
 import os
+import platform
 import shutil
 import sys
 import time
@@ -11,11 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
+from minigpt import __version__
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
+from minigpt.meta import RuntimeFacts
 
 COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
 """What a first compilation of a small GPT costs, about, per device type. Devices not named are not compiled for."""
@@ -49,34 +53,42 @@ class Runtime:
             where += f" ({torch.cuda.get_device_name(self.torch_device)})"
         return f"{where}, {self.dtype}, {'compiled' if self.compile else 'not compiled'}"
 
-    def saved(self) -> dict[str, Any]:
-        """Return the choices as plain values."""
-        return asdict(self)
+    def facts(self) -> RuntimeFacts:
+        """Return the choices with what else decides the last bits of a result, as a checkpoint keeps them."""
+        return RuntimeFacts(
+            **asdict(self),
+            processor=processor(self.torch_device),
+            torch=str(torch.__version__),
+            numpy=numpy.__version__,
+            minigpt=__version__,
+        )
 
 
 def choose(
-    config: RuntimeConfig, saved: dict[str, Any] | None = None, *, run_flops: float = 0.0, run_seconds: float = 0.0
+    config: RuntimeConfig, saved: RuntimeFacts | None = None, *, run_flops: float = 0.0, run_seconds: float = 0.0
 ) -> Runtime:
     """Choose what `config` leaves open, and set torch up for it.
 
     `saved` holds the choices of a run that is resumed. The work of the whole run, or its length where that
     is given in time, decides whether compilation pays. Raises UserError for a device that is not there.
     """
-    saved = saved or {}
-    kept_device = saved.get("device", "") if _is_available(saved.get("device", "")) else ""
-    device = config.device if config.device != "auto" else kept_device or best_device()
+    device = config.device
+    if device == "auto":
+        device = saved.device if saved and _is_available(saved.device) else best_device()
     if not _is_available(device):
         raise UserError(f"runtime.device {device} is not available here; torch finds: {', '.join(_devices())}")
     kind = torch.device(device).type
-    same_device = device == saved.get("device")
-    threads = config.threads if config.threads != "auto" else saved.get("threads", torch.get_num_threads())
+    kept = saved if saved and saved.device == device else None
+    threads = config.threads
+    if threads == "auto":
+        threads = saved.threads if saved else torch.get_num_threads()
     torch.set_num_threads(int(threads))
-    dtype = config.dtype
+    dtype: str = config.dtype
     if dtype == "auto":
-        dtype = saved["dtype"] if same_device else ("bfloat16" if has_fast_bfloat16(kind) else "float32")
+        dtype = kept.dtype if kept else "bfloat16" if has_fast_bfloat16(kind) else "float32"
     compile = config.compile
     if compile == "auto":
-        compile = saved["compile"] if same_device else _compilation_pays(kind, dtype, run_flops, run_seconds)
+        compile = kept.compile if kept else _compilation_pays(kind, dtype, run_flops, run_seconds)
     # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
     torch.use_deterministic_algorithms(kind == "cpu" and bool(compile))
     if kind == "cuda":
@@ -90,6 +102,17 @@ def reseed(runtime: Runtime, seed: int) -> None:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a stack trace for each GPU backend
     else:
         torch.manual_seed(seed)
+
+
+def processor(device: torch.device) -> str:
+    """Return the name of what computes on this device, with the instructions that torch uses of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name, table = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if table.is_file():
+        lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def has_fast_bfloat16(kind: str) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt import config, presets, runs
-from minigpt.checkpoint import verify
 from minigpt.config import Layer, RunConfig
 from minigpt.data import TextData, prepare
-from minigpt.errors import UserError
+from minigpt.errors import UserError, shown
+from minigpt.files import read_text_within
+from minigpt.meta import LIMITS, Meta, verify
 from minigpt.runtime import best_device
 from minigpt.tokenizer import from_json
 
@@ -57,24 +58,39 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
 
 
 def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
-    """Prepare to go on with a run from its newest checkpoint.
+    """Prepare to go on with a run from its newest intact checkpoint.
 
-    Raises UserError for a change that would make it another run, for another text, and for a damaged checkpoint.
+    Raises UserError for a change that would make it another run, for another text, and when no checkpoint is intact.
     """
-    steps = runs.checkpoint_steps(run)
-    if not steps:
-        raise UserError(f"run {run.name} has no checkpoint to resume from; start it anew under another --name")
+    checkpoint, meta, notices = newest_intact(run)
     stored = presets.read_layer(str(run / "config.yaml"))
     resolved = config.resolve(stored, config.parse_overrides(assignments))
-    checkpoint = runs.step_folder(run, steps[-1])
-    meta, vocabulary = verify(checkpoint), checkpoint / "tokenizer.json"
     # Compared with the checkpoint's own copy, whose hash was just checked: the run's may have been edited.
-    trained = config.resolve(presets.read_layer(str(checkpoint / "config.yaml"))).config
+    text = read_text_within(checkpoint / "config.yaml", checkpoint, LIMITS["config.yaml"])
+    trained = config.from_yaml(text, str(checkpoint / "config.yaml"))
     if changes := config.changed_on_resume(trained, resolved.config):
         raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
-    tokenizer = from_json(vocabulary.read_text(encoding="utf-8"), str(vocabulary))
-    data = prepare(resolved.config.data, known=(meta["corpus"]["fingerprint"], tokenizer))
-    return Start(resolved.config, data, run.name, data.notices, checkpoint)
+    vocabulary = checkpoint / "tokenizer.json"
+    tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS[vocabulary.name]), str(vocabulary))
+    data = prepare(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
+    return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint)
+
+
+def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:
+    """Return the newest checkpoint that is as it was written, with its meta.json and a line for each newer one.
+
+    Raises UserError when there is none.
+    """
+    notices: list[str] = []
+    for step in reversed(runs.checkpoint_steps(run)):
+        checkpoint = runs.step_folder(run, step)
+        try:
+            return checkpoint, verify(checkpoint), notices
+        except UserError as error:
+            notices.append(f"skipping the checkpoint of step {step}: {error}")
+    problem = "no checkpoint of it is intact" if notices else "it has no checkpoint"
+    why = "".join(f" ({line})" for line in notices[:1])
+    raise UserError(f"cannot resume run {shown(run.name)}: {problem}{why}; start it anew under another --name")
 
 
 def name_stem(source: str) -> str:

@@ -22,15 +22,15 @@ from torch import Tensor
 
 from minigpt import checkpoint
 from minigpt import config as configuration
-from minigpt.checkpoint import TrainState
 from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at
 from minigpt.errors import UserError, reason
 from minigpt.evaluate import evaluate
+from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
 from minigpt.model import GPT
 from minigpt.optim import Optimizer, lr_factor
-from minigpt.runs import checkpoint_steps, step_folder
+from minigpt.runs import CHECKPOINTS, checkpoint_steps, step_folder
 from minigpt.runtime import (
     Runtime,
     backward_bytes,
@@ -47,6 +47,8 @@ from minigpt.seeds import mix_seed
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`; it must not change it."""
 
+SPIKE = 1.5
+"""How many times the mean before a step's loss must be to be noted."""
 RAW = "weights/"
 """Prefix under which a checkpoint keeps the raw weights where the model's are an average of them."""
 
@@ -125,13 +127,14 @@ class Training:
         self.flops_per_token = flops_per_token(self.model)
         self.steps = run_steps(config, len(data.train))
         loaded = checkpoint.load_checkpoint(resume) if resume else None
-        self.state = loaded.state if loaded else TrainState()
+        self.state = loaded.meta.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
+        self.resumed_with: tuple[RuntimeFacts, int] | None = None
         self.clock = Clock(self.state.seconds)
         tokens = (self.steps or 0) * config.train.batch_size * config.model.context
         self.runtime = choose(
             config.runtime,
-            loaded.meta["runtime"] if loaded else None,
+            loaded.meta.runtime if loaded else None,
             run_flops=tokens * self.flops_per_token,
             run_seconds=60 * (config.train.minutes or 0),
         )
@@ -145,13 +148,18 @@ class Training:
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
-        training = checkpoint.training_tensors(loaded.path)
+        train = loaded.config.train
+        self.resumed_with = (loaded.meta.runtime, train.micro_batch_size or train.batch_size)
+        training = checkpoint.read_training_tensors(loaded)
         names = [name for name in training if name.startswith(RAW)]
         weights = {name.removeprefix(RAW): training.pop(name) for name in names}
-        self.model.load_state_dict(weights or loaded.model.state_dict())
+        try:
+            self.model.load_state_dict(weights or loaded.model.state_dict())
+            self.optimizer.load_state_dict(training)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"{loaded.path} cannot be gone on from: {reason(error)[:200]}") from error
         if self.average is not None:
             self.average.load_state_dict(loaded.model.state_dict())
-        self.optimizer.load_state_dict(training)
 
     # --- the loop ------------------------------------------------------------------------------------
 
@@ -159,10 +167,12 @@ class Training:
         """Train until the run's length is reached, validation stops improving, or a signal comes."""
         every, state = self.config.train, self.state
         total, unit = (every.minutes * 60, "second") if every.minutes else (float(self.steps or 0), "step")
-        checkpoint.repair(self.run, state)
+        aside = checkpoint.repair(self.run, state)
         self._refuse_if_finished()
         logs = Metrics(self.run, state.step, self.position, total, unit)
         with Interrupts() as interrupts, logs as self.metrics:
+            for name in aside:
+                self.metrics.say(f"kept what is no part of the run any more: {self.run / CHECKPOINTS / name}")
             self._get_ready()
             self.clock = Clock(state.seconds)  # getting ready was no training
             if self.saved_step is None:
@@ -189,7 +199,10 @@ class Training:
         return Outcome(state, self.runtime, folder, stopped_by, self.stopped_early, share)
 
     def step(self) -> None:
-        """Make one update. Raises UserError, with the weights as they were, when it would not be finite."""
+        """Make one update, or leave it out where it would not be finite and `train.on_nonfinite` is skip.
+
+        Raises UserError, with the weights as they were, when the loss or gradient is not finite.
+        """
         train, state, device = self.config.train, self.state, self.runtime.device
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
         reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))
@@ -200,17 +213,41 @@ class Training:
         limit = self.config.optim.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the step's one wait for the device
+        state.step += 1
+        state.tokens_seen += x.numel()
         if not math.isfinite(loss_value + self.gradient_norm):
-            problem = f"the loss is {loss_value:g}" if not math.isfinite(loss_value) else "the gradient is not finite"
-            raise UserError(self._not_finite(state.step + 1, problem))
+            self._skip_or_stop(loss_value)
+            return
         self.optimizer.step(progress)
         if self.average is not None:
             self._update_average(self.average)
-        state.step += 1
-        state.tokens_seen += x.numel()
         state.loss_sum += loss_value
         state.loss_count += 1
         state.clipped_count += self.gradient_norm > limit
+        if state.train_loss is not None and loss_value > SPIKE * state.train_loss:
+            self._note_spike(loss_value)
+
+    def _skip_or_stop(self, loss: float) -> None:
+        """Count a step without an update. Raises UserError where it must not be, or where it would not help."""
+        state, train = self.state, self.config.train
+        problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            problem = "the weights are not finite"
+        elif train.on_nonfinite == "skip":
+            if state.skipped < train.max_skipped:
+                state.skipped += 1
+                self.metrics.say(f"step {state.step}: {problem}; its update is left out ({state.skipped} so far)")
+                self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
+                return
+            problem += f", after {state.skipped} updates were left out"
+        raise UserError(self._not_finite(state.step, problem))
+
+    def _note_spike(self, loss: float) -> None:
+        step, norm, mean = self.state.step, self.gradient_norm, self.state.train_loss
+        self.metrics.say(
+            f"step {step}: the loss jumped to {loss:.4f} from a mean of {mean:.4f}, gradient norm {norm:.3g}"
+        )
+        self.metrics.log(step, self.clock.total, {"loss/spike": loss, "loss/spike_gradient_norm": norm})
 
     def _forward_backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the gradients of the mean loss over the batch, a micro-batch at a time; return that loss."""
@@ -268,6 +305,8 @@ class Training:
         speed = (state.tokens_seen - marked_tokens) / max(1e-9, self.clock.training - marked_seconds)
         self.marked = (self.clock.training, state.tokens_seen)
         characters = speed * self.data.characters_per_token
+        if not state.loss_count:  # all updates since were left out
+            return
         state.train_loss = state.loss_sum / state.loss_count
         scalars = {
             "loss/train": state.train_loss,
@@ -318,23 +357,23 @@ class Training:
         """Publish a checkpoint of this step, after the curves up to it are on their way to disk."""
         state, data = self.state, self.data
         state.seconds = self.clock.total
-        self.metrics.flush()
+        self.metrics.sync()
         weights, training = self.model.state_dict(), self.optimizer.state_dict()
         if self.average is not None:  # the average is the model; the weights that go on training stand beside it
             training |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
             weights = self.average.state_dict()
-        if not all(tensor.isfinite().all() for tensor in weights.values()):
-            raise UserError(self._not_finite(state.step, "the weights are not finite"))
+        if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
+            raise UserError(self._not_finite(state.step, "the weights or the optimizer's averages are not finite"))
         facts = {
             "characters_seen": round(state.tokens_seen * data.characters_per_token),
             "validation_loss": state.validation_loss,
             "corpus": {"name": " + ".join(self.config.data.source), "fingerprint": data.fingerprint},
             "vocab_size": data.tokenizer.vocab_size,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "runtime": self.runtime.saved(),
-            "torch": str(torch.__version__),
+            "runtime": self.runtime.facts().model_dump(),
         }
-        checkpoint.save(self.run, self.config, data.tokenizer, state, weights, training, facts)
+        say = self.metrics.say
+        checkpoint.save(self.run, self.config, data.tokenizer, state, weights, training, facts, say)
         self.saved_step = state.step
 
     # --- before the first step -----------------------------------------------------------------------
@@ -348,6 +387,7 @@ class Training:
             self.metrics.say(f"resuming at step {state.step}{loss}")
         self._check_memory()
         self.compile_and_measure(self.metrics.say)
+        self._tell_drift()
 
     def compile_and_measure(self, say: Callable[[str], None]) -> None:
         """Measure the speed of the device, and compile the network if that was chosen."""
@@ -361,6 +401,17 @@ class Training:
         if compiled:
             say(f"compiled in {time.perf_counter() - started:.0f} s")
         self.runtime = replace(self.runtime, compile=compiled)
+
+    def _tell_drift(self) -> None:
+        """Say what is not as it was when the checkpoint was written, and so changes the last bits from here on."""
+        if self.resumed_with is None:
+            return
+        before, micro_batch_size = self.resumed_with
+        changes = self.runtime.facts().changes(before)
+        if self._micro_batch_size != micro_batch_size:
+            changes.append(f"micro-batches of {self._micro_batch_size} in place of {micro_batch_size}")
+        if changes:
+            self.metrics.say(f"from here on not bit for bit what an undisturbed run would give: {', '.join(changes)}")
 
     @property
     def _micro_batch_size(self) -> int:
@@ -394,11 +445,15 @@ class Training:
             f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
         )
         steps = checkpoint_steps(self.run)
-        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint was saved yet"
-        return (
-            f"step {step}: {problem} ({rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}); "
-            f"{kept}; try a lower optim.lr or optim.muon_lr, a longer optim.warmup, or runtime.dtype=float32"
-        )
+        advice = "a new run with a lower optim.lr or optim.muon_lr, a longer optim.warmup, or runtime.dtype=float32"
+        if steps:
+            advice = (
+                f"the checkpoint of step {steps[-1]} is intact; try minigpt train --resume {self.run.name} with "
+                f"--set train.on_nonfinite=skip or --set runtime.dtype=float32, or {advice}"
+            )
+        else:
+            advice = f"no checkpoint was saved yet; try {advice}"
+        return f"step {step}: {problem} ({rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}); {advice}"
 
     def _refuse_if_finished(self) -> None:
         name, state, train = self.run.name, self.state, self.config.train

@@ -1,0 +1,173 @@
+"""Files that a crash, a second process or a stranger cannot spoil: atomic writes, locks, careful reads."""
+
+import hashlib
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from minigpt.errors import UserError, reason, shown
+
+LOCK = ".lock"
+BLOCK = 1 << 20
+
+
+class InUse(UserError):
+    """Another process holds the lock."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Put `text` into `path` so that whatever happens the old content stands there or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_synced(temporary, text)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write `text` and wait until the disk has it."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has all that was written to `path`."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in `folder` survive a power cut, where folders can be flushed."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder and those above it that are missing, each lasting through a power cut. It may be there already."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def open_within(path: Path, folder: Path) -> BinaryIO:
+    """Open a regular file to read; raises UserError for what a stranger might put in its place.
+
+    A link is followed only where it stays in `folder`; pipes, devices and folders are refused without waiting.
+    """
+    try:
+        if leaves(path, folder):
+            raise UserError(f"{shown(path)} is a link out of its folder, which is not followed")
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise UserError(f"{shown(path)} cannot be read: {reason(error)}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{shown(path)} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def leaves(path: Path, folder: Path) -> bool:
+    """Return whether `path` leads out of `folder`, by links or, in a circle of them, to nowhere."""
+    try:
+        return not path.resolve().is_relative_to(folder.resolve())
+    except RuntimeError:  # a circle, before Python 3.13
+        return True
+
+
+def read_within(path: Path, folder: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes, as `open_within` opens it. Raises UserError."""
+    with open_within(path, folder) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise UserError(f"{shown(path)} cannot be read: {reason(error)}") from error
+    if len(content) > limit:
+        raise UserError(f"{shown(path)} is larger than the {limit:,} bytes that such a file can have")
+    return content
+
+
+def read_text_within(path: Path, folder: Path, limit: int) -> str:
+    """Return the UTF-8 text of a file that `read_within` reads. Raises UserError."""
+    return decoded(read_within(path, folder, limit), path)
+
+
+def decoded(content: bytes, path: Path) -> str:
+    """Return the UTF-8 text in `content`, which was read from `path`. Raises UserError."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{shown(path)} is not UTF-8 text: {reason(error)}") from error
+
+
+def sha256(file: BinaryIO) -> str:
+    """Return the sha256 of what is left to read of `file`, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+# --- one process at a time ---------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Keep other processes out of `folder` for the length of the block. Raises InUse, naming `what`, when one is in.
+
+    The system holds the lock and lets go of it when the process ends, however it ends. The file that it
+    is taken on stays; it says who took it last.
+    """
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        raise UserError(f"cannot lock {what}: {shown(path)}: {reason(error)}") from error
+    with os.fdopen(descriptor, "r+b") as file:
+        if not _lock(file):
+            holder = file.read(200).decode("utf-8", "replace").strip() or "another process"
+            raise InUse(f"{what} is in use by {shown(holder)}: wait for it to end, or stop it")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        file.flush()
+        yield
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: BinaryIO) -> bool:
+        """Take the lock on an open file until that is closed; return whether it could be had."""
+        file.seek(1 << 30)  # beyond what is written, for Windows lets nobody read what is locked
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            file.seek(0)
+        return True
+
+else:
+    import fcntl
+
+    def _lock(file: BinaryIO) -> bool:
+        """Take the lock on an open file until that is closed; return whether it could be had."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,103 @@
+"""Whether everything that runs keep on disk is as it was written."""
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt import config, meta
+from minigpt.errors import UserError
+from minigpt.files import open_within, read_text_within, read_within
+from minigpt.meta import LIMITS
+from minigpt.runs import ASIDE, CHECKPOINTS, RUNS, all_runs, checkpoint_steps, pointed_step, step_folder
+
+LINE_LIMIT = 1 << 20
+"""Bytes that a line of metrics.jsonl can have at most."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of `minigpt runs --verify`: what was looked at, and what is wrong with it."""
+
+    run: str
+    what: str
+    problem: str | None
+
+
+def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
+    """Check every file of every run under `root`."""
+    for run in all_runs(root):
+        for what, check, path in _checks(run):
+            problem = None
+            try:
+                check(path)
+            except UserError as error:
+                problem = str(error)
+            yield Checked(run.name, what, problem)
+
+
+def _checks(run: Path) -> Iterator[tuple[str, Callable[[Path], object], Path]]:
+    yield "config.yaml", _check_config, run / "config.yaml"
+    optional = {"environment.json": _check_json, "metrics.jsonl": _check_curves}
+    yield from ((name, check, run / name) for name, check in optional.items() if (run / name).exists())
+    yield from (("curves", _check_events, path) for path in sorted((run / "tensorboard").glob("events.*")))
+    for step in (steps := checkpoint_steps(run)):
+        yield f"step {step}", meta.verify, step_folder(run, step)
+    yield from ((f"pointer {name}", _check_pointer, run / CHECKPOINTS / name) for name in ("last", "best") if steps)
+    yield from ((path.name, _report_aside, path) for path in sorted((run / CHECKPOINTS).glob(f"{ASIDE}*")))
+
+
+def _check_config(path: Path) -> None:
+    config.from_yaml(read_text_within(path, path.parent, LIMITS[path.name]), str(path))
+
+
+def _check_json(path: Path) -> None:
+    try:
+        json.loads(read_within(path, path.parent, LIMITS["config.yaml"]))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON") from error
+
+
+def _check_curves(path: Path) -> None:
+    """Each line tells of a step, in order. A last line without an end is what a kill leaves, and a resume removes."""
+    last, number = 0, 0
+    with open_within(path, path.parent) as file:
+        while line := file.readline(LINE_LIMIT):
+            number += 1
+            try:
+                step = json.loads(line)["step"] if line.endswith(b"\n") or len(line) == LINE_LIMIT else last
+                in_order = step >= last
+            except (ValueError, KeyError, TypeError, RecursionError):
+                in_order = False
+            if not in_order:
+                raise UserError(f"{path} line {number} is damaged; TensorBoard's curves are kept beside it")
+            last = step
+
+
+def _check_events(path: Path) -> None:
+    """Each record has the checksums that it was written with. A part of a last record is what a kill leaves."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    with open_within(path, path.parent) as file:
+        size = os.fstat(file.fileno()).st_size
+        while len(header := file.read(12)) == 12:
+            length, checksum = struct.unpack("<QI", header)
+            whole = masked_crc32c(header[:8]) == checksum
+            if whole and length > size - file.tell() - 4:
+                return
+            record = file.read(length) if whole else b""
+            if not whole or masked_crc32c(record) != struct.unpack("<I", file.read(4))[0]:
+                raise UserError(
+                    f"{path} is damaged: TensorBoard shows its curves up to there only"
+                )
+
+
+def _check_pointer(path: Path) -> None:
+    if pointed_step(path.parent.parent, path.name) is None:
+        raise UserError(f"{path} names no checkpoint; the next save writes it anew")
+
+
+def _report_aside(path: Path) -> None:
+    raise UserError("set aside by a resume that could not use it; delete it when it is of no use")
