@@ -200,11 +200,9 @@ def _publish(
     run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: Mapping[str, str], said: Mapping[str, Any]
 ) -> None:
     folder, building = step_folder(run, step), _building(run, step)
-    if folder.parent.is_dir():
-        shutil.rmtree(building, ignore_errors=True)
-    else:
-        folder.parent.mkdir()
-        sync_folder(run)
+    folder.parent.mkdir(exist_ok=True)
+    sync_folder(run)
+    shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
     for name, group in tensors.items():
         whole = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}

@@ -5,9 +5,7 @@ Results go to stdout, everything else to stderr. A UserError is one line and exi
 
 import json
 import os
-import shlex
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -20,7 +18,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from minigpt.errors import UserError, reason, shown, visible
+from minigpt.errors import UserError, quoted, reason, shown, visible
 
 if TYPE_CHECKING:
     from minigpt.config import RunConfig, SampleConfig
@@ -189,9 +187,9 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
     """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
-    from minigpt.runs import RUNS
+    from minigpt.runs import RUNS, as_argument
 
-    state, name = outcome.state, _quoted(run.name if run.parent == RUNS else str(run))
+    state, name = outcome.state, as_argument(run)
     resume = f"minigpt train --resume {name}"
     if outcome.signal:
         stopped = f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}"
@@ -212,7 +210,7 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
         f"checkpoint: {outcome.checkpoint}",
         f"  sample:   minigpt sample {name}",
         f"  longer:   {resume} {longer}",
-        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + _quoted(str(run.parent))}",
+        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + quoted(str(run.parent))}",
     )
 
 
@@ -316,19 +314,18 @@ def evaluate(
     """Measure loss, bits per character and perplexity over a whole text, in one deterministic pass."""
     from tqdm import tqdm
 
-    from minigpt import data, runs
+    from minigpt import data
     from minigpt.checkpoint import load_checkpoint
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
-    from minigpt.meta import read_meta
     from minigpt.runtime import choose
 
     if Path(run).is_file():
-        raise UserError(f"the run comes before the text: minigpt eval last {_quoted(run)}")
-    meta = read_meta(runs.find_checkpoint(run, checkpoint))
-    runtime = choose(RuntimeConfig(device=_device(device), compile=False), meta.runtime)
-    loaded = load_checkpoint(run, checkpoint, runtime.device)
+        raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
+    loaded = load_checkpoint(run, checkpoint)
+    runtime = choose(RuntimeConfig(device=_device(device), compile=False), loaded.meta.runtime)
+    loaded.model.to(runtime.device)
     if text:
         corpus = open_corpus(text, encoding)
         _notice(*corpus.notices)
@@ -530,11 +527,6 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _quoted(name: str) -> str:
-    """Return a name as this system's shell reads it back in one piece."""
-    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)
 
 
 def _unknown(choice: str) -> Any:

@@ -428,9 +428,7 @@ def to_yaml(config: RunConfig) -> str:
     """Return `config` as YAML that `from_yaml` reads back to the same. Raises UserError where it would be too long."""
     text = plain_yaml.dump(config.model_dump(mode="json"))
     if len(text.encode()) > plain_yaml.LIMIT:
-        raise UserError(
-            "data.source names too many texts one by one: name their folder, or quote a glob"
-        )
+        raise UserError("data.source names too many texts one by one: name their folder, or quote a glob")
     return text
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
+import subprocess
 from collections.abc import Iterable
 
 _DRIVES_A_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -20,6 +23,11 @@ class UserError(Exception):
 def shown(name: object) -> str:
     """`name` fit for a one-line message: line breaks and other unprintable characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))
+
+
+def quoted(name: str) -> str:
+    """Return `name` as this system's shell reads it back in one piece."""
+    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)
 
 
 def visible(text: str) -> str:

@@ -133,17 +133,22 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     is taken on stays; it says who took it last.
     """
     path = folder / LOCK
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        descriptor = os.open(path, flags, 0o644)
     except OSError as error:
         raise UserError(f"cannot lock {what}: {shown(path)}: {reason(error)}") from error
-    with os.fdopen(descriptor, "r+b") as file:
-        if not _lock(file):
-            holder = file.read(200).decode("utf-8", "replace").strip() or "another process"
-            raise InUse(f"{what} is in use by {shown(holder)}: wait for it to end, or stop it")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-        file.flush()
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(f"cannot lock {what}: {shown(path)} is not a regular file")
+            if not _lock(file):
+                holder = file.read(200).decode("utf-8", "replace").strip() or "another process"
+                raise InUse(f"{what} is in use by {shown(holder)}: wait for it to end, or stop it")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        except OSError as error:  # some disks that are shared over a network have no locks
+            raise UserError(f"cannot lock {what}: {reason(error)}; keep runs on another disk") from error
         yield
 
 

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from minigpt import __version__
-from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.errors import UserError, did_you_mean, quoted, reason, shown
 from minigpt.files import LOCK, InUse, leaves, locked, make_folders, read_within, write_atomically
 from minigpt.meta import META, read_meta
 
@@ -50,6 +50,11 @@ def all_runs(root: Path = RUNS) -> list[Path]:
     """Return the run folders under `root`, the one touched last at the end."""
     folders = [path.parent for path in root.glob("*/config.yaml")] if root.is_dir() else []
     return sorted(folders, key=_touched)
+
+
+def as_argument(run: Path) -> str:
+    """Return what to type for a run on the command line: its name, or its folder where that is elsewhere."""
+    return quoted(run.name if run.parent == RUNS else str(run))
 
 
 def find_run(name: str, root: Path = RUNS) -> Path:
@@ -126,7 +131,8 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
             yield folder
         except BaseException:
             if not was_started(folder):  # its name is free again
-                held.close()
+                if os.name == "nt":
+                    held.close()  # Windows removes no file that is open
                 shutil.rmtree(folder)
             raise
 
@@ -153,9 +159,11 @@ def _is_taken(folder: Path) -> bool:
     """Return whether a new run in `folder` would lose something: all but what a start leaves that was killed."""
     if not folder.is_dir() or folder.is_symlink():
         return os.path.lexists(folder)
+    found = {path.name for path in folder.iterdir()}
     unfinished = tuple(f".{name}." for name in WRITTEN)
-    foreign = (path.name not in WRITTEN and not path.name.startswith(unfinished) for path in folder.iterdir())
-    return was_started(folder) or any(foreign)
+    foreign = any(name not in WRITTEN and not name.startswith(unfinished) for name in found)
+    ours = not found or LOCK in found
+    return foreign or not ours or was_started(folder) or CHECKPOINTS in found or any(folder.glob("tensorboard/*"))
 
 
 def was_started(run: Path) -> bool:

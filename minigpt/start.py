@@ -63,8 +63,11 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
     Raises UserError for a change that would make it another run, for another text, and when no checkpoint is intact.
     """
     checkpoint, meta, notices = newest_intact(run)
-    stored = presets.read_layer(str(run / "config.yaml"))
-    resolved = config.resolve(stored, config.parse_overrides(assignments))
+    overrides = config.parse_overrides(assignments)
+    try:
+        resolved = config.resolve(presets.read_layer(str(run / "config.yaml")), overrides)
+    except UserError as error:
+        raise UserError(f"{error} (as it was trained last: {checkpoint / 'config.yaml'})") from error
     # Compared with the checkpoint's own copy, whose hash was just checked: the run's may have been edited.
     text = read_text_within(checkpoint / "config.yaml", checkpoint, LIMITS["config.yaml"])
     trained = config.from_yaml(text, str(checkpoint / "config.yaml"))

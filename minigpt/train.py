@@ -30,7 +30,7 @@ from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
 from minigpt.model import GPT
 from minigpt.optim import Optimizer, lr_factor
-from minigpt.runs import CHECKPOINTS, checkpoint_steps, step_folder
+from minigpt.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.runtime import (
     Runtime,
     backward_bytes,
@@ -445,18 +445,17 @@ class Training:
             f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
         )
         steps = checkpoint_steps(self.run)
-        advice = "a new run with a lower optim.lr or optim.muon_lr, a longer optim.warmup, or runtime.dtype=float32"
+        exact = " or --set runtime.dtype=float32" if self.runtime.dtype != "float32" else ""
+        advice = "a new run with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
         if steps:
-            advice = (
-                f"the checkpoint of step {steps[-1]} is intact; try minigpt train --resume {self.run.name} with "
-                f"--set train.on_nonfinite=skip or --set runtime.dtype=float32, or {advice}"
-            )
+            resume = f"minigpt train --resume {as_argument(self.run)} --set train.on_nonfinite=skip{exact}"
+            advice = f"the checkpoint of step {steps[-1]} is intact; try {resume}, or {advice}"
         else:
-            advice = f"no checkpoint was saved yet; try {advice}"
+            advice = f"no checkpoint was saved yet; try {advice}{exact}"
         return f"step {step}: {problem} ({rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}); {advice}"
 
     def _refuse_if_finished(self) -> None:
-        name, state, train = self.run.name, self.state, self.config.train
+        name, state, train = as_argument(self.run), self.state, self.config.train
         if not (self.length_reached or self.stopped_early):
             return
         if not self.length_reached:
@@ -466,7 +465,7 @@ class Training:
         else:
             ending, longer = "is finished", f"train.steps={2 * state.step}"
         advice = f"minigpt train --resume {name} --set {longer}"
-        raise UserError(f"run {name} {ending} at step {state.step}; to go on: {advice}")
+        raise UserError(f"run {self.run.name} {ending} at step {state.step}; to go on: {advice}")
 
     def _log_histograms(self) -> None:
         tensors: dict[str, Tensor] = {}

@@ -89,9 +89,7 @@ def _check_events(path: Path) -> None:
                 return
             record = file.read(length) if whole else b""
             if not whole or masked_crc32c(record) != struct.unpack("<I", file.read(4))[0]:
-                raise UserError(
-                    f"{path} is damaged: TensorBoard shows its curves up to there only"
-                )
+                raise UserError(f"{path} is damaged: TensorBoard shows its curves up to there only")
 
 
 def _check_pointer(path: Path) -> None:
