@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from minigpt import config, tokenizer
 from minigpt.config import ModelConfig, RunConfig
 from minigpt.errors import UserError, reason, shown
-from minigpt.files import decoded, sha256, sync_file, sync_folder, write_atomically, write_synced
+from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.meta import (
     FILES,
     FORMAT,
@@ -69,7 +70,8 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
         try:
             return _load(path, device)
         except UserError as error:
-            if _identity(path) == before or look == LOOKS:  # else it was pruned while it was read
+            pruned = before is None or _identity(path) != before
+            if not pruned or look == LOOKS:
                 raise UserError(f"{error}{_what_else(path)}") from error
     raise AssertionError("the last look returns or raises")
 
@@ -114,6 +116,12 @@ def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
 
 def _shapes(path: Path, shape: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of a model, without making it. Raises UserError when there is no room for it."""
+    with open_within(path / "model.safetensors", path) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size < 48 * shape.n_layer * shape.n_embd**2:  # the matrices of the blocks alone
+        raise UserError(
+            f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
+        )
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in GPT(shape, vocab_size).state_dict().items()}
     position = shape.n_embd if shape.position == "sinusoidal" else shape.n_embd // shape.n_head

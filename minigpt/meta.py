@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from minigpt import plain_yaml
 from minigpt.config import MOST_THREADS
 from minigpt.errors import UserError, reason, shown
 from minigpt.files import open_within, read_within, sha256
 
 META = "meta.json"
 FORMAT = 1
-LIMITS = {META: 1 << 20, "config.yaml": 1 << 20, "tokenizer.json": 16 << 20}
+LIMITS = {META: 1 << 20, "config.yaml": plain_yaml.LIMIT, "tokenizer.json": 16 << 20}
 """Bytes that the files of text can have at most. All of Unicode is a tokenizer of 13 MB."""
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 FILES = (*TENSORS, "config.yaml", "tokenizer.json")

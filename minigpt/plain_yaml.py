@@ -16,7 +16,7 @@ _PLAIN = {  # what an unquoted word is, if not text
 }
 
 
-LIMIT = 1 << 20
+LIMIT = 128 << 10
 """Bytes that settings in YAML can have at most."""
 
 

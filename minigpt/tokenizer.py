@@ -167,7 +167,9 @@ def from_json(text: str, origin: str) -> Tokenizer:
 
 def _is_vocabulary(chars: str) -> bool:
     """Return whether `chars` are distinct characters in order, without halves of one (lone surrogates)."""
-    return chars != "" and list(chars) == sorted(set(chars)) and not any("\ud800" <= c <= "\udfff" for c in chars)
+    points = code_points(chars).astype(np.int64)
+    is_half = (points >= 0xD800) & (points <= 0xDFFF)
+    return len(points) > 0 and bool((np.diff(points) > 0).all()) and not is_half.any()
 
 
 def build(kind: str, chars: Sequence[str]) -> Tokenizer:
