@@ -11,7 +11,16 @@ from minigpt import config, meta
 from minigpt.errors import UserError
 from minigpt.files import open_within, read_text_within, read_within
 from minigpt.meta import LIMITS
-from minigpt.runs import ASIDE, CHECKPOINTS, ENVIRONMENT_LIMIT, RUNS, all_runs, checkpoint_steps, pointed_step, step_folder
+from minigpt.runs import (
+    ASIDE,
+    CHECKPOINTS,
+    ENVIRONMENT_LIMIT,
+    RUNS,
+    all_runs,
+    checkpoint_steps,
+    pointed_step,
+    step_folder,
+)
 
 LINE_LIMIT = 1 << 20
 """Bytes that a line of metrics.jsonl can have at most."""
