@@ -212,12 +212,13 @@ def _publish(
     sync_folder(run)
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
+    for name, content in text.items():
+        write_synced(building / name, content)
     for name, group in tensors.items():
         whole = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
         safetensors.torch.save_file(whole, building / name)
+        shutil.copymode(building / "config.yaml", building / name)  # safetensors hides it from other users
         sync_file(building / name)
-    for name, content in text.items():
-        write_synced(building / name, content)
     hashes = {META: digest(said)}
     for name in FILES:
         with open(building / name, "rb") as file:
@@ -272,7 +273,10 @@ def _move(folder: Path, prefix: str) -> Path:
 
 
 def _remove_leftovers(run: Path) -> None:
-    for path in (run / CHECKPOINTS).glob(".*"):
+    leftovers = list((run / CHECKPOINTS).glob(".*"))
+    if leftovers:
+        sync_folder(run / CHECKPOINTS)  # or a power cut could bring back the name of a folder whose files are gone
+    for path in leftovers:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -50,6 +50,8 @@ class TrainState:
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
+    spiked: bool = False
+    """Whether a jump of the loss was noted since then."""
 
     @property
     def overfitting(self) -> bool:

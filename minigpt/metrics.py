@@ -22,6 +22,7 @@ from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from minigpt.errors import reason, shown
+from minigpt.files import make_folders, sync_folder
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
@@ -86,10 +87,12 @@ class Metrics:
         """Open the logs of `run` at `step`; the progress bar starts at `position` of `total` `unit`s."""
         events = run / "tensorboard"
         is_new = not events.exists()
-        events.mkdir(exist_ok=True)
+        make_folders(events)
         _take_back(run / "metrics.jsonl", step)
         self.lines = Journal(run / "metrics.jsonl", self.say)
         self.board = Journal(_next_event_file(events), self.say)
+        sync_folder(events)
+        sync_folder(run)
         # TensorBoard drops what older event files hold from this step on, so each tag has each step once.
         self._event(Event(step=step + 1, file_version="brain.Event:2"))
         self._event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))

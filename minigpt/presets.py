@@ -30,7 +30,8 @@ def read_layer(name: str) -> Layer:
     try:
         if name in presets() and not path.is_file():
             path, label = shipped("configs", f"{name}.yaml"), f"preset {name}"
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(plain_yaml.LIMIT + 1)  # longer than that is refused
     except FileNotFoundError as error:
         near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"presets: {', '.join(presets())}"

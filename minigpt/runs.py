@@ -163,7 +163,8 @@ def _is_taken(folder: Path) -> bool:
     unfinished = tuple(f".{name}." for name in WRITTEN)
     foreign = any(name not in WRITTEN and not name.startswith(unfinished) for name in found)
     ours = not found or LOCK in found
-    return foreign or not ours or was_started(folder) or CHECKPOINTS in found or any(folder.glob("tensorboard/*"))
+    curves = "metrics.jsonl" not in found and any(folder.glob("tensorboard/*"))
+    return foreign or not ours or was_started(folder) or CHECKPOINTS in found or curves
 
 
 def was_started(run: Path) -> bool:

@@ -224,7 +224,7 @@ class Training:
         state.loss_sum += loss_value
         state.loss_count += 1
         state.clipped_count += self.gradient_norm > limit
-        if state.train_loss is not None and loss_value > SPIKE * state.train_loss:
+        if state.train_loss is not None and loss_value > SPIKE * state.train_loss and not state.spiked:
             self._note_spike(loss_value)
 
     def _skip_or_stop(self, loss: float) -> None:
@@ -243,6 +243,7 @@ class Training:
         raise UserError(self._not_finite(state.step, problem))
 
     def _note_spike(self, loss: float) -> None:
+        self.state.spiked = True
         step, norm, mean = self.state.step, self.gradient_norm, self.state.train_loss
         self.metrics.say(
             f"step {step}: the loss jumped to {loss:.4f} from a mean of {mean:.4f}, gradient norm {norm:.3g}"
@@ -321,7 +322,7 @@ class Training:
         if memory := memory_bytes(self.runtime):
             scalars["memory/bytes"] = memory
         self.metrics.log(state.step, self.clock.total, scalars)
-        state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
+        state.loss_sum, state.loss_count, state.clipped_count, state.spiked = 0.0, 0, 0, False
         validation = f", validation {state.validation_loss:.4f}" if state.validation_loss is not None else ""
         self.metrics.progress(self.position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
 

@@ -132,7 +132,7 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
         " -l -n -o -p -t",
         "eval": "--checkpoint --device --encoding --json --stride",
-        "runs": "--json",
+        "runs": "--json --verify",
         "board": "--host --port",
         "data list": "",
         "data info": "--encoding --json",
@@ -511,6 +511,56 @@ def fetched(address: str, server: "subprocess.Popen[str]") -> bytes:
             assert server.poll() is None, server.stderr and server.stderr.read()
             time.sleep(0.1)
     raise AssertionError("it never answered")
+
+
+@pytest.mark.parametrize("arguments", [["sample", "nobody"], ["train", "-c", "nosuch.yaml"], ["eval"]], ids=" ".join)
+def test_debug_shows_where_an_error_came_from_and_the_same_line(cli: Cli, arguments: list[str]) -> None:
+    plain, traced = cli(*arguments), cli("--debug", *arguments)
+    assert "Traceback" not in plain.err
+    assert traced.code == plain.code == 1
+    assert traced.err.startswith("Traceback (most recent call last):\n")
+    assert "minigpt.errors.UserError: " in traced.err
+    assert traced.err.endswith(f"\n{plain.err}")
+
+
+def test_debug_changes_nothing_where_nothing_fails(cli: Cli) -> None:
+    assert cli("--debug", "config", "list") == cli("config", "list")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_control_characters_reach_a_pipe_and_no_terminal(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """A model of terminal recordings draws escape sequences; the samples of others can be made to."""
+    import minigpt.sample
+    from minigpt.sample import Piece
+
+    drawn = "a\x1b[2Jb\x07\n\tc\u202e"
+    monkeypatch.setattr(minigpt.sample, "generate", lambda *_, **__: (Piece(0, c, -0.5) for c in drawn))
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: terminal)
+    shown = r"a\u001b[2Jb\u0007" + "\n\tc" + r"\u202e"
+    expected = shown if terminal else drawn
+    assert cli("sample", "-p", "do").out == f"do{expected}\n"
+    assert cli("sample", "-p", "do", "-n", 1, "--no-stream").out == f"do{expected}\n"
+    assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == drawn, "it is JSON either way"
+    cli("sample", "-p", "do", "-o", tmp_path / "s.txt")
+    assert (tmp_path / "s.txt").read_bytes().decode() == f"do{drawn}\n"
+
+
+# ---- a model as large as one likes ----
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.n_layer=1000000000", "model.n_embd=1000000000", "model.context=1000000000", "runtime.threads=99999"],
+)
+def test_sizes_that_no_machine_has_are_refused_at_once(cli: Cli, setting: str) -> None:
+    """A billion layers were once made one by one."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    started = time.perf_counter()
+    assert setting.partition("=")[0] in cli("train", "verse.txt", "-s", setting).error
+    assert time.perf_counter() - started < 2
+    assert not Path("runs").exists()
 
 
 # ---- the process ----

@@ -132,6 +132,8 @@ def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:
     longer = pasted(cli, done, "longer")
     assert (longer.code, checkpoint_steps(Path("runs/one line"))[-1]) == (0, 8)
     assert "  curves:   minigpt board" in done.err
+    (on,) = re.findall(r"to go on: minigpt (.*)", cli("train", "--resume", "one line").error)
+    assert cli(*shlex.split(on)).code == 0
 
 
 def test_off_a_terminal_there_is_no_progress_bar(cli: Cli, run: Path) -> None:
@@ -270,7 +272,7 @@ def test_an_edited_configuration_does_not_slip_into_a_resumed_run(cli: Cli, run:
 
 def test_a_model_too_large_for_this_machine_is_refused_before_it_is_made(cli: Cli) -> None:
     Path("verse.txt").write_text(VERSE, encoding="utf-8")
-    huge = ["-s", "model.n_embd=400000", "-s", "model.n_head=4", "-s", "model.n_layer=50"]
+    huge = ["-s", "model.n_embd=100000", "-s", "model.n_head=4", "-s", "model.n_layer=1000"]
     error = cli("train", "verse.txt", *huge).error
     assert re.search(r"a model of [\d,]+ parameters needs about [\d.]+ GB to train", error) or sys.platform != "linux"
     assert not Path("runs/verse-1").exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import string
+import time
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 
 from minigpt import config as c
+from minigpt import plain_yaml
 from minigpt.config import RunConfig, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.errors import UserError
 from minigpt.presets import fit, presets, read_layer
@@ -85,6 +87,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.keep_last": ("5", 5),
     "train.patience": ("2", 2),
     "train.ema": ("0.99", 0.99),
+    "train.on_nonfinite": ("skip", "skip"),
+    "train.max_skipped": ("0", 0),
     "train.histograms": ("yes", True),
     "train.hparams": ("True", True),
     "sample.prompt": ("ROMEO:", "ROMEO:"),
@@ -181,7 +185,16 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("model.bias=1", "model.bias: expected true or false, got 1"),
         ("model.bias=maybe", "model.bias: expected true or false, got 'maybe'"),
         ("runtime.compile=1", "runtime.compile: expected true or false or auto, got 1"),
-        ("runtime.threads=0", "runtime.threads: must be at least 1, got 0"),
+        ("runtime.threads=0", "runtime.threads: must be 1 to 1024, got 0"),
+        ("runtime.threads=1000000", "runtime.threads: must be 1 to 1024, got 1000000"),  # torch: segmentation fault
+        ("model.n_layer=1000000000", "model.n_layer: input should be less than or equal to 1000, got 1000000000"),
+        (
+            "model.context=1000000000000",
+            "model.context: input should be less than or equal to 1000000, got 1000000000000",
+        ),
+        ("model.n_embd=1000000000", "model.n_embd: input should be less than or equal to 100000, got 1000000000"),
+        ("train.max_skipped=-1", "train.max_skipped: input should be greater than or equal to 0, got -1"),
+        ("train.on_nonfinite=go", "train.on_nonfinite: input should be 'stop' or 'skip', got go"),
         ("runtime.threads=true", "runtime.threads: expected whole number or auto, got true"),
         ("runtime.device=cuda:x", "runtime.device: expected `auto`, `cpu`, `cuda`, `cuda:N` or `mps`, got cuda:x"),
         ("model.norm=batch", "model.norm: input should be 'layernorm' or 'rmsnorm', got batch"),
@@ -242,15 +255,21 @@ def test_an_assignment_needs_an_equals_sign() -> None:
         ("a: 1\n---\nb: 2\n", "not valid YAML: but found another document"),
         ("- model\n", "expected sections such as 'model:', got a list"),
         ("just words\n", "expected sections such as 'model:', got 'just words'"),
-        ("model: !!python/object/apply:os.getcwd []\n", "could not determine a constructor for the tag"),
-        ("model: {n_layer: !!python/name:os.system }\n", "could not determine a constructor for the tag"),
-        ("model: {n_layer: !!int x}\n", "not valid YAML"),
-        ("model: {n_layer: !!bool x}\n", "not valid YAML"),
-        ("model: {n_layer: !!timestamp x}\n", "not valid YAML"),
+        ("model: !!python/object/apply:os.getcwd []\n", "line 1: not valid YAML: tags (tag:yaml.org,2002:python/"),
+        ("model:\n  n_layer: !!python/name:os.system\n", "line 2: not valid YAML: tags ("),
+        *(
+            (f"model: {{n_layer: {tag} 3}}\n", " are not read here")
+            for tag in ("!!int", "!", "!x", "!<tag:x>", "!!str")
+        ),
+        ("!!map\nmodel: {n_layer: 3}\n", " are not read here"),
+        ("model: {!!str n_layer: 3}\n", " are not read here"),
+        ("a: &x 1\nmodel: {n_layer: *x}\n", "line 2: not valid YAML: aliases (*name) are not read here"),
+        ("a: &x {n_layer: 1}\nmodel: {<<: *x}\n", "aliases (*name) are not read here"),
+        ("model: {<<: {n_layer: 3}}\n", "model.<<: unknown key"),
         ("model: {n_layer: " + "9" * 5000 + "}\n", "not valid YAML"),
         ("model: {n_layer: " + "[" * 5000, "not valid YAML: maximum recursion depth"),
         ("model: {? [a] : 1}\n", "not valid YAML: found unhashable key"),
-        ("model: &a [*a]\n", "model: is a section"),
+        ("model: &a [*a]\n", "aliases (*name) are not read here"),
         ("modle:\n", "modle: unknown key, did you mean model?"),
         ("model: {1: 2}\n", "model.1: unknown key"),
         ("sample: {prompt: 123}\n", "sample.prompt: expected text, got 123"),
@@ -270,6 +289,14 @@ def test_a_bomb_of_aliases_neither_fills_memory_nor_the_screen(tmp_path: Path) -
     with pytest.raises(UserError) as caught:
         resolve(read_layer(file(tmp_path, "model: {n_layer: &l0 [1]}\n" + levels + "train: {seed: *l29}\n")))
     assert len(one_line(caught)) < 2000
+
+
+def test_a_file_that_is_too_long_for_settings_is_refused_at_once(tmp_path: Path) -> None:
+    """YAML is read at a hundred kilobytes a second only."""
+    started = time.perf_counter()
+    with pytest.raises(UserError, match=r"my\.yaml.* (larger|longer) than"):
+        read_layer(file(tmp_path, "model: [" + "1, " * plain_yaml.LIMIT))
+    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "model:\ntrain:\n"])
@@ -394,7 +421,8 @@ def any_value(key: str, field: Any) -> st.SearchStrategy[Any]:
         elif kind is bool:
             choices.append(st.booleans())
         elif kind is int:
-            choices.append(st.integers(min_value=bounds.get("ge", 1)))
+            most = c.MOST_THREADS if key == "runtime.threads" else None
+            choices.append(st.integers(bounds.get("ge", 1), bounds.get("le", most)))
         elif kind is float:
             low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
             open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
@@ -483,7 +511,8 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
             assert changed[0].startswith(f"{key} is ")
             assert changed[0].endswith(f" {shown} now") or " " in shown
     rhythm = ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every", "keep_last", "patience")
-    expected = {f"train.{key}" for key in (*rhythm, "histograms", "hparams")}
+    safe = ("histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
+    expected = {f"train.{key}" for key in (*rhythm, *safe)}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
 
 

@@ -3,10 +3,14 @@
 import io
 import json
 import math
+import os
+import re
 import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_train import _quick_and_clean, make_config, make_data  # noqa: F401 - a fixture
 
-from minigpt.checkpoint import TrainState
-from minigpt.metrics import Metrics
+from minigpt import metrics as metrics_module
+from minigpt.meta import TrainState
+from minigpt.metrics import Journal, Metrics
 from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.train import Probe, train
 
@@ -48,16 +53,9 @@ def line_scalars(run: Path) -> dict[tuple[str, int], float]:
     return {(tag, step): value for tag, step, value in points}
 
 
-def next_second() -> None:
-    """TensorBoard orders event files by the second of their creation; real processes take longer to start."""
-    time.sleep(1.01 - time.time() % 1)
-
-
 def start(run: Path, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> TrainState:
     run.mkdir(exist_ok=True)
     checkpoint = step_folder(run, checkpoint_steps(run)[-1]) if resume else None
-    if resume:
-        next_second()
     return train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes).state
 
 
@@ -128,19 +126,18 @@ def make_model_parameters() -> list[tuple[str, torch.nn.Parameter]]:
 # --- after a kill ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["none", "cut off", "nothing flushed"])
+@pytest.mark.parametrize("damage", ["none", "cut off"])
 def test_after_a_kill_and_a_resume_each_step_is_there_once(tmp_path: Path, damage: str) -> None:
     """Steps 6 to 8 were logged, and stand in event files of TensorBoard, when step 5's checkpoint is resumed."""
     run, killed = tmp_path / "run", tmp_path / "killed"
 
     def copy(step: int, model: Any, metrics: Metrics) -> None:
-        if step == 8:
-            if damage != "nothing flushed":
-                metrics.flush()
+        if step == 8:  # nothing is flushed: what was logged must be there all the same
             shutil.copytree(run, killed)
 
     start(run, probes=(copy,), train__eval_every=8, train__log_every=1)
     assert checkpoint_steps(killed) == [5]
+    assert max(step for _, step in line_scalars(killed)) == max(step for _, step in board_scalars(killed)) == 8
     if damage == "cut off":
         (events,) = (killed / "tensorboard").iterdir()
         for path in (killed / "metrics.jsonl", events):
@@ -158,7 +155,6 @@ def test_a_run_killed_after_a_resume_at_step_0_has_each_step_once(tmp_path: Path
         with Metrics(tmp_path, 0, 0, 12) as metrics:
             for step in range(1, time_of_death):
                 metrics.log(step, 1.0, {"loss/train": float(time_of_death)})
-        next_second()
     assert board_scalars(tmp_path) == line_scalars(tmp_path) == {("loss/train", step): 9.0 for step in range(1, 9)}
     assert len(board(tmp_path).Tensors("custom_scalars__config__")) == 1
 
@@ -191,6 +187,173 @@ def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
         metrics.log(1, 0.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
     line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
     assert line == '{"step": 1, "time": 0.0, "a": null, "b": null, "c": null, "d": 1.5}\n'
+
+
+def test_what_was_logged_is_in_the_files_at_once(tmp_path: Path) -> None:
+    """Nothing waits in a buffer for two minutes, as it did, or for a kill to lose it."""
+    (tmp_path / "run").mkdir()
+    metrics = Metrics(tmp_path / "run", 0, 0, 12)
+    metrics.log(1, 0.5, {"a": 0.5})
+    metrics.text(1, "sample", "text")
+    metrics.histograms(1, {"h": torch.arange(5.0)})
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert line_scalars(copy) == board_scalars(copy) == {("a", 1): 0.5}
+    events = board(copy)
+    assert events.Tensors("sample/text_summary")[0].tensor_proto.string_val[0] == b"    text"
+    assert events.Histograms("h")[0].histogram_value.num == 5
+    metrics.close()
+
+
+# --- clocks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", [-1e6, -5.0, 0.0, 0.3, 1e6])
+def test_a_clock_that_was_set_does_no_harm_to_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    """TensorBoard reads files by name: an older name on newer curves hid what a resumed run wrote, for good."""
+    began = time.time()
+    for session, first in enumerate((1, 4, 6, 9)):
+        monkeypatch.setattr(time, "time", lambda now=began + session * shift: now)
+        with Metrics(tmp_path, first - 1, first - 1, 12) as metrics:
+            for step in range(first, first + 5):
+                metrics.log(step, 1.0, {"a": float(session)})
+    expected = {("a", step): float(sum(step >= first for first in (4, 6, 9))) for step in range(1, 14)}
+    assert line_scalars(tmp_path) == expected
+    assert board_scalars(tmp_path) == expected
+    assert [event.step for event in board(tmp_path).Scalars("a")] == list(range(1, 14))
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 4
+
+
+# --- a disk that refuses -----------------------------------------------------------------------------
+
+LIMITED = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """A disk that takes files up to `size` bytes and no more. It writes what fits of the last record, as disks do."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@LIMITED
+def test_what_the_disk_refuses_is_kept_and_written_later_whole_and_in_order(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "j"
+    journal = Journal(path, said.append)
+    lines = [b"%03d %s\n" % (number, b"x" * 20) for number in range(20)]
+    journal.append(lines[0])
+    with full_at(60):
+        for line in lines[1:9]:
+            journal.append(line)
+            assert path.read_bytes() in (lines[0], lines[0] + lines[1]), "no part of a record stays"
+        journal.sync()
+    assert said == [f"cannot write {path}: File too large; training goes on, this is kept in memory"]
+    journal.append(lines[9])
+    assert path.read_bytes() == b"".join(lines[:10])
+    assert said[1:] == [f"{path} is written again; nothing was left out"]
+    with full_at(300):  # and a second time
+        for line in lines[10:15]:
+            journal.append(line)
+    journal.sync()  # without anything new
+    assert path.read_bytes() == b"".join(lines[:15])
+    journal.append(b"".join(lines[15:]))
+    journal.close()
+    assert path.read_bytes() == b"".join(lines)
+    assert len(said) == 4
+
+
+@LIMITED
+def test_what_cannot_be_written_to_the_end_is_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    journal = Journal(tmp_path / "j", said.append)
+    journal.append(b"kept\n")
+    with full_at(7):
+        journal.append(b"lost\n")
+        journal.append(b"too\n")
+        journal.close()
+    assert (tmp_path / "j").read_bytes() == b"kept\n"
+    assert said[1:] == [f"the last 9 bytes for {tmp_path / 'j'} could not be written and are lost"]
+
+
+def test_a_flush_that_fails_is_told_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    journal = Journal(tmp_path / "j", said.append)
+
+    def failing(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        journal.append(b"a\n")
+        journal.sync()
+        journal.sync()
+    assert len(said) == 1
+    assert "Input/output error" in said[0]
+    journal.append(b"b\n")
+    journal.close()
+    assert (tmp_path / "j").read_bytes() == b"a\nb\n"
+
+
+class Failing:
+    """An unbuffered file whose disk refuses for a while; it takes a part of many a record first."""
+
+    def __init__(self, file: Any, refuses: Callable[[], bool]) -> None:
+        self.file, self.refuses = file, refuses
+
+    def write(self, content: bytes) -> int:
+        if not self.refuses():
+            return int(self.file.write(content[:40]))
+        if len(content) % 2:
+            return int(self.file.write(content[:1]))
+        raise OSError(28, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_training_goes_on_where_no_curve_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lasting: bool
+) -> None:
+    """A failed log line once ended a run of hours."""
+    start(tmp_path / "fine")
+    weights = (step_folder(tmp_path / "fine", 12) / "model.safetensors").read_bytes()
+    evaluated: list[int] = []
+
+    def refuses() -> bool:
+        return bool(evaluated) and (evaluated[-1] >= 4 if lasting else evaluated[-1] == 4)
+
+    class FailingJournal(Journal):
+        def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+            super().__init__(path, say)
+            self.file = Failing(self.file, refuses)  # type: ignore[assignment]
+
+    monkeypatch.setattr(metrics_module, "Journal", FailingJournal)
+    capsys.readouterr()
+    start(tmp_path / "run", probes=(lambda step, model, metrics: evaluated.append(step),))
+    assert evaluated == [0, 4, 8, 12]
+    assert (step_folder(tmp_path / "run", 12) / "model.safetensors").read_bytes() == weights
+    expected = line_scalars(tmp_path / "fine").keys()
+    found = line_scalars(tmp_path / "run").keys()
+    printed = capsys.readouterr().err
+    for name in ("metrics.jsonl", "events.out"):
+        assert len(re.findall(rf"^cannot write .*{name}.*: No space left .* training goes on", printed, re.M)) == 1
+        assert bool(re.search(rf"the last [\d,]+ bytes for .*{name}.* are lost", printed)) is lasting
+    assert board_scalars(tmp_path / "run").keys() == found
+    if lasting:
+        assert {key for key in expected if key[1] <= 4} == found
+        assert "written again" not in printed
+    else:
+        assert found == expected
+        assert printed.count("is written again; nothing was left out") == 2
 
 
 # --- the terminal ------------------------------------------------------------------------------------

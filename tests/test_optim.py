@@ -124,6 +124,35 @@ def test_a_saved_optimizer_goes_on_bit_for_bit(name: str, stop: int) -> None:
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_state_of_other_names_or_shapes_is_refused_by_name(name: str, family: str) -> None:
+    """A state that lacked a tensor once went on with that average at zero, silently."""
+    model = model_of(family)
+    optimizer = Optimizer(model, OptimConfig(name=name))
+    steps(model, optimizer, range(2))
+    state = optimizer.state_dict()
+    key = "exp_avg/norm.weight"
+    fresh = Optimizer(model_of(family), OptimConfig(name=name))
+    for wrong, named in (
+        ({k: v for k, v in state.items() if k != key}, key),
+        ({**state, "exp_avg/nothing": torch.ones(1)}, "exp_avg/nothing"),
+        ({**state, key: torch.ones(17)}, key),
+        ({**state, key: state[key][None]}, key),
+        ({**state, "step/norm.weight": torch.ones(1)}, "step/norm.weight"),
+        ({k: v for k, v in state.items() if not k.startswith("step/")}, "step/"),
+    ):
+        with pytest.raises(ValueError, match=f"the optimizer's {named}.* does not fit the model"):
+            fresh.load_state_dict(wrong)
+        assert fresh.state_dict() == {}, "nothing of it was taken"
+    other = Optimizer(model_of(family), OptimConfig(name="adamw" if name == "muon" else "muon"))
+    with pytest.raises(ValueError, match="does not fit the model"):
+        other.load_state_dict(state)
+    fresh.load_state_dict({})  # of a run stopped before its first step
+    fresh.load_state_dict(state)
+    assert all(torch.equal(state[key], value) for key, value in fresh.state_dict().items())
+
+
 def test_loading_makes_a_copy() -> None:
     """What was loaded must not change under the feet of whoever holds it."""
     model = model_of("modern")

@@ -129,9 +129,9 @@ def test_wheel_holds_the_package_its_presets_and_nothing_else(tmp_path: Path) ->
 LAYERS = [
     {  # without torch
         *("errors", "seeds", "shipped", "plain_yaml", "config", "presets"),
-        *("tokenizer", "corpus", "download", "runs"),
+        *("tokenizer", "corpus", "download", "files", "meta", "runs"),
     },
-    {"runtime", "data", "model", "metrics"},
+    {"runtime", "data", "model", "metrics", "verify"},
     {"optim", "sample", "evaluate", "checkpoint", "parallel"},
     {"train", "start"},
     {"inside", "interop", "serve"},

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from test_train import _quick_and_clean, make_config, make_data, stop_at  # noqa
 
 import minigpt.train as training
 from minigpt.config import RunConfig
-from minigpt.runs import checkpoint_steps, pointed_step, read_meta, step_folder
-from minigpt.runtime import _has_compiler
+from minigpt.meta import RuntimeFacts, read_meta
+from minigpt.runs import checkpoint_steps, pointed_step, step_folder
+from minigpt.runtime import Runtime, _has_compiler
 from minigpt.train import Probe, train
 
 TIMES = {"time", "time/seconds", "memory/bytes"}
@@ -32,13 +34,14 @@ def ending(run: Path) -> dict[str, Any]:
     step = checkpoint_steps(run)[-1]
     folder = step_folder(run, step)
     meta = read_meta(folder)
-    meta["state"].pop("seconds")
+    state = asdict(meta.state)
+    state.pop("seconds")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "optimizer": (folder / "optimizer.safetensors").read_bytes(),
-        "state": meta["state"],
-        "runtime": meta["runtime"],
+        "state": state,
+        "runtime": meta.runtime,
         "pointers": (pointed_step(run, "last"), pointed_step(run, "best")),
         "curves": [
             {tag: value for tag, value in line.items() if tag not in TIMES and not tag.startswith("speed/")}
@@ -121,6 +124,79 @@ def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Pa
     assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
 
 
+# --- drift -------------------------------------------------------------------------------------------
+
+DRIFT = "from here on not bit for bit what an undisturbed run would give: "
+
+
+def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
+    """Stop a run at step 5, go on with `changes`, and return what was said of them."""
+    go_on(make_config(**CONFIGURATIONS["muon"]), run, 5)
+    assert DRIFT not in capsys.readouterr().err
+    assert go_on(make_config(**{**CONFIGURATIONS["muon"], **changes}), run) is None
+    assert checkpoint_steps(run)[-1] == STEPS
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line] or [""]
+    return line.removeprefix(DRIFT) or None
+
+
+def test_where_nothing_changed_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert resumed(tmp_path / "run", capsys) is None
+    more = {"train__eval_every": 3, "train__log_every": 2, "train__histograms": True, "train__keep_last": 3}
+    assert resumed(tmp_path / "other", capsys, **more) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train__micro_batch_size": 1}, "micro-batches of 1 in place of 2"),
+        ({"train__micro_batch_size": None}, "micro-batches of 4 in place of 2"),
+        ({"runtime__threads": 2}, "threads 2 in place of 1"),
+        ({"runtime__dtype": "bfloat16"}, "dtype bfloat16 in place of float32"),
+        (
+            {"runtime__threads": 2, "train__micro_batch_size": 4},
+            "threads 2 in place of 1, micro-batches of 4 in place of 2",
+        ),
+    ],
+)
+def test_what_changes_the_last_bits_is_allowed_and_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    assert resumed(tmp_path / "run", capsys, **changes) == says
+
+
+@pytest.mark.parametrize("fact", ["torch", "processor"])
+def test_another_machine_or_version_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    facts, drifted = Runtime.facts, False
+    before = getattr(Runtime("cpu", "float32", False, 1).facts(), fact)
+    assert before, "a fact that is not known drifts unseen"
+
+    def of_another(self: Runtime) -> RuntimeFacts:
+        return facts(self).model_copy(update={fact: "another"} if drifted else {})
+
+    monkeypatch.setattr(Runtime, "facts", of_another)
+    go_on(make_config(), tmp_path / "run", 5)
+    drifted = True
+    go_on(make_config(), tmp_path / "run", 7)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line]
+    assert line == f"{DRIFT}{fact} another in place of {before}"
+    go_on(make_config(), tmp_path / "run")
+    assert DRIFT not in capsys.readouterr().err, "the run is now one of that machine"
+
+
+def test_another_micro_batch_size_gives_the_same_run_but_for_rounding(tmp_path: Path) -> None:
+    adamw = {"optim__name": "adamw", "model__dropout": 0.0}
+    go_on(make_config(**adamw), tmp_path / "whole")
+    go_on(make_config(**adamw), tmp_path / "run", 5)
+    go_on(make_config(**adamw, train__micro_batch_size=1), tmp_path / "run")
+    losses = [
+        [line["loss/validation"] for line in ending(tmp_path / name)["curves"] if "loss/validation" in line]
+        for name in ("whole", "run")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_other_intervals_after_a_resume_change_no_weight(tmp_path: Path) -> None:
     changes = CONFIGURATIONS["all"]
     go_on(make_config(**changes), tmp_path / "untouched")
@@ -141,4 +217,4 @@ def test_compiled_as_well(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path / "killed") == [3]
     go_on(config, tmp_path / "killed")
     assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
-    assert ending(tmp_path / "killed")["runtime"]["compile"] is True
+    assert ending(tmp_path / "killed")["runtime"].compile is True

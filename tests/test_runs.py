@@ -2,27 +2,41 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from minigpt.errors import UserError
+from minigpt.meta import META, digest
 from minigpt.runs import (
-    META,
     all_runs,
     checkpoint_steps,
     find_checkpoint,
     find_run,
-    meta_digest,
+    lock,
     new_run,
     pointed_step,
-    read_meta,
     record_start,
     step_folder,
     summaries,
-    write_atomically,
 )
+
+ROOT = Path(__file__).resolve().parent.parent
+DESCRIPTION: dict[str, Any] = {
+    "format": 1,
+    "characters_seen": 100,
+    "validation_loss": 1.75,
+    "corpus": {"name": "abc", "fingerprint": "f"},
+    "vocab_size": 5,
+    "parameters": 7,
+    "runtime": {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +62,8 @@ def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9
 
 def make_checkpoint(folder: Path, step: int, **facts: Any) -> Path:
     folder.mkdir(parents=True)
-    meta = {"step": step, "state": {"best_loss": 1.5}, "corpus": {"name": "abc"}, "parameters": 7, **facts}
-    (folder / META).write_text(json.dumps({**meta, "sha256": {META: meta_digest(meta)}}), encoding="utf-8")
+    meta = {**DESCRIPTION, "step": step, "state": {"step": step, "best_loss": 1.5}, **facts}
+    (folder / META).write_text(json.dumps({**meta, "sha256": {META: digest(meta)}}), encoding="utf-8")
     (folder / "config.yaml").write_text("", encoding="utf-8")
     return folder
 
@@ -194,38 +208,185 @@ def test_a_pointer_to_nothing_means_the_newest(content: str) -> None:
 # --- new runs ----------------------------------------------------------------------------------------
 
 
+def started(name: str | None = None) -> Path:
+    """A new run that got as far as its first log line."""
+    with new_run(name, "tiny") as folder:
+        (folder / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+    return folder
+
+
+def refused(name: str | None, files: Mapping[str, str] = MappingProxyType({})) -> None:
+    """A start that wrote `files` and was refused then."""
+    with new_run(name, "tiny") as folder:
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+        raise UserError("refused later")
+
+
 def test_a_new_run_gets_the_next_free_number() -> None:
-    assert [new_run(None, "tiny").name for _ in range(3)] == ["tiny-1", "tiny-2", "tiny-3"]
-    Path("runs/tiny-2").rmdir()
-    assert new_run(None, "tiny").name == "tiny-2"
-    assert new_run("läuft 2", "tiny") == Path("runs/läuft 2")
+    assert [started().name for _ in range(3)] == ["tiny-1", "tiny-2", "tiny-3"]
+    shutil.rmtree("runs/tiny-2")
+    assert started().name == "tiny-2"
+    assert started("läuft 2") == Path("runs/läuft 2")
 
 
 @pytest.mark.parametrize(
     "name", ["last", "best", "", ".", "..", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"]
 )
 def test_a_name_that_cannot_be_a_folder_or_means_something_else_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a run: use letters, digits") as error:
-        new_run(name, "tiny")
+    with pytest.raises(UserError, match="cannot name a run: use letters, digits") as error, new_run(name, "tiny"):
+        pass
     assert "\n" not in str(error.value)
     assert not Path("runs").exists()
 
 
 def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
-    make_run("runs/a")
-    with pytest.raises(UserError, match=r"run 'a' exists; go on with it: minigpt train --resume a, or choose another"):
-        new_run("a", "tiny")
+    make_run("runs/a", (5,))
     Path("runs/file").touch()
-    with pytest.raises(UserError, match="run 'file' exists"):
-        new_run("file", "tiny")
+    Path("runs/link").symlink_to("nowhere")
+    for name in ("a", "file", "link"):
+        resume = f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name"
+        with pytest.raises(UserError, match=resume), new_run(name, "tiny"):
+            pass
+    assert Path("runs/link").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["a", None])
 def test_where_no_folder_can_be_made_it_is_one_line(name: str | None) -> None:
     """A numbered run once counted for ever where `runs` was a file on Windows."""
     Path("runs").touch()
-    with pytest.raises(UserError, match=r"cannot make a run folder in .*runs: "):
-        new_run(name, "tiny")
+    with pytest.raises(UserError, match=r"cannot make a run folder in .*runs: "), new_run(name, "tiny"):
+        pass
+
+
+EVENTS = "tensorboard/events.out.tfevents.1.host.1"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["notes.txt"],
+        ["config.yaml"],
+        ["config.yaml", "notes.txt"],
+        [EVENTS],
+        [".lock", "config.yaml", EVENTS],
+        ["checkpoints/aside-step-00000005/meta.json"],
+        ["checkpoints/mine.txt"],
+        ["checkpoints/step-00000005/meta.json"],
+        ["environment.json", "metrics.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_that_holds_anything_of_the_users_is_never_taken(files: list[str]) -> None:
+    for name in files:
+        path = Path("runs/tiny-1", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine\n", encoding="utf-8")
+    before = contents(Path("runs"))
+    with pytest.raises(UserError, match="run 'tiny-1' exists"):
+        refused("tiny-1")
+    with pytest.raises(UserError, match="refused later"):
+        refused(None)
+    assert contents(Path("runs")) == before
+    assert not Path("runs/tiny-2").exists()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        [".lock"],
+        [".lock", "config.yaml"],
+        [".lock", ".config.yaml.77"],
+        [".lock", "config.yaml", "environment.json", ".environment.json.77"],
+        [".lock", "config.yaml", "environment.json", "metrics.jsonl"],
+        [".lock", "config.yaml", "environment.json", "metrics.jsonl", "tensorboard/"],
+        [".lock", "config.yaml", "environment.json", "metrics.jsonl", "tensorboard/", EVENTS],  # while it compiled
+    ],
+    ids=" ".join,
+)
+def test_a_start_that_was_killed_before_its_first_line_leaves_its_name_free(left: list[str]) -> None:
+    """It once held the name for ever: neither to be resumed, for lack of a checkpoint, nor to be started."""
+    folder = Path("runs/tiny-1")
+    folder.mkdir(parents=True)
+    for name in left:
+        if name.endswith("/"):
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_text("" if name == "metrics.jsonl" else "x\n", encoding="utf-8")
+    with new_run("tiny-1", "tiny") as taken:
+        assert taken == folder
+    with new_run(None, "tiny") as taken:
+        assert taken == folder
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_a_start_that_fails_keeps_its_folder_only_where_training_wrote(wrote: bool) -> None:
+    with pytest.raises(UserError, match="refused later"):
+        refused("a", {"config.yaml": "x", "metrics.jsonl": "{}\n" if wrote else ""})
+    assert Path("runs/a").exists() is wrote
+
+
+def test_many_starts_at_once_get_a_name_each(tmp_path: Path) -> None:
+    """Real processes, since a lock lets go of a process as a whole."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from minigpt.runs import new_run
+sys.stdin.readline()
+with new_run(None, "tiny") as folder:
+    print(folder.name, flush=True)
+    sys.stdin.readline()
+"""
+    command = [sys.executable, "-c", script]
+    starts = [
+        subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    names = []
+    for start in starts:  # all have imported what they need and wait for the line that sets them going
+        assert start.stdin
+        start.stdin.write("go\n")
+        start.stdin.flush()
+    for start in starts:
+        assert start.stdout
+        names.append(start.stdout.readline().strip())
+    for start in starts:
+        start.communicate("end\n")
+        assert start.returncode == 0
+    assert sorted(names) == ["tiny-1", "tiny-2", "tiny-3"]
+
+
+def test_a_run_in_training_is_refused_and_its_name_is_not_free() -> None:
+    with new_run("a", "tiny") as folder:
+        for way in (lambda: lock(folder), lambda: new_run("a", "tiny")):
+            with pytest.raises(UserError) as error, way():
+                pass
+            assert "\n" not in str(error.value)
+        with (
+            pytest.raises(UserError, match=rf"run a is in use by process {os.getpid()} on .+: wait for it"),
+            lock(folder),
+        ):
+            pass
+    with lock(make_run("runs/b")):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "checkpoints/last", ".lock"]
+)
+def test_a_run_that_leads_out_of_its_folder_is_not_trained_in(tmp_path: Path, name: str) -> None:
+    run = make_run("runs/a", (5,))
+    path, outside = run / name, tmp_path / "outside"
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to(outside)
+    with pytest.raises(UserError, match="is a link out of the run's folder"), lock(run):
+        pass
+    assert not outside.exists()
 
 
 # --- what is told about runs -------------------------------------------------------------------------
@@ -273,24 +434,3 @@ def test_an_environment_file_that_was_damaged_is_one_line_and_stays(content: str
     with pytest.raises(UserError, match=r"environment\.json is damaged; move it away to go on"):
         record_start(path.parent, 5, ["minigpt"], "cpu")
     assert path.read_text(encoding="utf-8") == content
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomically(Path("f"), "old\n")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            write_atomically(Path("f"), "new\n")
-    assert Path("f").read_text(encoding="utf-8") == "old\n"
-    assert [path.name for path in Path().iterdir()] == ["f"]
-
-
-def test_a_description_is_believed_only_as_it_was_written() -> None:
-    folder = make_checkpoint(Path("c"), 3)
-    assert read_meta(folder)["step"] == 3
-    with pytest.raises(UserError, match=r"meta\.json cannot be read: No such file"):
-        read_meta(Path("nowhere"))

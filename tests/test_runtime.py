@@ -12,10 +12,11 @@ from minigpt import runtime
 from minigpt.checkpoint import load_checkpoint
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
+from minigpt.meta import RuntimeFacts
 from minigpt.runtime import Runtime, backward_bytes, choose, compile_loss, free_memory_bytes, is_out_of_memory
 from minigpt.train import train
 
-ON_CPU = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
+ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
 
 
 def config(**changes: Any) -> RuntimeConfig:
@@ -66,17 +67,17 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_resumed_run_keeps_its_choices_but_for_those_made_anew() -> None:
     """Another precision, or sums split among another number of threads, would not be the same run."""
-    saved = {"device": "cpu", "dtype": "bfloat16", "compile": True, "threads": 3}
+    saved = RuntimeFacts(device="cpu", dtype="bfloat16", compile=True, threads=3)
     assert choose(RuntimeConfig(), saved) == Runtime("cpu", "bfloat16", True, 3)
     assert choose(config(), saved, run_flops=1.0) == Runtime("cpu", "bfloat16", True, 3)
     assert choose(config(dtype="float32"), saved) == Runtime("cpu", "float32", True, 3)
     assert choose(config(compile=False), saved) == Runtime("cpu", "bfloat16", False, 3)
     assert choose(config(threads=1), saved) == Runtime("cpu", "bfloat16", True, 1)
-    assert Runtime(**choose(config(), saved).saved()) == choose(config(), saved)
+    assert choose(config(), choose(config(), saved).facts()) == choose(config(), saved)
 
 
 def test_a_run_from_a_device_that_is_not_here_chooses_anew() -> None:
-    saved = {"device": "cuda:7", "dtype": "bfloat16", "compile": True, "threads": 1}
+    saved = RuntimeFacts(device="cuda:7", dtype="bfloat16", compile=True, threads=1)
     chosen = choose(RuntimeConfig(), saved)
     assert chosen.device == runtime.best_device() != "cuda:7"
     assert chosen.compile is False
@@ -88,7 +89,7 @@ def test_a_device_that_is_not_here_is_one_line(device: str, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError) as error:
-        choose(RuntimeConfig(device=device), {"device": "cpu", **ON_CPU})
+        choose(RuntimeConfig(device=device), RuntimeFacts(**ON_CPU))
     assert str(error.value) == f"runtime.device {device} is not available here; torch finds: cpu"
 
 
@@ -105,7 +106,7 @@ def test_a_resume_goes_on_as_chosen_at_first_unless_told_otherwise(tmp_path: Pat
         make_config(train__steps=6, **auto | {"runtime__dtype": "float32"}), tmp_path, make_data(), resume=path
     )
     assert anew.runtime.dtype == "float32"
-    assert load_checkpoint(anew.checkpoint).meta["runtime"] == anew.runtime.saved()
+    assert load_checkpoint(anew.checkpoint).meta.runtime == anew.runtime.facts()
 
 
 # --- compilation that fails --------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_training_goes_on_without_it_to_the_same_weights(
     assert capsys.readouterr().err.count("compilation failed, going on without") == 1
     assert same(tensors(tmp_path / "plain", 12), tensors(tmp_path / "failed", 12))
     assert outcome.runtime.compile is False
-    assert load_checkpoint(outcome.checkpoint).meta["runtime"]["compile"] is False
+    assert load_checkpoint(outcome.checkpoint).meta.runtime.compile is False
 
 
 def test_running_out_of_memory_is_no_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

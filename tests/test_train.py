@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,13 +21,14 @@ from torch import Tensor
 import minigpt.train as training
 from minigpt import config as configuration
 from minigpt import evaluate as evaluation
-from minigpt.checkpoint import load_checkpoint, training_tensors
+from minigpt.checkpoint import load_checkpoint, read_training_tensors
 from minigpt.config import RunConfig
 from minigpt.data import TextData, split
 from minigpt.errors import UserError
+from minigpt.meta import Meta, TrainState, read_meta
 from minigpt.metrics import Metrics
 from minigpt.model import GPT
-from minigpt.runs import checkpoint_steps, pointed_step, read_meta, step_folder
+from minigpt.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.tokenizer import build
 from minigpt.train import Interrupts, Outcome, Probe, Training, run_steps, train
 
@@ -65,6 +67,11 @@ def tensors(run: Path, step: int) -> dict[str, Tensor]:
     """All tensors of a checkpoint: the model's and the training's."""
     folder = step_folder(run, step)
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+
+def facts_of(meta: Meta) -> dict[str, Any]:
+    """What training adds to the description of a checkpoint."""
+    return meta.model_dump(exclude={"format", "step", "state", "sha256"})
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -253,8 +260,8 @@ def test_a_finished_run_says_how_to_go_on_and_does(go: Any) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError) as error:
         go(resume=True)
-    message = "run run is finished at step 12; to go on: minigpt train --resume run --set train.steps=24"
-    assert str(error.value) == message
+    on = rf"minigpt train --resume {re.escape(str(run))} --set train\.steps=24"
+    assert re.fullmatch(rf"run run is finished at step 12; to go on: {on}", str(error.value))
     assert (run / "metrics.jsonl").read_bytes() == before
     _, outcome = go(resume=True, train__steps=24)
     assert outcome.state.step == 24
@@ -286,7 +293,7 @@ def test_patience_stops_a_run_and_without_it_the_run_goes_on_exactly(go: Any, mo
     assert (on.state.best_step, on.state.best_loss) == (8, 6.5)
     for folder in (run, untouched):
         assert pointed_step(folder, "best") == 8
-        assert load_checkpoint(folder).state.step == 8
+        assert load_checkpoint(folder).meta.step == 8
 
 
 def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved_whatever_the_intervals(go: Any) -> None:
@@ -298,14 +305,14 @@ def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved_whatever_t
     assert seen == [0, 5, 7] == list(curve(run, "loss/validation"))
     assert list(curve(run, "loss/train")) == [7]
     assert outcome.checkpoint == step_folder(run, 7)
-    assert load_checkpoint(run, "last").meta["validation_loss"] == curve(run, "loss/validation")[7]
+    assert load_checkpoint(run, "last").meta.validation_loss == curve(run, "loss/validation")[7]
     assert curve(run, "loss/validation")[0] == pytest.approx(math.log(make_data().tokenizer.vocab_size), rel=0.05)
     validation = curve(run, "loss/validation")
     assert pointed_step(run, "best") == min((5, 7), key=lambda step: validation[step])
 
 
 def test_overfitting_is_said_when_training_falls_and_validation_rises_and_not_of_divergence() -> None:
-    state = training.TrainState(train_loss_at_best=1.0, best_loss=1.2, best_step=5, evaluations_since_best=2)
+    state = TrainState(train_loss_at_best=1.0, best_loss=1.2, best_step=5, evaluations_since_best=2)
     cases = {(0.8, 1.5): True, (1.3, 1.5): False, (0.8, 1.2): False, (None, 1.5): False}
     for (state.train_loss, state.validation_loss), expected in cases.items():
         assert state.overfitting is expected
@@ -332,7 +339,8 @@ def test_the_average_is_what_is_evaluated_and_saved_and_the_raw_weights_go_on(go
         train__ema=0.9,
         probes=(lambda step, model, metrics: averages.append(model.norm.weight.clone()),),
     )
-    saved, raw = load_file(step_folder(run, 8) / "model.safetensors"), training_tensors(step_folder(run, 8))
+    saved = load_file(step_folder(run, 8) / "model.safetensors")
+    raw = read_training_tensors(load_checkpoint(run, "last"))
     expected = load_file(step_folder(plain, 8) / "model.safetensors")
     assert all(torch.equal(raw[f"weights/{name}"], tensor) for name, tensor in expected.items())
     assert any(not torch.equal(saved[name], tensor) for name, tensor in expected.items())
@@ -366,12 +374,137 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_says_all_one_need
     with pytest.raises(UserError) as error:
         loop.step()
     message = str(error.value)
-    assert "step 2: the loss is nan (learning rate 0.0026, gradient norm nan, float32)" in message
+    assert "step 2: the weights are not finite (learning rate 0.0026, gradient norm nan, float32)" in message
     assert "no checkpoint was saved yet" in message
     assert "\n" not in message
     after = {**loop.model.state_dict(), **loop.optimizer.state_dict()}
     assert all(torch.equal(after[name].nan_to_num(7), tensor.nan_to_num(7)) for name, tensor in before.items())
-    assert loop.state.step == 1
+    assert loop.state.loss_count == 1
+
+
+def disturbed(monkeypatch: pytest.MonkeyPatch, kinds: dict[int, str]) -> None:
+    """Let the update that leads to one of these steps go wrong: its loss, its gradient, or by a leap of the loss."""
+    loss = Training._loss
+
+    def wrong(self: Training, x: Tensor, y: Tensor) -> Tensor:
+        value = loss(self, x, y)
+        kind = kinds.get(self.state.step + 1)
+        if kind == "gradient":
+            return value + (self.model.norm.weight * 0).sum().sqrt()  # is 0, and its derivative infinite
+        return value * {"loss": math.nan, "inf": math.inf, "spike": 10.0}.get(str(kind), 1.0)
+
+    monkeypatch.setattr(Training, "_loss", wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("loss", "the loss is nan"), ("inf", "the loss is inf"), ("gradient", "the gradient is not finite")],
+)
+def test_a_step_that_is_not_finite_ends_the_run_with_all_that_was_saved(
+    go: Any, monkeypatch: pytest.MonkeyPatch, kind: str, says: str
+) -> None:
+    """It names a checkpoint from which to go on, and that works with what it says to set."""
+    disturbed(monkeypatch, {7: kind})
+    with pytest.raises(UserError) as error:
+        go()
+    message = str(error.value)
+    assert f"step 7: {says} (" in message
+    assert "gradient norm" in message
+    assert "the checkpoint of step 5 is intact" in message
+    assert re.search(r"try minigpt train --resume \S+ --set train\.on_nonfinite=skip", message)
+    assert "runtime.dtype" not in message, "it is float32 already"
+    assert "\n" not in message
+    run, outcome = go(resume=True, train__on_nonfinite="skip")
+    assert (outcome.state.step, outcome.state.skipped) == (12, 1)
+    assert curve(run, "optimizer/skipped") == {7: 1}
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_skipped_step_changes_nothing_but_the_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Neither weights nor the optimizer's averages nor the moving average nor the logged mean."""
+    disturbed(monkeypatch, {3: kind})
+    loop = Training(make_config(train__on_nonfinite="skip", train__ema=0.9), tmp_path, make_data())
+    with Metrics(tmp_path, 0, 0, 12) as loop.metrics:
+        for step in (1, 2):
+            loop.step()
+            assert loop.state.step == step
+        held = (loop.model, loop.average, loop.optimizer)
+        before = [{key: value.clone() for key, value in part.state_dict().items()} for part in held if part]
+        sums = (loop.state.loss_sum, loop.state.loss_count, loop.state.clipped_count)
+        loop.step()
+        assert all(same(part.state_dict(), old) for part, old in zip(held, before, strict=True) if part)
+        assert (loop.state.loss_sum, loop.state.loss_count, loop.state.clipped_count) == sums
+        assert (loop.state.step, loop.state.skipped, loop.state.tokens_seen) == (3, 1, 3 * 64)
+        loop.step()
+        assert not same(loop.model.state_dict(), before[0])
+
+
+@pytest.mark.parametrize("stop", [6, 8])
+def test_a_run_with_skipped_steps_is_resumed_exactly(go: Any, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
+    disturbed(monkeypatch, {4: "loss", 6: "gradient", 7: "loss", 10: "loss", 11: "loss", 12: "loss"})
+    settings = {"train__on_nonfinite": "skip", "train__eval_every": 1, "model__dropout": 0.1}
+    whole, done = go("whole", **settings)
+    run, stopped = go(probes=(stop_at(stop),), **settings)
+    assert (stopped.signal, stopped.state.step) == (signal.SIGINT, stop)
+    _, resumed = go(resume=True, **settings)
+    assert same(tensors(run, 12), tensors(whole, 12))
+    assert (resumed.state.skipped, resumed.state.loss_count) == (done.state.skipped, done.state.loss_count) == (6, 0)
+    for tag in ("loss/train", "optimizer/skipped", "loss/validation"):
+        assert curve(run, tag) == curve(whole, tag), tag
+    assert list(curve(run, "loss/train")) == [3, 6, 9], "of 10 to 12 there is no loss to log"
+    assert curve(run, "optimizer/skipped") == {4: 1, 6: 2, 7: 3, 10: 4, 11: 5, 12: 6}
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_no_more_updates_are_left_out_than_allowed_over_all_resumptions(
+    go: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: int
+) -> None:
+    disturbed(monkeypatch, dict.fromkeys((4, 6, 8, 9), "loss"))
+    settings = {"train__on_nonfinite": "skip", "train__max_skipped": most}
+    with pytest.raises(
+        UserError, match=rf"step {(4, 6, 8)[most]}: the loss is nan, after {most} updates were left out"
+    ):
+        go(**settings)
+    lines = [f"step {step}: the loss is nan; its update is left out ({n} so far)" for n, step in ((1, 4), (2, 6))]
+    printed = capsys.readouterr().err
+    assert [line for line in printed.splitlines() if "left out" in line] == lines[:most]
+    if most:
+        with pytest.raises(UserError, match="step 8: the loss is nan, after 2 updates were left out"):
+            go(resume=True, **settings)
+        _, outcome = go(resume=True, **{**settings, "train__max_skipped": 4})
+        assert outcome.state.skipped == 4
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_weights_that_are_not_finite_always_end_the_run(tmp_path: Path, mode: str) -> None:
+    """No later step can make them finite again."""
+    loop = Training(make_config(train__on_nonfinite=mode), tmp_path, make_data())
+    with Metrics(tmp_path, 0, 0, 12) as loop.metrics:
+        loop.step()
+        with torch.no_grad():
+            loop.model.norm.weight[0] = math.inf
+        with pytest.raises(UserError, match="step 2: the weights are not finite"):
+            loop.step()
+    assert loop.state.skipped == 0
+
+
+def test_a_leap_of_the_loss_is_told_and_logged_with_its_gradient(
+    go: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm, _ = go("calm", train__log_every=1)
+    assert curve(calm, "loss/spike") == {}
+    assert "jumped" not in capsys.readouterr().err
+    disturbed(monkeypatch, {2: "spike", 8: "spike"})  # before step 3 there is no mean to compare with
+    run, _ = go(optim__grad_clip=0.0)
+    (step, spike), *others = curve(run, "loss/spike").items()
+    assert (step, others) == (8, [])
+    mean, norm = curve(run, "loss/train")[6], curve(run, "loss/spike_gradient_norm")[8]
+    assert spike > 1.5 * mean
+    said = f"step 8: the loss jumped to {spike:.4f} from a mean of {mean:.4f}, gradient norm {norm:.3g}"
+    assert said in capsys.readouterr().err.splitlines()
+    assert norm > 3 * max(curve(calm, "optimizer/gradient_norm").values())
 
 
 @pytest.mark.parametrize("eval_every", [1, 100])
@@ -399,7 +532,7 @@ def test_a_run_that_blows_up_keeps_its_last_good_checkpoint_and_valid_json(
         json.loads(line, parse_constant=refuse)
     for step in checkpoint_steps(run):
         json.loads((step_folder(run, step) / "meta.json").read_text(encoding="utf-8"), parse_constant=refuse)
-        assert math.isfinite(read_meta(step_folder(run, step))["state"]["best_loss"])
+        assert math.isfinite(read_meta(step_folder(run, step)).state.best_loss or 0)
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,10 +646,10 @@ def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: p
     for start in (10, 1_000_000):
         run, _ = go(f"from{start}", train__steps=1)
         loaded = load_checkpoint(run, "last")
-        state, facts = loaded.state, {key: loaded.meta[key] for key in ("corpus", "runtime")}
+        state, facts = loaded.meta.state, facts_of(loaded.meta)
         state.step = start
-        inner = training_tensors(loaded.path)
-        checkpoint.save(run, loaded.config, loaded.tokenizer, state, loaded.model.state_dict(), inner, facts)
+        training_state = read_training_tensors(loaded)
+        checkpoint.save(run, loaded.config, loaded.tokenizer, state, loaded.model.state_dict(), training_state, facts)
         (run / "metrics.jsonl").write_text(
             "".join(
                 json.dumps({"step": step, "time": 1.0, "loss/train": 2.0}) + "\n" for step in range(10, start + 1, 10)
