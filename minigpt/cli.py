@@ -55,6 +55,14 @@ def main() -> None:
         _show_traceback()
         print(f"minigpt: {shown(error)}", file=sys.stderr)
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        from minigpt.runtime import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        _show_traceback()
+        print("minigpt: out of memory; nothing that was saved is lost", file=sys.stderr)
+        sys.exit(1)
     except OSError as error:  # the system refuses: a full disk, no permission, a reader such as `head` that has gone
         _show_traceback()
         if not isinstance(error, BrokenPipeError):

@@ -92,13 +92,12 @@ def leaves(path: Path, folder: Path) -> bool:
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes, as `open_within` opens it. Raises UserError."""
     with open_within(path, folder) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise UserError(f"{shown(path)} is larger than the {limit:,} bytes that such a file can have")
         try:
-            content = file.read(limit + 1)
+            return file.read(limit)
         except OSError as error:
             raise UserError(f"{shown(path)} cannot be read: {reason(error)}") from error
-    if len(content) > limit:
-        raise UserError(f"{shown(path)} is larger than the {limit:,} bytes that such a file can have")
-    return content
 
 
 def read_text_within(path: Path, folder: Path, limit: int) -> str:

@@ -22,12 +22,16 @@ from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from minigpt.errors import reason, shown
-from minigpt.files import make_folders, sync_folder
+from minigpt.files import make_folders, read_within, sync_folder
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
 BINS = np.concatenate((-np.geomspace(1e20, 1e-12, 771), [0.0], np.geomspace(1e-12, 1e20, 771)))
 """Edges of the bins of a histogram, each a tenth further from zero than the one before."""
+
+
+LIMIT = 1 << 30
+"""Bytes that metrics.jsonl can have at most when it is gone on with: some million lines."""
 
 
 class Journal:
@@ -91,8 +95,11 @@ class Metrics:
         _take_back(run / "metrics.jsonl", step)
         self.lines = Journal(run / "metrics.jsonl", self.say)
         self.board = Journal(_next_event_file(events), self.say)
-        sync_folder(events)
-        sync_folder(run)
+        try:  # or a power cut may take the new file's name
+            sync_folder(events)
+            sync_folder(run)
+        except OSError as error:
+            self.say(f"cannot flush {shown(events)}: {reason(error)}; training goes on")
         # TensorBoard drops what older event files hold from this step on, so each tag has each step once.
         self._event(Event(step=step + 1, file_version="brain.Event:2"))
         self._event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -184,7 +191,7 @@ def _take_back(path: Path, step: int) -> None:
     """Cut off the lines of metrics.jsonl after `step`, and what a kill left of a line, from its end."""
     if not path.exists():
         return
-    content = path.read_bytes()
+    content = read_within(path, path.parent, LIMIT)
     end = len(content)
     while end and not _is_line_up_to(step, content[content.rfind(b"\n", 0, end - 1) + 1 : end]):
         end = content.rfind(b"\n", 0, end - 1) + 1

@@ -202,10 +202,10 @@ def compile_loss(
     return compiled, True
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch raised `error` because memory ran out, on any device."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether `error` was raised because memory ran out, on any device."""
     text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
         sign in text for sign in ("can't allocate memory", "not enough memory", "out of memory")
     )
 

@@ -22,8 +22,8 @@ from minigpt.runs import (
     step_folder,
 )
 
-LINE_LIMIT = 1 << 20
-"""Bytes that a line of metrics.jsonl can have at most."""
+LINE_LIMIT, RECORD_LIMIT = 1 << 20, 64 << 20
+"""Bytes that a line of metrics.jsonl, and a record of TensorBoard's, can have at most."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _check_events(path: Path) -> None:
         size = os.fstat(file.fileno()).st_size
         while len(header := file.read(12)) == 12:
             length, checksum = struct.unpack("<QI", header)
-            whole = masked_crc32c(header[:8]) == checksum
+            whole = masked_crc32c(header[:8]) == checksum and length <= RECORD_LIMIT
             if whole and length > size - file.tell() - 4:
                 return
             record = file.read(length) if whole else b""
