@@ -35,7 +35,7 @@ from minigpt.meta import (
     verify_file,
 )
 from minigpt.model import GPT
-from minigpt.runs import ASIDE, CHECKPOINTS, checkpoint_steps, find_checkpoint, step_folder
+from minigpt.runs import ASIDE, CHECKPOINTS, as_argument, checkpoint_steps, find_checkpoint, step_folder
 from minigpt.runtime import free_memory_bytes
 from minigpt.tokenizer import Tokenizer
 
@@ -185,12 +185,19 @@ def save(
         _insist(lambda: _point(run, state), what, say)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(_building(run, state.step), ignore_errors=True)
-        raise UserError(f"cannot {what}: {reason(error)}; earlier checkpoints are intact") from error
+        raise UserError(f"cannot {what}: {reason(error)}; {what_is_kept(run)}") from error
     try:
         _prune(run, state, run_config.train.keep_last)
     except OSError as error:  # the next save tries again
         say(f"cannot remove older checkpoints: {reason(error)}")
     return step_folder(run, state.step)
+
+
+def what_is_kept(run: Path) -> str:
+    """Say which checkpoint a run that ends now can go on from, and how."""
+    if not (steps := checkpoint_steps(run)):
+        return "no checkpoint was saved yet"
+    return f"the checkpoint of step {steps[-1]} is intact, go on from it: minigpt train --resume {as_argument(run)}"
 
 
 def _insist(act: Callable[[], None], what: str, say: Callable[[str], None]) -> None:

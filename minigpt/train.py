@@ -91,7 +91,7 @@ def train(
         )
         raise UserError(f"out of memory with {micro} sequences at once; try {advice}") from error
     except OSError as error:
-        raise UserError(f"cannot write to {run}: {reason(error)}; saved checkpoints are intact") from error
+        raise UserError(f"cannot write to {run}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
 
 class Clock:
@@ -445,15 +445,12 @@ class Training:
         rates = ", ".join(
             f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
         )
-        steps = checkpoint_steps(self.run)
         exact = " or --set runtime.dtype=float32" if self.runtime.dtype != "float32" else ""
-        advice = "a new run with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
-        if steps:
-            resume = f"minigpt train --resume {as_argument(self.run)} --set train.on_nonfinite=skip{exact}"
-            advice = f"the checkpoint of step {steps[-1]} is intact; try {resume}, or {advice}"
-        else:
-            advice = f"no checkpoint was saved yet; try {advice}{exact}"
-        return f"step {step}: {problem} ({rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}); {advice}"
+        skip = f" --set train.on_nonfinite=skip{exact}" if checkpoint_steps(self.run) else ""
+        kept = checkpoint.what_is_kept(self.run)
+        advice = "or start anew with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
+        figures = f"{rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
+        return f"step {step}: {problem} ({figures}); {kept}{skip}, {advice}"
 
     def _refuse_if_finished(self) -> None:
         name, state, train = as_argument(self.run), self.state, self.config.train

@@ -411,7 +411,7 @@ def test_a_step_that_is_not_finite_ends_the_run_with_all_that_was_saved(
     assert f"step 7: {says} (" in message
     assert "gradient norm" in message
     assert "the checkpoint of step 5 is intact" in message
-    assert re.search(r"try minigpt train --resume \S+ --set train\.on_nonfinite=skip", message)
+    assert re.search(r"go on from it: minigpt train --resume \S+ --set train\.on_nonfinite=skip", message)
     assert "runtime.dtype" not in message, "it is float32 already"
     assert "\n" not in message
     run, outcome = go(resume=True, train__on_nonfinite="skip")
