@@ -83,6 +83,7 @@ class RuntimeFacts(_Facts):
     dtype: str
     compile: bool
     threads: int = Field(ge=1, le=MOST_THREADS)
+    kernels: str = "torch"
     processor: str = ""
     torch: str = ""
     numpy: str = ""

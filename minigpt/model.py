@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import ModelConfig
+from minigpt.kernels import Kernels, Linear, best_for, squared_relu
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
-FEW_ROWS = 64
 
 
 @dataclass
@@ -96,50 +96,33 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | nn.RMSNorm:
     return nn.RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
 
 
-class Linear(nn.Linear):
-    """nn.Linear, quick also for the few rows of a step of sampling on a CPU.
-
-    There a product takes as long as reading the weights does. MKL's product with one row reads them at a
-    quarter of the memory's speed, as two stacked products at all of it (docs/benchmarks.md).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.numel() // self.in_features
-        if torch.is_grad_enabled() or rows > FEW_ROWS or x.device.type != "cpu" or self.out_features % 2:
-            return super().forward(x)
-        halves = self.weight.view(2, self.out_features // 2, self.in_features)
-        columns = x.reshape(rows, self.in_features).t().expand(2, -1, -1)  # (2, in, rows)
-        y = torch.bmm(halves, columns).view(self.out_features, rows).t().view(*x.shape[:-1], self.out_features)
-        bias: Tensor | None = self.bias
-        return y if bias is None else y + bias
-
-
 class Attention(nn.Module):
     """Masked multi-head self-attention."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.n_head, self.qk_norm, self.dropout = layer, config.n_head, config.qk_norm, config.dropout
+        self.kernels: Kernels | None = None
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
-        qk, v = qkv[:2], qkv[2]  # (2, B, H, T, D), (B, H, T, D)
+        qk, v = qkv.split((2, 1))  # (2, B, H, T, D), (1, B, H, T, D); slices would cost a pass more each going back
+        v = v.squeeze(0)
         if self.qk_norm:
             qk = F.rms_norm(qk, (qk.size(-1),), eps=NORM_EPS["rmsnorm"])
         if angles is not None:
             qk = rotate(qk, angles)
         q, k = qk
-        mask = None
-        if cache is not None:
+        if cache is None:
+            kernels = self.kernels or best_for(x.device)
+            y = kernels.attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+        else:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
             mask = causal_mask(T, k.size(2), x.device) if T > 1 else None
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=cache is None
-        )  # (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(B, T, C))
         return out
 
@@ -162,11 +145,25 @@ class MLP(nn.Module):
         if self.activation == "gelu":
             h = F.gelu(h, approximate="tanh")
         elif self.activation == "relu2":  # So et al. 2021, Primer
-            h = F.relu(h).square()
+            h = squared_relu(h)
         else:  # Shazeer 2020, GLU Variants
             h = F.silu(self.gate(x)) * h
         out: Tensor = self.down(h)
         return out
+
+
+class Dropout(nn.Module):
+    """Zeroes activations in training, and scales the others up (Srivastava et al. 2014)."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.kernels: Kernels | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.probability:
+            return x
+        return (self.kernels or best_for(x.device)).dropout(x, self.probability)
 
 
 class Block(nn.Module):
@@ -178,7 +175,7 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
         x = x + self.dropout(self.attention(self.norm1(x), angles, cache))
@@ -198,7 +195,7 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, config.n_embd)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.context, config.n_embd)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
         sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
@@ -206,6 +203,12 @@ class GPT(nn.Module):
         self.register_buffer("positions", sinusoidal, persistent=False)
         self.register_buffer("angles", rotary, persistent=False)
         self.init_weights()
+
+    def use(self, kernels: Kernels | None) -> None:
+        """Choose how attention and dropout are computed; None takes what is best for the device."""
+        for module in self.modules():
+            if isinstance(module, Attention | Dropout):
+                module.kernels = kernels
 
     def init_weights(self) -> None:
         """Draw fresh weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.

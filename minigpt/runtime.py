@@ -19,6 +19,7 @@ from torch import Tensor
 from minigpt import __version__
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
+from minigpt.kernels import CPU, TORCH, Kernels, keep_freed_memory
 from minigpt.meta import RuntimeFacts
 
 COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
@@ -35,6 +36,7 @@ class Runtime:
     dtype: str
     compile: bool
     threads: int
+    kernels: str = "torch"
 
     @property
     def torch_device(self) -> torch.device:
@@ -51,7 +53,14 @@ class Runtime:
         where = f"cpu ({self.threads} threads)" if self.device == "cpu" else self.device
         if self.torch_device.type == "cuda":
             where += f" ({torch.cuda.get_device_name(self.torch_device)})"
-        return f"{where}, {self.dtype}, {'compiled' if self.compile else 'not compiled'}"
+        return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
+
+    def use_kernels(self) -> Kernels:
+        """Return the kernels chosen, and prepare the process for them."""
+        if self.kernels == "torch":
+            return TORCH
+        keep_freed_memory()
+        return CPU
 
     def facts(self) -> RuntimeFacts:
         """Return the choices with what else decides the last bits of a result, as a checkpoint keeps them."""
@@ -93,7 +102,10 @@ def choose(
     torch.use_deterministic_algorithms(kind == "cpu" and bool(compile))
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")
-    return Runtime(device, dtype, compile, int(threads))
+    kernels: str = config.kernels
+    if kernels == "auto":
+        kernels = kept.kernels if kept else "cpu" if kind == "cpu" else "torch"
+    return Runtime(device, dtype, compile, int(threads), kernels)
 
 
 def reseed(runtime: Runtime, seed: int) -> None:

@@ -139,6 +139,7 @@ class Training:
             run_seconds=60 * (config.train.minutes or 0),
         )
         self.model.to(self.runtime.device)
+        self.model.use(self.runtime.use_kernels())
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
         self.optimizer = Optimizer(self.model, config.optim)
         if loaded:

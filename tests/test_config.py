@@ -103,6 +103,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "runtime.device": ("cuda:1", "cuda:1"),
     "runtime.dtype": ("float32", "float32"),
     "runtime.compile": ("false", False),
+    "runtime.kernels": ("torch", "torch"),
     "runtime.threads": ("2", 2),
 }
 

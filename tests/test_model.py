@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.kernels import FEW_ROWS, Linear
 from minigpt.model import (
-    FEW_ROWS,
     GPT,
     KVCache,
-    Linear,
     attention_weights,
     causal_mask,
     evaluating,

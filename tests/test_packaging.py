@@ -131,6 +131,7 @@ LAYERS = [
         *("errors", "seeds", "shipped", "plain_yaml", "config", "presets"),
         *("tokenizer", "corpus", "download", "files", "meta", "runs"),
     },
+    {"kernels"},
     {"runtime", "data", "model", "metrics", "verify"},
     {"optim", "sample", "evaluate", "checkpoint", "parallel"},
     {"train", "start"},
@@ -177,9 +178,9 @@ def forbidden_edge(importer: str, imported: str, at_import: bool) -> str | None:
         return "cli imports what may need torch inside its functions"
     if LAYER[unit] >= LAYER[importer]:
         return f"{unit} is no lower layer"
-    if unit in LAYERS[4] and importer != "cli":
+    if unit in LAYERS[5] and importer != "cli":
         return f"only cli imports {unit}"
-    if unit == "train" and importer in LAYERS[4]:
+    if unit == "train" and importer in LAYERS[5]:
         return f"{importer} serves what was trained, and does not train"
     return None
 

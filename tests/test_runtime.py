@@ -31,12 +31,15 @@ def config(**changes: Any) -> RuntimeConfig:
 @pytest.mark.parametrize("compile", [True, False])
 def test_what_is_said_is_done(dtype: str, threads: int, compile: bool) -> None:
     chosen = choose(config(dtype=dtype, threads=threads, compile=compile))
-    assert chosen == Runtime("cpu", dtype, compile, threads)
+    assert chosen == Runtime("cpu", dtype, compile, threads, "cpu")
     assert torch.get_num_threads() == threads
     assert torch.are_deterministic_algorithms_enabled() is compile
     with chosen.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == getattr(torch, dtype)
-    assert chosen.describe() == f"cpu ({threads} threads), {dtype}, {'compiled' if compile else 'not compiled'}"
+    assert (
+        chosen.describe()
+        == f"cpu ({threads} threads), {dtype}, cpu kernels, {'compiled' if compile else 'not compiled'}"
+    )
 
 
 def test_what_is_left_open_fits_this_machine() -> None:
@@ -99,7 +102,7 @@ def test_a_resume_goes_on_as_chosen_at_first_unless_told_otherwise(tmp_path: Pat
     torch.set_num_threads(2)
     path = tmp_path / "checkpoints/step-00000002"
     kept = train(make_config(train__steps=4, **auto), tmp_path, make_data(), resume=path).runtime
-    assert kept == Runtime("cpu", "bfloat16", False, 1)
+    assert kept == Runtime("cpu", "bfloat16", False, 1, "cpu")
     assert torch.get_num_threads() == 1
     path = tmp_path / "checkpoints/step-00000004"
     anew = train(

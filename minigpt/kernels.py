@@ -1,0 +1,168 @@
+"""What a CPU computes slowly as PyTorch ships it, computed otherwise: causal attention, dropout, products of few rows.
+
+Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+QUERIES = 64
+"""Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
+FEW_ROWS = 64
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a model computes what there is more than one way to compute."""
+
+    attend: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """Causal attention of q, k, v (B, H, T, D) with this dropout of its weights, (B, H, T, D)."""
+    dropout: Callable[[Tensor, float], Tensor]
+    """Zero elements with this probability, and scale the others up."""
+
+
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Return causal attention by torch's fused kernel."""
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+
+
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Return causal attention over blocks of queries, as plain matrix products.
+
+    torch's fused kernel keeps no weights and computes them again in its backward pass, which on a CPU
+    takes several times as long as reading them back. Here half of the weights are kept, those of the past.
+    """
+    B, H, T, D = q.shape
+    rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
+    out: Tensor = _BlockedAttention.apply(*rows, dropout)
+    return out.view(B, H, T, D)
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + QUERIES, length)) for start in range(0, length, QUERIES)]
+
+
+class _BlockedAttention(torch.autograd.Function):
+    """Scaled dot-product attention under the causal mask, for q, k, v of shape (N, T, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        parts, saved, scale = [], [], q.size(-1) ** -0.5
+        with torch.autocast(q.device.type, enabled=False):  # which would compute the softmax in float32
+            for start, end in _blocks(q.size(1)):
+                hidden = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu(start + 1)
+                scores = torch.baddbmm(hidden, q[:, start:end], k[:, :end].mT, alpha=scale)  # (N, block, end)
+                weights = scores.softmax(-1)
+                keep = _kept(weights, dropout) if dropout else None
+                parts.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))
+                saved += [weights, keep]
+        ctx.save_for_backward(q, k, v, *saved)
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *saved = ctx.saved_tensors
+        scale, parts = q.size(-1) ** -0.5, []
+        dk = dv = None
+        # From the last block on, which sees all keys, so that nothing needs to begin as zeros.
+        for (start, end), weights, keep in reversed(
+            list(zip(_blocks(q.size(1)), saved[::2], saved[1::2], strict=True))
+        ):
+            dout = gradients[0][:, start:end]
+            dweights = torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
+            dropped = weights
+            if keep is not None:
+                dropped, dweights = weights * keep, dweights.mul_(keep)
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+            parts.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))
+            dv_block = torch.bmm(dropped.mT, dout)  # (N, end, D)
+            dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)
+            if dk is None or dv is None:
+                dk, dv = dk_block, dv_block
+            else:
+                dk[:, :end] += dk_block
+                dv[:, :end] += dv_block
+        return torch.cat(parts[::-1], 1) if len(parts) > 1 else parts[0], dk, dv, None
+
+
+def drop_by_bytes(x: Tensor, probability: float) -> Tensor:
+    """Return `x` with elements zeroed at a multiple of 1/256 near `probability`, and the others scaled up.
+
+    torch draws a random number for each element, one after the other; here one serves for eight.
+    """
+    return x * _kept(x, probability)
+
+
+def _kept(x: Tensor, probability: float) -> Tensor:
+    """Return zeros, at a multiple of 1/256 near `probability`, and what scales up the others, in the shape of `x`."""
+    dropped = max(1, round(256 * probability))
+    drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
+    kept = drawn.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+    return kept.to(x.dtype) * (256 / (256 - dropped))
+
+
+class _SquaredReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = x.relu()
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return (gradients[0] * positive).mul_(2)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Return max(x, 0) squared. Bit for bit relu(x).square(), whose backward pass by autograd makes five passes."""
+    out: Tensor = _SquaredReLU.apply(x)
+    return out
+
+
+TORCH = Kernels(attend_fused, F.dropout)
+"""As PyTorch ships them."""
+CPU = Kernels(attend_in_blocks, drop_by_bytes)
+"""In the ways of this file."""
+
+
+def best_for(device: torch.device) -> Kernels:
+    """Return the faster kernels on this device: on a GPU those of PyTorch."""
+    return CPU if device.type == "cpu" else TORCH
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what a step frees for the next one, where it is glibc.
+
+    Else large tensors go back to the system each time, which has to fill their pages with zeros anew.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
+
+
+class Linear(nn.Linear):
+    """nn.Linear, quick also for the few rows of a step of sampling on a CPU.
+
+    There a product takes as long as reading the weights does. MKL's product with one row reads them at a
+    quarter of the memory's speed, as two stacked products at all of it (docs/benchmarks.md).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.numel() // self.in_features
+        if torch.is_grad_enabled() or rows > FEW_ROWS or x.device.type != "cpu" or self.out_features % 2:
+            return super().forward(x)
+        halves = self.weight.view(2, self.out_features // 2, self.in_features)
+        columns = x.reshape(rows, self.in_features).t().expand(2, -1, -1)  # (2, in, rows)
+        y = torch.bmm(halves, columns).view(self.out_features, rows).t().view(*x.shape[:-1], self.out_features)
+        bias: Tensor | None = self.bias
+        return y if bias is None else y + bias

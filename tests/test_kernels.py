@@ -1,0 +1,143 @@
+"""The CPU's own kernels: each gives what PyTorch's own gives."""
+
+import ctypes
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt import kernels
+from minigpt.config import parse_overrides, resolve
+from minigpt.kernels import CPU, QUERIES, TORCH, attend_fused, attend_in_blocks, drop_by_bytes, squared_relu
+from minigpt.model import GPT, attention_weights
+
+LENGTHS = [1, 2, QUERIES - 1, QUERIES, QUERIES + 1, 2 * QUERIES, 2 * QUERIES + 7]
+
+
+def draw(length: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(length)
+    return [torch.randn(2, 3, length, 8).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def with_gradients(attend: object, inputs: list[Tensor], out: Tensor) -> list[Tensor]:
+    y = attend(*inputs, 0.0)  # type: ignore[operator]
+    return [y.detach(), *torch.autograd.grad(y, inputs, out)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_attention_in_blocks_is_fused_attention(length: int) -> None:
+    inputs = draw(length)
+    out = torch.randn(2, 3, length, 8)
+    for ours, torchs in zip(
+        with_gradients(attend_in_blocks, inputs, out), with_gradients(attend_fused, inputs, out), strict=True
+    ):
+        torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_in_bfloat16_it_is_as_near_to_the_truth_as_its_precision_lets_it(length: int) -> None:
+    inputs = draw(length, torch.bfloat16)
+    out = torch.randn(2, 3, length, 8).bfloat16()
+    exact = with_gradients(attend_fused, [x.detach().double().requires_grad_() for x in inputs], out.double())
+    for ours, truth in zip(with_gradients(attend_in_blocks, inputs, out), exact, strict=True):
+        assert (ours.double() - truth).norm() <= 0.015 * truth.norm() + 1e-6  # bfloat16 rounds by up to 0.4 %
+
+
+def test_autograd_agrees_with_finite_differences() -> None:
+    inputs = [x.detach().double().requires_grad_() for x in draw(QUERIES + 3)]
+    inputs = [x[:1, :1, :, :2].detach().requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_in_blocks(q, k, v, 0.0), inputs, fast_mode=True)
+
+
+def test_no_later_token_is_seen() -> None:
+    q, k, v = draw(2 * QUERIES + 7)
+    before = attend_in_blocks(q, k, v, 0.0)
+    for at in (1, QUERIES, 2 * QUERIES):
+        changed_k, changed_v = k.clone(), v.clone()
+        changed_k[:, :, at:], changed_v[:, :, at:] = 9.0, -9.0
+        after = attend_in_blocks(q, changed_k, changed_v, 0.0)
+        assert torch.equal(before[:, :, :at], after[:, :, :at])
+        assert not torch.equal(before[:, :, at:], after[:, :, at:])
+
+
+def test_dropout_of_attention_weights_drops_weights_and_has_their_gradient() -> None:
+    """With values of one, each output is the sum of what is left of its weights, scaled up."""
+    q, k, _ = draw(QUERIES + 5)
+    v = torch.eye(QUERIES + 5).expand(2, 3, -1, -1).contiguous().requires_grad_()
+    pad = torch.zeros(2, 3, QUERIES + 5, QUERIES + 5 - 8)
+    q, k = (torch.cat((x, pad), -1).detach().requires_grad_() for x in (q, k))
+    torch.manual_seed(5)
+    kept = attend_in_blocks(q, k, v, 0.25)  # the weights themselves
+    weights = attention_weights(q, k)
+    left = kept != 0
+    torch.testing.assert_close(kept[left], weights[left] / 0.75, atol=1e-6, rtol=1e-5)
+    assert 0.7 < left.sum() / (weights > 0).sum() < 0.8
+    out = torch.randn_like(kept)
+    expected = torch.autograd.grad(weights * left / 0.75, (q, k), out)
+    for ours, truth in zip(torch.autograd.grad(kept, (q, k), out), expected, strict=True):
+        torch.testing.assert_close(ours, truth, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("probability", [0.004, 0.1, 0.2, 0.5, 0.9])
+def test_dropout_by_bytes_drops_its_share_and_keeps_the_mean(probability: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(1003, 997)
+    y = drop_by_bytes(x, probability)
+    share = max(1, round(256 * probability)) / 256
+    assert abs((y == 0).float().mean().item() - share) < 4 * math.sqrt(share / x.numel())
+    assert torch.allclose(y[y != 0], torch.tensor(1 / (1 - share)))
+    again = drop_by_bytes(x, probability)
+    assert not torch.equal(y, again)
+    torch.manual_seed(0)
+    assert torch.equal(y, drop_by_bytes(x, probability)), "a function of the seed"
+
+
+def test_neighbours_are_dropped_independently() -> None:
+    """One drawn number serves eight elements: no two of them may go together."""
+    torch.manual_seed(1)
+    dropped = (drop_by_bytes(torch.ones(8 * 200_000), 0.5) == 0).view(-1, 8).double()
+    correlation = torch.corrcoef(dropped.T) - torch.eye(8, dtype=torch.float64)
+    assert correlation.abs().max() < 0.012
+    following = torch.corrcoef(torch.stack((dropped[:-1].flatten(), dropped[1:].flatten())))[0, 1]
+    assert abs(following) < 0.005
+
+
+def test_squared_relu_is_autograds_to_the_bit() -> None:
+    x = torch.randn(50, 40, requires_grad=True)
+    out = torch.randn(50, 40)
+    plain = F.relu(x).square()
+    assert torch.equal(squared_relu(x), plain)
+    ours, truth = (torch.autograd.grad(y, x, out)[0] for y in (squared_relu(x), plain))
+    assert torch.equal(ours, truth)
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+def test_a_model_gives_the_same_with_either(family: str) -> None:
+    shape = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.context=100", "model.zero_init=false"]
+    model = GPT(resolve(parse_overrides([f"model.family={family}", *shape])).config.model, 11)
+    ids = torch.randint(11, (3, 100))
+    found = []
+    for chosen in (TORCH, CPU, None):
+        model.use(chosen)
+        logits = model(ids)
+        gradients = torch.autograd.grad(logits.square().mean(), list(model.parameters()))
+        found.append([logits.detach(), *gradients])
+    for with_torch, with_cpu, by_default in zip(*found, strict=True):
+        torch.testing.assert_close(with_cpu, with_torch, atol=1e-5, rtol=1e-4)
+        assert torch.equal(by_default, with_cpu), "on a CPU these are the ones taken"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc only")
+def test_what_is_freed_stays_with_the_process() -> None:
+    kernels.keep_freed_memory()
+    statm = Path("/proc/self/statm")
+    held = [torch.ones(1 << 24) for _ in range(4)]  # 64 MB each
+    del held
+    before = int(statm.read_text().split()[1])
+    held = [torch.ones(1 << 24) for _ in range(4)]
+    grown = int(statm.read_text().split()[1]) - before
+    assert grown < 20_000, f"{grown} pages of memory were taken anew for {len(held)} tensors"
