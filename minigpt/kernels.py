@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 QUERIES = 64
 """Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
-FEW_ROWS = 64
+FEW_ROWS, LARGE = 64, 100_000  # rows of x, and weights, between which stacking the product helps
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -42,7 +42,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """
     B, H, T, D = q.shape
     rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
-    out: Tensor = _BlockedAttention.apply(*rows, dropout)
+    out: Tensor = _BlockedAttention.apply(*rows, dropout)  # type: ignore[no-untyped-call]
     return out.view(B, H, T, D)
 
 
@@ -124,7 +124,7 @@ class _SquaredReLU(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """Return max(x, 0) squared. Bit for bit relu(x).square(), whose backward pass by autograd makes five passes."""
-    out: Tensor = _SquaredReLU.apply(x)
+    out: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -153,13 +153,15 @@ def keep_freed_memory() -> None:
 class Linear(nn.Linear):
     """nn.Linear, quick also for the few rows of a step of sampling on a CPU.
 
-    There a product takes as long as reading the weights does. MKL's product with one row reads them at a
-    quarter of the memory's speed, as two stacked products at all of it (docs/benchmarks.md).
+    There a product takes as long as reading the weights does. Where these do not fit into a core's cache,
+    MKL reads them at a quarter of the memory's speed, and at all of it as two stacked products (docs/benchmarks.md).
     """
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
-        if torch.is_grad_enabled() or rows > FEW_ROWS or x.device.type != "cpu" or self.out_features % 2:
+        few = rows <= (FEW_ROWS if self.out_features >= self.in_features else FEW_ROWS // 16)
+        stacks = few and self.weight.numel() >= LARGE and self.out_features % 2 == 0
+        if not stacks or torch.is_grad_enabled() or x.device.type != "cpu":
             return super().forward(x)
         halves = self.weight.view(2, self.out_features // 2, self.in_features)
         columns = x.reshape(rows, self.in_features).t().expand(2, -1, -1)  # (2, in, rows)

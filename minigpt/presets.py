@@ -65,7 +65,7 @@ GPU_SHAPES = (
     Shape(5_000_000, n_layer=6, n_embd=384, context=256, batch_size=64, steps=3000, dropout=0.2),
     Shape(inf, n_layer=6, n_embd=384, context=256, batch_size=64, steps=10_000, dropout=0.0),
 )
-ENOUGH_VALIDATION = 100_000
+ENOUGH_VALIDATION = 50_000
 """Characters after which a validation loss has settled to the second digit, and more only cost time."""
 
 
