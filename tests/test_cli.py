@@ -134,6 +134,9 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "eval": "--checkpoint --device --encoding --json --stride",
         "runs": "--json --verify",
         "board": "--host --port",
+        "bench train": "--config --json --rounds --seconds --set -c -s",
+        "bench sample": "--json --length --rounds --set --streams -s",
+        "bench data": "--json --rounds",
         "data list": "",
         "data info": "--encoding --json",
         "data get": "",
@@ -203,6 +206,8 @@ def test_help_comes_in_under_a_third_of_a_second() -> None:
         ["data", "info"],
         ["config", "shwo"],
         ["board", "--port", "99999"],
+        ["bench", "train", "--rounds", "0"],
+        ["bench", "sample", "--streams", "0"],
     ],
     ids=" ".join,
 )
