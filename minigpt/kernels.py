@@ -118,7 +118,7 @@ class _SquaredReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (positive,) = ctx.saved_tensors
+        positive: Tensor = ctx.saved_tensors[0]
         return (gradients[0] * positive).mul_(2)
 
 
