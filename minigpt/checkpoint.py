@@ -34,7 +34,7 @@ from minigpt.meta import (
     verify,
     verify_file,
 )
-from minigpt.model import GPT
+from minigpt.model import GPT, count_parameters
 from minigpt.runs import ASIDE, CHECKPOINTS, as_argument, checkpoint_steps, find_checkpoint, step_folder
 from minigpt.runtime import free_memory_bytes
 from minigpt.tokenizer import Tokenizer
@@ -82,7 +82,9 @@ def _load(path: Path, device: str) -> Checkpoint:
     texts = {name: decoded(content, path / name) for name, content in text.items()}
     stored = config.from_yaml(texts["config.yaml"], str(path / "config.yaml"))
     vocabulary = tokenizer.from_json(texts["tokenizer.json"], str(path / "tokenizer.json"))
-    shapes = _shapes(path, stored.model, vocabulary.vocab_size)
+    _refuse_other_size(path, stored.model, vocabulary.vocab_size)
+    model = GPT(stored.model, vocabulary.vocab_size)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, 3))
     weights = read_tensors(path, "model.safetensors", meta, _most_bytes(shapes, 1))
     for name in sorted(shapes.keys() | weights.keys()):
@@ -90,7 +92,6 @@ def _load(path: Path, device: str) -> Checkpoint:
         if found != shapes.get(name, "absent"):
             expected = f"{shown(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
             raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
-    model = GPT(stored.model, vocabulary.vocab_size)
     model.load_state_dict(weights)
     return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
 
@@ -114,22 +115,19 @@ def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
     return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, 3))
 
 
-def _shapes(path: Path, shape: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights of a model, without making it. Raises UserError when there is no room for it."""
+def _refuse_other_size(path: Path, shape: ModelConfig, vocab_size: int) -> None:
+    """Raise UserError when the file of weights is not the model described, or there is no memory for that."""
     with open_within(path / "model.safetensors", path) as file:
         size = os.fstat(file.fileno()).st_size
-    if size < 48 * shape.n_layer * shape.n_embd**2:  # the matrices of the blocks alone
+    weights = 4 * count_parameters(shape, vocab_size)
+    if size < weights:
         raise UserError(
             f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
         )
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in GPT(shape, vocab_size).state_dict().items()}
     position = shape.n_embd if shape.position == "sinusoidal" else shape.n_embd // shape.n_head
-    needed = 2 * _most_bytes(shapes, 1) + 24 * shape.context * position
-    free = free_memory_bytes("cpu")
+    needed, free = 3 * weights + 24 * shape.context * position, free_memory_bytes("cpu")
     if free is not None and needed > free:
         raise UserError(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
-    return shapes
 
 
 def _most_bytes(shapes: Mapping[str, tuple[int, ...]], copies: int) -> int:

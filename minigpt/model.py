@@ -127,15 +127,20 @@ class Attention(nn.Module):
         return out
 
 
+def hidden_width(config: ModelConfig) -> int:
+    """Return the width of the MLP: four times the stream's; with SwiGLU two thirds of that, to pay for its gate."""
+    width = 4 * config.n_embd
+    return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width
+
+
 class MLP(nn.Module):
     """The position-wise half of a block: wider by four, a non-linearity, and back."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        hidden = 4 * config.n_embd
-        if config.activation == "swiglu":  # two thirds as wide, so that the gate costs no extra parameters
-            hidden = 8 * math.ceil(hidden * 2 / 3 / 8)
+        hidden = hidden_width(config)
+        if config.activation == "swiglu":
             self.gate = Linear(config.n_embd, hidden, bias=config.bias)
         self.up = Linear(config.n_embd, hidden, bias=config.bias)
         self.down = Linear(hidden, config.n_embd, bias=config.bias)
@@ -252,6 +257,16 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length = end
         return F.linear(self.norm(x), self.token_embedding.weight)  # one tied parameter for in and out
+
+
+def count_parameters(config: ModelConfig, vocab_size: int) -> int:
+    """Return how many parameters a model has, without making it."""
+    C, hidden = config.n_embd, hidden_width(config)
+    norm = 2 * C if config.norm == "layernorm" and config.bias else C
+    outputs = [(3 * C, C), (C, C), *[(hidden, C)] * (2 if config.activation == "swiglu" else 1), (C, hidden)]
+    block = 2 * norm + sum(rows * columns + rows * config.bias for rows, columns in outputs)
+    positions = config.context * C if config.position == "learned" else 0
+    return vocab_size * C + positions + config.n_layer * block + norm
 
 
 @contextmanager

@@ -99,7 +99,9 @@ def choose(
     if compile == "auto":
         compile = kept.compile if kept else _compilation_pays(kind, dtype, run_flops, run_seconds)
     # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
-    torch.use_deterministic_algorithms(kind == "cpu" and bool(compile))
+    deterministic = kind == "cpu" and bool(compile)
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the whole compiler
+        torch.use_deterministic_algorithms(deterministic)
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")
     kernels: str = config.kernels

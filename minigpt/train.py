@@ -28,7 +28,7 @@ from minigpt.errors import UserError, reason
 from minigpt.evaluate import evaluate
 from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
-from minigpt.model import GPT
+from minigpt.model import GPT, count_parameters
 from minigpt.optim import Optimizer, lr_factor
 from minigpt.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.runtime import (
@@ -500,8 +500,7 @@ class Interrupts:
 def _refuse_if_too_large(config: RunConfig, vocab_size: int) -> None:
     """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory."""
     free = free_memory_bytes("cpu")
-    with torch.device("meta"):  # counts the parameters without making them
-        parameters = sum(p.numel() for p in GPT(config.model, vocab_size).parameters())
+    parameters = count_parameters(config.model, vocab_size)
     needed = parameters * 4 * (5 if config.train.ema else 4)
     if free is not None and needed > free:
         raise UserError(

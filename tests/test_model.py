@@ -19,6 +19,7 @@ from minigpt.model import (
     KVCache,
     attention_weights,
     causal_mask,
+    count_parameters,
     evaluating,
     rotary_angles,
     rotate,
@@ -402,3 +403,17 @@ def test_a_product_of_few_rows_is_that_of_torch(shape: tuple[int, ...], out_feat
     x = torch.randn(*shape, 4)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+@pytest.mark.parametrize("activation", ["gelu", "relu2", "swiglu"])
+@pytest.mark.parametrize(
+    ("norm", "position", "bias"),
+    [("layernorm", "learned", True), ("rmsnorm", "rotary", False), ("layernorm", "none", False)],
+)
+def test_parameters_are_counted_without_a_model(
+    family: str, activation: str, norm: str, position: str, bias: bool
+) -> None:
+    model = fresh(family, n_embd=36, n_head=2, activation=activation, norm=norm, position=position, bias=bias)
+    vocab_size = model.token_embedding.num_embeddings
+    assert count_parameters(model.config, vocab_size) == sum(p.numel() for p in model.parameters())
