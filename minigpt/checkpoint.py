@@ -1,5 +1,6 @@
 """Checkpoints: folders that are whole or absent, that explain themselves, and that hold all a run needs to go on."""
 
+import itertools
 import json
 import math
 import os
@@ -78,10 +79,8 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
 
 def _load(path: Path, device: str) -> Checkpoint:
     meta = read_meta(path)
-    text = {name: read_checked(path, name, meta, LIMITS[name]) for name in FILES if name in LIMITS}
-    texts = {name: decoded(content, path / name) for name, content in text.items()}
-    stored = config.from_yaml(texts["config.yaml"], str(path / "config.yaml"))
-    vocabulary = tokenizer.from_json(texts["tokenizer.json"], str(path / "tokenizer.json"))
+    stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
+    vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
     _refuse_other_size(path, stored.model, vocabulary.vocab_size)
     model = GPT(stored.model, vocabulary.vocab_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -94,6 +93,10 @@ def _load(path: Path, device: str) -> Checkpoint:
             raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
     model.load_state_dict(weights)
     return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
+
+
+def _read_text(path: Path, name: str, meta: Meta) -> str:
+    return decoded(read_checked(path, name, meta, LIMITS[name]), path / name)
 
 
 def read_tensors(path: Path, name: str, meta: Meta, limit: int) -> dict[str, Tensor]:
@@ -231,7 +234,7 @@ def _publish(
     write_synced(building / META, json.dumps({**said, "sha256": hashes}, indent=1))
     sync_folder(building)
     if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
-        _move(folder, OLD)
+        _withdraw(folder)
     building.rename(folder)
     sync_folder(folder.parent)
 
@@ -246,7 +249,7 @@ def repair(run: Path, state: TrainState) -> list[str]:
     for name in ("config.yaml", "environment.json"):
         for path in run.glob(f".{name}.*"):
             path.unlink()
-    aside = [_move(step_folder(run, step), ASIDE).name for step in checkpoint_steps(run) if step > state.step]
+    aside = [_set_aside(step_folder(run, step)).name for step in checkpoint_steps(run) if step > state.step]
     if state.step in checkpoint_steps(run):
         _point(run, state)
     return aside
@@ -266,15 +269,22 @@ def _point(run: Path, state: TrainState) -> None:
 def _prune(run: Path, state: TrainState, keep_last: int) -> None:
     for step in checkpoint_steps(run)[:-keep_last]:
         if step not in (state.best_step, state.step):
-            _move(step_folder(run, step), OLD)
+            _withdraw(step_folder(run, step))
     _remove_leftovers(run)
 
 
-def _move(folder: Path, prefix: str) -> Path:
-    """Take a checkpoint out of sight at once, so that none is ever seen half removed; return its new place."""
-    place = folder.with_name(prefix + folder.name)
+def _withdraw(folder: Path) -> None:
+    """Take a checkpoint out of sight at once, so that none is ever seen half removed."""
+    place = folder.with_name(OLD + folder.name)
     shutil.rmtree(place, ignore_errors=True)
-    return folder.rename(place)
+    folder.rename(place)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Keep a checkpoint under a name that is no part of the run, beside others of its step, and return its place."""
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    places = (folder.with_name(f"{ASIDE}{folder.name}{end}") for end in ends)
+    return folder.rename(next(place for place in places if not os.path.lexists(place)))
 
 
 def _remove_leftovers(run: Path) -> None:

@@ -170,7 +170,7 @@ def _train(run: Path, start: "Start") -> None:
     try:
         write_atomically(settings, to_yaml(config))
         device = best_device() if config.runtime.device == "auto" else config.runtime.device
-        runs.record_start(run, saved[-1] if saved else 0, sys.argv, device)
+        runs.record_start(run, start.step, sys.argv, device)
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
         if checkpoint and runs.checkpoint_steps(run) == saved:

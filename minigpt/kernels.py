@@ -1,9 +1,10 @@
-"""What a CPU computes slowly as PyTorch ships it, computed otherwise: causal attention, dropout, products of few rows.
+"""What a CPU computes slowly as PyTorch ships it, computed otherwise: causal attention, dropout, matrix products.
 
 Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution.
 """
 
 import ctypes
+import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +12,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 QUERIES = 64
 """Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
-FEW_ROWS, LARGE = 64, 100_000  # rows of x, and weights, between which stacking the product helps
+LARGE_PRODUCT = 1_000_000
+"""Rows times weights from which a product of oneDNN's is worth its start."""
+LARGE_WEIGHTS = 100_000
+"""Weights from which one row's product is better stacked."""
+ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -27,6 +32,8 @@ class Kernels:
     """Causal attention of q, k, v (B, H, T, D) with this dropout of its weights, (B, H, T, D)."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with this probability, and scale the others up."""
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """x weight^T + bias of x (..., in), weight (out, in) and bias (out), (..., out)."""
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -128,9 +135,50 @@ def squared_relu(x: Tensor) -> Tensor:
     return out
 
 
-TORCH = Kernels(attend_fused, F.dropout)
+def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x weight^T + bias, for x (..., in) and weight (out, in).
+
+    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long (docs/benchmarks.md).
+    One row, as in a step of sampling, takes as long as reading the weights does. Where these do not fit into a
+    core's cache MKL reads them at a quarter of the memory's speed, and at all of it as two stacked products.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return F.linear(x, weight, bias)
+    rows, weights = x.numel() // weight.size(1), weight.numel()
+    if rows == 1 and weights >= LARGE_WEIGHTS and weight.size(0) % 2 == 0 and not torch.is_grad_enabled():
+        halves = weight.view(2, -1, weight.size(1))
+        y = torch.bmm(halves, x.reshape(-1, 1).expand(2, -1, -1)).view(*x.shape[:-1], -1)  # of (2, out / 2, 1)
+        return y if bias is None else y + bias
+    if ONEDNN and rows * weights >= LARGE_PRODUCT:
+        out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return out
+    return F.linear(x, weight, bias)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0]
+        rows, columns = dy.reshape(-1, dy.size(-1)), x.reshape(-1, x.size(-1))
+        wide = rows.size(1) > columns.size(1)  # the longer side second, which oneDNN does better
+        dweight = _product(columns.mT, rows.mT).mT if wide else _product(rows.mT, columns.mT)  # (out, in)
+        return _product(dy, weight.mT), dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+TORCH = Kernels(attend_fused, F.dropout, F.linear)
 """As PyTorch ships them."""
-CPU = Kernels(attend_in_blocks, drop_by_bytes)
+CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn)
 """In the ways of this file."""
 
 
@@ -148,23 +196,3 @@ def keep_freed_memory() -> None:
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
-
-
-class Linear(nn.Linear):
-    """nn.Linear, quick also for the few rows of a step of sampling on a CPU.
-
-    There a product takes as long as reading the weights does. Where these do not fit into a core's cache,
-    MKL reads them at a quarter of the memory's speed, and at all of it as two stacked products (docs/benchmarks.md).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.numel() // self.in_features
-        few = rows <= (FEW_ROWS if self.out_features >= self.in_features else FEW_ROWS // 16)
-        stacks = few and self.weight.numel() >= LARGE and self.out_features % 2 == 0
-        if not stacks or torch.is_grad_enabled() or x.device.type != "cpu":
-            return super().forward(x)
-        halves = self.weight.view(2, self.out_features // 2, self.in_features)
-        columns = x.reshape(rows, self.in_features).t().expand(2, -1, -1)  # (2, in, rows)
-        y = torch.bmm(halves, columns).view(self.out_features, rows).t().view(*x.shape[:-1], self.out_features)
-        bias: Tensor | None = self.bias
-        return y if bias is None else y + bias

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import ModelConfig
-from minigpt.kernels import Kernels, Linear, best_for, squared_relu
+from minigpt.kernels import Kernels, best_for, squared_relu
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
@@ -96,13 +96,23 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | nn.RMSNorm:
     return nn.RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
 
 
+class Linear(nn.Linear):
+    """A learned affine map of the last dimension."""
+
+    kernels: Kernels | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.kernels or best_for(x.device)).linear(x, self.weight, self.bias)
+
+
 class Attention(nn.Module):
     """Masked multi-head self-attention."""
+
+    kernels: Kernels | None = None
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.n_head, self.qk_norm, self.dropout = layer, config.n_head, config.qk_norm, config.dropout
-        self.kernels: Kernels | None = None
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -160,10 +170,11 @@ class MLP(nn.Module):
 class Dropout(nn.Module):
     """Zeroes activations in training, and scales the others up (Srivastava et al. 2014)."""
 
+    kernels: Kernels | None = None
+
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
-        self.kernels: Kernels | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.probability:
@@ -210,9 +221,9 @@ class GPT(nn.Module):
         self.init_weights()
 
     def use(self, kernels: Kernels | None) -> None:
-        """Choose how attention and dropout are computed; None takes what is best for the device."""
+        """Choose how attention, dropout and products are computed; None takes what is best for the device."""
         for module in self.modules():
-            if isinstance(module, Attention | Dropout):
+            if isinstance(module, Linear | Attention | Dropout):
                 module.kernels = kernels
 
     def init_weights(self) -> None:

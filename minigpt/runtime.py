@@ -20,6 +20,7 @@ from minigpt import __version__
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
 from minigpt.kernels import CPU, TORCH, Kernels, keep_freed_memory
+from minigpt.memory import peak_memory
 from minigpt.meta import RuntimeFacts
 
 COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
@@ -156,12 +157,7 @@ def memory_bytes(runtime: Runtime) -> int | None:
     """Return the most memory this process has used: on the GPU there, else of the process; None where unknown."""
     if runtime.torch_device.type == "cuda":
         return torch.cuda.max_memory_allocated(runtime.torch_device)
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    return peak_memory()
 
 
 def free_memory_bytes(device: str) -> int | None:

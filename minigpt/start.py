@@ -27,6 +27,8 @@ class Start:
     """What was chosen for the user, a line each."""
     checkpoint: Path | None = None
     """Where a resumed run goes on from."""
+    step: int = 0
+    """How many steps it has made there."""
 
 
 def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> Start:
@@ -76,7 +78,7 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
     vocabulary = checkpoint / "tokenizer.json"
     tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS[vocabulary.name]), str(vocabulary))
     data = prepare(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
-    return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint)
+    return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint, meta.step)
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:

@@ -347,6 +347,18 @@ def test_what_is_later_than_the_step_gone_on_from_is_set_aside_and_kept(tmp_path
     assert scale_of(load_checkpoint(tmp_path, "6")) == 6
 
 
+def test_what_was_set_aside_is_never_written_over(tmp_path: Path) -> None:
+    """A run may fall back twice, to the same step or an earlier one."""
+    for scale, kept in enumerate(["aside-step-00000005", "aside-step-00000005-2", "aside-step-00000005-3"]):
+        for step in (4, 5):
+            publish(tmp_path, step, best=4, keep_last=3, scale=scale)
+        assert repair(tmp_path, read_meta(step_folder(tmp_path, 4)).state) == [kept]
+    for scale, kept in enumerate(["aside-step-00000005", "aside-step-00000005-2", "aside-step-00000005-3"]):
+        (tmp_path / "checkpoints" / kept).rename(step_folder(tmp_path, 5))
+        assert scale_of(load_checkpoint(tmp_path, "5")) == scale
+        (step_folder(tmp_path, 5)).rename(tmp_path / "checkpoints" / kept)
+
+
 def test_repair_of_a_run_without_checkpoints_makes_nothing(tmp_path: Path) -> None:
     repair(tmp_path, TrainState())
     assert list(tmp_path.iterdir()) == []

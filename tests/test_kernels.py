@@ -10,8 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt import kernels
 from minigpt.config import parse_overrides, resolve
-from minigpt.kernels import CPU, QUERIES, TORCH, attend_fused, attend_in_blocks, drop_by_bytes, squared_relu
+from minigpt.kernels import (
+    CPU,
+    QUERIES,
+    TORCH,
+    attend_fused,
+    attend_in_blocks,
+    drop_by_bytes,
+    linear_by_onednn,
+    squared_relu,
+)
 from minigpt.model import GPT, attention_weights
 
 LENGTHS = [1, 2, QUERIES - 1, QUERIES, QUERIES + 1, 2 * QUERIES, 2 * QUERIES + 7]
@@ -114,6 +124,49 @@ def test_squared_relu_is_autograds_to_the_bit() -> None:
     assert torch.equal(ours, truth)
 
 
+@pytest.fixture(params=["products of any size", "large products"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their sizes, the ways of large products are taken by the small ones of a test too."""
+    if request.param == "products of any size":
+        monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
+        monkeypatch.setattr(kernels, "LARGE_WEIGHTS", 0)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (3, 5), (1, 64), (65, 1)])
+@pytest.mark.parametrize(("inside", "out"), [(4, 6), (4, 7), (6, 4), (1, 1), (5, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_torchs(shape: tuple[int, ...], inside: int, out: int, bias: bool) -> None:
+    """With biases that are not zero, as after training; a fresh model's would hide a forgotten one."""
+    x, weight, b = torch.randn(*shape, inside), torch.randn(out, inside), torch.randn(out) if bias else None
+    inputs = [tensor.requires_grad_() for tensor in (x, weight, b) if tensor is not None]
+    ours, torchs = linear_by_onednn(x, weight, b), F.linear(x, weight, b)
+    torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
+    towards = torch.randn_like(torchs)
+    for found, expected in zip(
+        torch.autograd.grad(ours, inputs, towards), torch.autograd.grad(torchs, inputs, towards), strict=True
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(linear_by_onednn(x, weight, b), torchs.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not kernels.ONEDNN, reason="this processor's products are torch's own")
+def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(kernels, "_product", lambda x, weight, bias=None: seen.append(x.shape) or F.linear(x, weight))
+    x, weight = torch.randn(1000, 100), torch.randn(10, 100)
+    linear_by_onednn(x, weight, None)
+    assert seen == [(1000, 100)]
+    linear_by_onednn(x[1:], weight, None)
+    linear_by_onednn(x.double(), weight.double(), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_by_onednn(x, weight, None).dtype == torch.bfloat16
+    TORCH.linear(x, weight, None)
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("family", ["classic", "modern"])
 def test_a_model_gives_the_same_with_either(family: str) -> None:
     shape = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.context=100", "model.zero_init=false"]

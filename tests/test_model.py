@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import FAMILIES, ModelConfig, SampleConfig
-from minigpt.kernels import FEW_ROWS, Linear
 from minigpt.model import (
     GPT,
     KVCache,
@@ -386,23 +385,6 @@ def test_evaluating_puts_the_mode_back(training: bool) -> None:
         assert not any(module.training for module in model.modules())
         raise KeyError
     assert all(module.training == training for module in model.modules())
-
-
-# --- the quick product of few rows ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (3, 5), (1, FEW_ROWS), (FEW_ROWS + 1, 1)])
-@pytest.mark.parametrize("out_features", [6, 7])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_product_of_few_rows_is_that_of_torch(shape: tuple[int, ...], out_features: int, bias: bool) -> None:
-    """With biases that are not zero, as after training; a fresh model's would hide a forgotten one."""
-    layer = Linear(4, out_features, bias=bias)
-    nn.init.normal_(layer.weight)
-    if bias:
-        nn.init.normal_(layer.bias)
-    x = torch.randn(*shape, 4)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("family", ["classic", "modern"])

@@ -1,6 +1,7 @@
 """How a run goes on: from the newest checkpoint that is intact, exactly, and never silently from another."""
 # ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
+import json
 import re
 import shutil
 import subprocess
@@ -92,6 +93,7 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
     done = cli("train", "--resume", "stopped", *GO_ON)
     assert done.code == 0, done.err
     assert f"resuming at step {start}" in done.err
+    assert json.loads((run / "environment.json").read_text())[-1]["step"] == start
     skipped = [step for step, _, _ in damaged if step > start]
     assert re.findall(r"^skipping the checkpoint of step (\d+): ", done.err, re.M) == [str(step) for step in skipped]
     for step, name, _ in damaged:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.bench.sides import Built, Document, Round, Say, document, peak_memory, side, take_turns
+from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.corpus import open_corpus, scan
 from minigpt.errors import UserError
+from minigpt.memory import peak_memory
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "éèüßñçαβγδλπабвгд的一是不了人我在有他😀🎉"

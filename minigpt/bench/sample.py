@@ -11,9 +11,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from minigpt.bench.sides import Built, Document, Round, Say, document, peak_memory, side, take_turns
+from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
 from minigpt.errors import UserError
+from minigpt.memory import peak_memory
 from minigpt.model import GPT
 from minigpt.runtime import choose
 from minigpt.sample import generate_ids

@@ -7,7 +7,6 @@ This file does without torch, so that a side without it is measured without it.
 
 import os
 import platform
-import re
 import signal
 import statistics
 import sys
@@ -20,7 +19,6 @@ from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from minigpt import __version__
@@ -46,7 +44,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory_bytes": ("peak memory", lambda value: f"{value / 1e6:,.0f} MB"),
 }
 """What is summarised, its heading in a table, and how it is written there."""
-
 
 PATIENCE = 3.0
 """Seconds that a side has to end by itself."""
@@ -199,17 +196,3 @@ def tables(found: Document) -> Iterator[tuple[list[str], list[list[str]], list[s
             for other, ratio in comparison["ratios"].items()
         ]
         yield head, rows, lines + [f"{name}: {one['about']}" for name, one in sides.items()]
-
-
-def peak_memory() -> int | None:
-    """Return the most memory that this process had resident, in bytes; None where the system does not say."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would begin with what the process had that started this one
-        peak = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii", errors="replace"))
-        return int(peak[1]) * 1024 if peak else None
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024

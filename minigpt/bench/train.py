@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from minigpt.bench.sides import Built, Document, Round, Say, document, peak_memory, side, take_turns
+from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at, prepare
 from minigpt.errors import UserError
@@ -119,7 +119,7 @@ def _built(
         _wait_for(runtime)
         elapsed = time.perf_counter() - started
         speed = steps * tokens / elapsed
-        memory = memory_bytes(runtime) if runtime.torch_device.type == "cuda" else peak_memory()
+        memory = memory_bytes(runtime)
         return {
             "steps": steps,
             "seconds": elapsed,
