@@ -178,7 +178,7 @@ def _train(run: Path, start: "Start") -> None:
         elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
             _notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
-    _report(run, config, outcome)
+    _report(run, config, outcome, data.fingerprint)
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
@@ -196,8 +196,9 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
+def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str) -> None:
     """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
+    from minigpt.presets import expectation
     from minigpt.runs import RUNS, as_argument
 
     state, name = outcome.state, as_argument(run)
@@ -210,6 +211,11 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome") -> None:
     share = f"{outcome.evaluation_share:.0%} of it evaluating"
     _notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {share}")
     _notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
+    expected = expectation(config, fingerprint)
+    if expected and state.validation_loss is not None:
+        low, high = expected.range
+        lies = "as expected" if low <= state.validation_loss <= high else "not as expected"
+        _notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f}, whatever the seed")
     if state.overfitting:
         _notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
     longer = f"--set train.steps={2 * state.step}"

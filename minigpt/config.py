@@ -208,7 +208,7 @@ class RuntimeConfig(Section):
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """How attention and dropout are computed: as PyTorch ships them, or in ways that suit a CPU."""
+    """How attention, dropout and products are computed: as PyTorch ships them, or in ways that suit a CPU."""
     threads: int | Literal["auto"] = "auto"
     """CPU threads."""
 

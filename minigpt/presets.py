@@ -1,12 +1,14 @@
 """Presets: the shipped ones by name, a user's own file, and one fitted to a text."""
 
 import difflib
+import statistics
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from minigpt import plain_yaml
-from minigpt.config import Layer, dotted
+from minigpt.config import Layer, RunConfig, dotted, flatten, resolve
 from minigpt.errors import UserError, reason, shown
 from minigpt.shipped import shipped
 
@@ -39,6 +41,49 @@ def read_layer(name: str) -> Layer:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {shown(name)}: {reason(error)}") from error
     return label, dotted(plain_yaml.parse(text, name), name)
+
+
+# --- what a shipped preset reaches ---------------------------------------------------------------------
+
+ASIDE = (
+    *("sample.", "runtime.", "data.source", "data.encoding", "train.seed", "train.micro_batch_size", "train.keep_last"),
+    *("train.log_every", "train.eval_every", "train.save_every", "train.histograms", "train.hparams"),
+)
+"""Settings that leave the expected loss as it is, or move it by less than another seed does."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The final validation losses, in nats, that a preset reached with several seeds on one text."""
+
+    preset: str
+    losses: tuple[float, ...]
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Where the loss of another seed lies: within four standard deviations of the mean."""
+        mean, deviation = statistics.fmean(self.losses), statistics.stdev(self.losses)
+        return mean - 4 * deviation, mean + 4 * deviation
+
+
+def expectation(config: RunConfig, fingerprint: str) -> Expectation | None:
+    """Return what is expected of a run with the settings of a shipped preset on its text, else None."""
+    path = shipped("data", "expected.yaml")
+    for name, entry in plain_yaml.parse(path.read_text(encoding="utf-8"), path.name).items():
+        if entry["text"] == fingerprint and _decisive(_shipped_config(name)) == _decisive(config):
+            return Expectation(name, tuple(entry["losses"]))
+    return None
+
+
+def _shipped_config(name: str) -> RunConfig:
+    return resolve(read_layer(str(shipped("configs", f"{name}.yaml")))).config
+
+
+def _decisive(config: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in flatten(config).items() if not key.startswith(ASIDE)}
+
+
+# --- presets fitted to a text --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

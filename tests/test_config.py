@@ -16,7 +16,7 @@ from minigpt import config as c
 from minigpt import plain_yaml
 from minigpt.config import RunConfig, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.errors import UserError
-from minigpt.presets import fit, presets, read_layer
+from minigpt.presets import expectation, fit, presets, read_layer
 from minigpt.shipped import shipped
 
 
@@ -398,6 +398,24 @@ def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
     shapes = [(m.n_layer, m.n_head, m.n_embd, m.context, m.dropout) for m in (small.model, large.model)]
     assert shapes == [(4, 4, 128, 64, 0.0), (6, 6, 384, 256, 0.2)]
     assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
+
+
+KNOWN = plain_yaml.parse(shipped("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name: str) -> None:
+    layer, text = read_layer(name), KNOWN[name]["text"]
+    expected = expectation(resolve(layer).config, text)
+    assert expected is not None
+    assert (expected.preset, list(expected.losses)) == (name, KNOWN[name]["losses"])
+    low, high = expected.range
+    assert low < min(expected.losses) <= max(expected.losses) < high
+    for same in ("train.seed=7", "data.source=other-name.txt", "sample.preview=0", "runtime.threads=1"):
+        assert expectation(resolve(layer, parse_overrides([same])).config, text) == expected
+    for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3", "train.minutes=9"):
+        assert expectation(resolve(layer, parse_overrides([other])).config, text) is None
+    assert expectation(resolve(layer).config, text[::-1]) is None
 
 
 # --- saving --------------------------------------------------------------------------------------------

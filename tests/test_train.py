@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from torch import Tensor
 import minigpt.train as training
 from minigpt import config as configuration
 from minigpt import evaluate as evaluation
+from minigpt import kernels
 from minigpt.checkpoint import load_checkpoint, read_training_tensors
 from minigpt.config import RunConfig
 from minigpt.data import TextData, split
@@ -665,3 +667,47 @@ def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: p
         assert drawn == [start, start + 1]
         assert outcome.state.step == start + 2
     assert seconds[1_000_000] < seconds[10] + 1
+
+
+# --- the same with the fast ways and without ------------------------------------------------------------
+
+
+def losses_of_steps(tmp_path: Path, **changes: Any) -> list[float]:
+    """The losses of a short run that learns, by step."""
+    config = make_config(train__steps=80, train__batch_size=16, model__context=80, model__n_embd=32, **changes)
+    loop = Training(config, tmp_path, make_data())
+    losses = []
+    for _ in range(80):
+        before = loop.state.loss_sum
+        loop.step()
+        losses.append(loop.state.loss_sum - before)
+    assert losses[-1] < 0.7 * losses[0]
+    return losses
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+def test_in_float32_the_fast_kernels_give_the_same_curve(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
+    ours, torchs = (
+        losses_of_steps(tmp_path, model__family=family, runtime__kernels=name, model__dropout=0.0)
+        for name in ("cpu", "torch")
+    )
+    assert ours != torchs
+    assert ours[:5] == pytest.approx(torchs[:5], abs=1e-4)  # later a difference in the last bits has grown
+    assert ours == pytest.approx(torchs, abs=0.1)
+    assert statistics.fmean(ours[-20:]) == pytest.approx(statistics.fmean(torchs[-20:]), abs=0.02)
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+def test_with_dropout_and_in_bfloat16_they_give_it_within_the_noise_of_seeds(family: str, tmp_path: Path) -> None:
+    """Other masks and other roundings, but no other mean: by pairs of runs from the same weights and batches."""
+    common = {"model__family": family, "model__dropout": 0.2}
+    differences = []
+    for seed in range(4):
+        fast = losses_of_steps(tmp_path, runtime__dtype="bfloat16", runtime__kernels="cpu", train__seed=seed, **common)
+        plain = losses_of_steps(tmp_path, runtime__kernels="torch", train__seed=seed, **common)
+        differences.append(statistics.fmean(fast[-20:]) - statistics.fmean(plain[-20:]))
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    assert abs(statistics.fmean(differences)) < max(4 * error, 0.01)
