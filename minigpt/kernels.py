@@ -1,4 +1,4 @@
-"""What a CPU computes slowly as PyTorch ships it, computed otherwise: causal attention, dropout, matrix products.
+"""What a CPU computes slowly as PyTorch ships it, computed otherwise: attention, dropout, products, norms, rotations.
 
 Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution.
 """
@@ -34,6 +34,10 @@ class Kernels:
     """Zero elements with this probability, and scale the others up."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """x weight^T + bias of x (..., in), weight (out, in) and bias (out), (..., out)."""
+    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D) if there is one."""
+    rotate: Callable[[Tensor, Tensor], Tensor]
+    """Each pair (x[i], x[i + D/2]) of x (..., D) turned by an angle, given as cosines and sines (2, ..., D / 2)."""
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -176,9 +180,87 @@ class _Linear(torch.autograd.Function):
         return _product(dy, weight.mT), dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-TORCH = Kernels(attend_fused, F.dropout, F.linear)
+def rms_norm_by_torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight."""
+    return F.rms_norm(x, (x.size(-1),), weight, eps)
+
+
+def rms_norm_by_hand(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return what rms_norm_by_torch does. On a CPU that is a row of small steps, each with its own way back."""
+    if torch.compiler.is_compiling():  # which fuses them
+        return rms_norm_by_torch(x, weight, eps)
+    out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        full = _at_least_float32(x)
+        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (..., 1)
+        ctx.save_for_backward(full, scale, weight)
+        ctx.dtype = x.dtype
+        y: Tensor = full * scale
+        y = y if weight is None else y.mul_(weight)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, weight = ctx.saved_tensors
+        dy, size = _at_least_float32(gradients[0]), x.size(-1)
+        wanted = [True, weight is not None, False]
+        # That of layer norm, which is one pass in torch, at a mean of zero; it also takes away the gradient's mean.
+        zeros = torch.zeros_like(scale)
+        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [size], zeros, scale, weight, None, wanted)
+        mean = dy.mean(-1, keepdim=True) if weight is None else (dy @ weight).div_(size).unsqueeze(-1)
+        dx = dx.addcmul_(mean, scale).to(ctx.dtype)
+        return dx, dweight, None
+
+
+def rotate_by_torch(x: Tensor, angles: Tensor) -> Tensor:
+    """Return x with its pairs turned (Su et al. 2021, section 3.4.2), in x's precision."""
+    cos, sin = angles  # in float32, for bfloat16 cannot tell far positions apart
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+
+def rotate_by_hand(x: Tensor, angles: Tensor) -> Tensor:
+    """Return what rotate_by_torch does, in fewer passes. The way back is to turn the other way."""
+    if torch.compiler.is_compiling():
+        return rotate_by_torch(x, angles)
+    out: Tensor = _Rotation.apply(x, *angles)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradients[0], cos, -sin), None, None
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = _at_least_float32(x).chunk(2, dim=-1)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second = y.chunk(2, dim=-1)
+    first.copy_((a * cos).addcmul_(b, sin, value=-1))
+    second.copy_((a * sin).addcmul_(b, cos))
+    return y
+
+
+TORCH = Kernels(attend_fused, F.dropout, F.linear, rms_norm_by_torch, rotate_by_torch)
 """As PyTorch ships them."""
-CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn)
+CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn, rms_norm_by_hand, rotate_by_hand)
 """In the ways of this file."""
 
 

@@ -82,20 +82,6 @@ def rotary_angles(context: int, head_size: int) -> Tensor:
     return torch.stack((angle.cos(), angle.sin())).float()
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + D/2]) of x (..., T, D) by its position's angle, given as (2, T, D / 2)."""
-    cos, sin = angles  # in float32, for bfloat16 cannot tell far positions apart
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
-
-
-def make_norm(config: ModelConfig) -> nn.LayerNorm | nn.RMSNorm:
-    """Return the normalisation layer that `config` names."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
-    return nn.RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
-
-
 class Linear(nn.Linear):
     """A learned affine map of the last dimension."""
 
@@ -103,6 +89,22 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.kernels or best_for(x.device)).linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Divides by the root mean square of the last dimension, and multiplies by learned gains."""
+
+    kernels: Kernels | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.kernels or best_for(x.device)).rms_norm(x, self.weight, NORM_EPS["rmsnorm"])
+
+
+def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
+    """Return the normalisation layer that `config` names."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
+    return RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
 
 
 class Attention(nn.Module):
@@ -118,16 +120,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
         B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
-        qk, v = qkv.split((2, 1))  # (2, B, H, T, D), (1, B, H, T, D); slices would cost a pass more each going back
-        v = v.squeeze(0)
+        kernels = self.kernels or best_for(x.device)
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
+        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
         if self.qk_norm:
-            qk = F.rms_norm(qk, (qk.size(-1),), eps=NORM_EPS["rmsnorm"])
+            qk = kernels.rms_norm(qk, None, NORM_EPS["rmsnorm"])
         if angles is not None:
-            qk = rotate(qk, angles)
-        q, k = qk
+            qk = kernels.rotate(qk, angles[:, :, None, None])
+        (q, k), (v,) = (x.permute(2, 0, 3, 1, 4) for x in (qk, v))  # (B, H, T, D) each
         if cache is None:
-            kernels = self.kernels or best_for(x.device)
             y = kernels.attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         else:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
@@ -221,9 +222,9 @@ class GPT(nn.Module):
         self.init_weights()
 
     def use(self, kernels: Kernels | None) -> None:
-        """Choose how attention, dropout and products are computed; None takes what is best for the device."""
+        """Choose how things are computed that can be in more than one way; None takes the best for the device."""
         for module in self.modules():
-            if isinstance(module, Linear | Attention | Dropout):
+            if isinstance(module, Linear | RMSNorm | Attention | Dropout):
                 module.kernels = kernels
 
     def init_weights(self) -> None:

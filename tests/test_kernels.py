@@ -22,7 +22,7 @@ from minigpt.kernels import (
     linear_by_onednn,
     squared_relu,
 )
-from minigpt.model import GPT, attention_weights
+from minigpt.model import GPT, attention_weights, rotary_angles
 
 LENGTHS = [1, 2, QUERIES - 1, QUERIES, QUERIES + 1, 2 * QUERIES, 2 * QUERIES + 7]
 
@@ -164,6 +164,50 @@ def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.Mo
         assert linear_by_onednn(x, weight, None).dtype == torch.bfloat16
     TORCH.linear(x, weight, None)
     assert len(seen) == 1
+
+
+def strided(*shape: int) -> Tensor:
+    """A part of a larger tensor, as queries and keys are of the product that makes them."""
+    return torch.randn(*shape[:-2], 2 * shape[-2], shape[-1])[..., : shape[-2], :]
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (5, 8), (2, 7, 2, 3, 6)])
+@pytest.mark.parametrize("gains", [True, False])
+def test_the_norm_is_torchs_and_its_gradient_that_of_finite_differences(shape: tuple[int, ...], gains: bool) -> None:
+    x, weight = strided(*shape).requires_grad_(), torch.randn(shape[-1], requires_grad=True) if gains else None
+    inputs = [x] if weight is None else [x, weight]
+    ours, torchs = (norm(x, weight, 1e-6) for norm in (CPU.rms_norm, TORCH.rms_norm))
+    torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
+    towards = torch.randn_like(torchs)
+    for found, expected in zip(
+        torch.autograd.grad(ours, inputs, towards), torch.autograd.grad(torchs, inputs, towards), strict=True
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    assert torch.autograd.gradcheck(lambda x, w=None: CPU.rms_norm(x, w, 1e-6), exact, fast_mode=True)
+
+
+def test_rotation_is_torchs_and_its_gradient_that_of_finite_differences() -> None:
+    x, angles = strided(2, 5, 3, 8).requires_grad_(), rotary_angles(3, 8)
+    towards = torch.randn(2, 5, 3, 8)
+    ours, torchs = (turn(x, angles) for turn in (CPU.rotate, TORCH.rotate))
+    torch.testing.assert_close(ours, torchs, atol=1e-6, rtol=1e-6)
+    found, expected = (torch.autograd.grad(y, x, towards)[0] for y in (ours, torchs))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert torch.autograd.gradcheck(lambda x: CPU.rotate(x, angles), [x.detach().double().requires_grad_()])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
+    dtype: torch.dtype,
+) -> None:
+    x, angles = torch.randn(2, 5, 3, 8, dtype=dtype), rotary_angles(3, 8)
+    for ours, exact in (
+        (CPU.rms_norm(x, None, 1e-6), TORCH.rms_norm(x.double(), None, 1e-6)),
+        (CPU.rotate(x, angles), TORCH.rotate(x.double(), angles.double())),
+    ):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), exact, atol=1e-7, rtol=2**-8 if dtype == torch.bfloat16 else 1e-12)
 
 
 @pytest.mark.usefixtures("sizes")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.kernels import CPU, TORCH, Kernels
 from minigpt.model import (
     GPT,
     KVCache,
@@ -21,7 +22,6 @@ from minigpt.model import (
     count_parameters,
     evaluating,
     rotary_angles,
-    rotate,
     sinusoidal_positions,
 )
 from minigpt.sample import generate_ids
@@ -254,7 +254,9 @@ def test_sinusoidal_positions_are_those_of_the_paper() -> None:
         assert table[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
 
 
-def test_rotary_positions_turn_and_see_distances_only() -> None:
+@pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
+def test_rotary_positions_turn_and_see_distances_only(kernels: Kernels) -> None:
+    rotate = kernels.rotate
     angles = rotary_angles(40, 8)
     assert angles.shape == (2, 40, 4)
     x = torch.randn(1, 2, 40, 8)
@@ -268,8 +270,10 @@ def test_rotary_positions_turn_and_see_distances_only() -> None:
     assert scores[0].std() > 0.1  # and the distance does matter
 
 
-def test_rotary_angles_stay_exact_in_bfloat16() -> None:
+@pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
+def test_rotary_angles_stay_exact_in_bfloat16(kernels: Kernels) -> None:
     """bfloat16 holds no position above 256 exactly, so the turning itself happens in float32."""
+    rotate = kernels.rotate
     x, angles = torch.randn(1, 1, 1000, 16).bfloat16(), rotary_angles(1000, 16)
     assert rotate(x, angles).dtype == torch.bfloat16
     torch.testing.assert_close(rotate(x, angles).float(), rotate(x.float(), angles), atol=0.0, rtol=2**-8)
