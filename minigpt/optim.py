@@ -1,22 +1,75 @@
 """How the weights move: which parameters go to which optimizer, and the learning rate along the run."""
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from minigpt.config import OptimConfig
 
-KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a polynomial that brings any singular value near one in few rounds (Jordan et al. 2024)."""
+ROUNDS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, made orthogonal: each update turns and scales all directions alike (Jordan et al. 2024).
+
+    torch's own, but for its taking one matrix at a time: here those of one shape are stacked, which for small
+    ones saves half of the time.
+    """
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Move the matrices by their gradients."""
+        for group in self.param_groups:
+            matrices = group["params"]
+            for matrix in matrices:
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            gradients, momenta = zip(*((m.grad, self.state[m]["momentum_buffer"]) for m in matrices), strict=True)
+            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
+            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+            stacks: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for matrix, update in zip(matrices, updates, strict=True):
+                stacks[_lying(matrix).shape].append((matrix, update))
+            for stack in stacks.values():
+                for (matrix, _), update in zip(stack, orthogonal([_lying(u) for _, u in stack]), strict=True):
+                    scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
+                    _lying(matrix).add_(update, alpha=-group["lr"] * scale)
+
+
+def _lying(matrix: Tensor) -> Tensor:
+    """Return the matrix or its transpose, whichever has no more rows than columns."""
+    return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
+
+
+def orthogonal(updates: list[Tensor]) -> Tensor:
+    """Return N matrices (R, C), R at most C, with their singular values brought near one, as (N, R, C) in bfloat16."""
+    a, b, c = NEWTON_SCHULZ
+    x = torch.stack(updates).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(ROUNDS):
+        square = x @ x.mT  # (N, R, R)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
 """What each kind of optimizer remembers of a parameter."""
 
 
 class Optimizer:
     """AdamW, with Muon beside it for the matrices of the blocks when asked for, behind one step.
 
-    Muon (Jordan et al. 2024) makes each update orthogonal. Weight decay is decoupled (Loshchilov and
-    Hutter 2019) and falls on matrices only, embeddings among them; biases and gains are left alone.
+    Weight decay is decoupled (Loshchilov and Hutter 2019) and falls on matrices only, embeddings among them;
+    biases and gains are left alone.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
@@ -35,7 +88,7 @@ class Optimizer:
         self.peak_rates = {"learning_rate": config.lr}
         if muon:
             decay = config.weight_decay
-            matrices = torch.optim.Muon(muon, lr=config.muon_lr, momentum=config.momentum, weight_decay=decay)
+            matrices = Muon(muon, config.muon_lr, config.momentum, decay)
             self.optimizers.append((matrices, config.muon_lr))
             self.peak_rates["muon_learning_rate"] = config.muon_lr
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from minigpt.config import FAMILIES, ModelConfig, OptimConfig
 from minigpt.model import GPT
-from minigpt.optim import Optimizer, lr_factor
+from minigpt.optim import Muon, Optimizer, lr_factor
 
 NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
@@ -99,6 +99,24 @@ def test_the_learning_rate_is_applied(name: str, progress: float) -> None:
             rate = moved[large].abs() / (3e-3 * factor)
             assert rate.min() > 0.99, key
             assert rate.max() < 1.01, key
+
+
+def test_muon_is_torchs() -> None:
+    """Matrices of several shapes, two of them one's transpose, over steps with decay."""
+    shapes = [(6, 4), (4, 4), (4, 6), (8, 4), (1, 4), (6, 4), (3, 1)]
+    torch.manual_seed(0)
+    ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    torchs = [p.detach().clone().requires_grad_() for p in ours]
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.2}
+    optimizers = Muon(ours, **settings), torch.optim.Muon(torchs, **settings)
+    for _ in range(4):
+        for p, q in zip(ours, torchs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        for p, q in zip(ours, torchs, strict=True):
+            torch.testing.assert_close(p, q, atol=2e-3, rtol=0)  # rounding in bfloat16 may differ
 
 
 # --- resuming ----------------------------------------------------------------------------------------
