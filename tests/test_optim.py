@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from minigpt.config import FAMILIES, ModelConfig, OptimConfig
 from minigpt.model import GPT
-from minigpt.optim import Muon, Optimizer, lr_factor
+from minigpt.optim import AdamW, Muon, Optimizer, lr_factor
 
 NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
@@ -47,12 +47,11 @@ def test_each_parameter_is_in_one_group_and_decay_is_for_matrices(name: str, fam
     optimizer = Optimizer(model, OptimConfig(name=name, weight_decay=0.3))
     names = {parameter: key for key, parameter in model.named_parameters()}
     placed, by_kind = [], {}
-    for inner, _ in optimizer.optimizers:
-        for group in inner.param_groups:
-            placed += [names[p] for p in group["params"]]
-            by_kind.setdefault(type(inner).__name__, []).extend(names[p] for p in group["params"])
-            for p in group["params"]:
-                assert group["weight_decay"] == (0.3 if p.ndim == 2 else 0.0), names[p]
+    for rule in optimizer.rules:
+        placed += [names[p] for p in rule.parameters]
+        by_kind.setdefault(type(rule).__name__, []).extend(names[p] for p in rule.parameters)
+        for p in rule.parameters:
+            assert rule.weight_decay == (0.3 if p.ndim == 2 else 0.0), names[p]
     assert sorted(placed) == sorted(names.values())
     matrices = {key for key, p in model.named_parameters() if p.ndim == 2 and key.startswith("blocks.")}
     assert set(by_kind.get("Muon", ())) == (matrices if name == "muon" else set())
@@ -101,22 +100,27 @@ def test_the_learning_rate_is_applied(name: str, progress: float) -> None:
             assert rate.max() < 1.01, key
 
 
-def test_muon_is_torchs() -> None:
-    """Matrices of several shapes, two of them one's transpose, over steps with decay."""
+def test_both_rules_are_torchs() -> None:
+    """Matrices of several shapes, two of them one's transpose, over steps with decay and falling rates."""
     shapes = [(6, 4), (4, 4), (4, 6), (8, 4), (1, 4), (6, 4), (3, 1)]
     torch.manual_seed(0)
-    ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    torchs = [p.detach().clone().requires_grad_() for p in ours]
-    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.2}
-    optimizers = Muon(ours, **settings), torch.optim.Muon(torchs, **settings)
-    for _ in range(4):
-        for p, q in zip(ours, torchs, strict=True):
-            p.grad = torch.randn_like(p)
-            q.grad = p.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-        for p, q in zip(ours, torchs, strict=True):
-            torch.testing.assert_close(p, q, atol=2e-3, rtol=0)  # rounding in bfloat16 may differ
+    ours, theirs = ([torch.randn(shape, requires_grad=True) for shape in shapes] for _ in range(2))
+    copies = [[p.detach().clone().requires_grad_() for p in each] for each in (ours, theirs)]
+    decay = {"weight_decay": 0.2}
+    rules = Muon(ours, 1.0, momentum=0.9, **decay), AdamW(theirs, 1.0, beta1=0.8, beta2=0.9, **decay)
+    torchs = torch.optim.Muon(copies[0], momentum=0.9, **decay), torch.optim.AdamW(copies[1], betas=(0.8, 0.9), **decay)
+    for lr in (0.05, 0.03, 0.02, 0.01):
+        for mine, copy_ in zip(ours + theirs, copies[0] + copies[1], strict=True):
+            mine.grad = torch.randn_like(mine)
+            copy_.grad = mine.grad.clone()
+        for rule, other in zip(rules, torchs, strict=True):
+            rule.step(lr)
+            other.param_groups[0]["lr"] = lr
+            other.step()
+    for mine, copy_ in zip(ours, copies[0], strict=True):
+        torch.testing.assert_close(mine, copy_, atol=2e-3, rtol=0)  # rounding in bfloat16 may differ
+    for mine, copy_ in zip(theirs, copies[1], strict=True):
+        torch.testing.assert_close(mine, copy_, atol=1e-6, rtol=1e-6)
 
 
 # --- resuming ----------------------------------------------------------------------------------------

@@ -711,3 +711,15 @@ def test_with_dropout_and_in_bfloat16_they_give_it_within_the_noise_of_seeds(fam
         differences.append(statistics.fmean(fast[-20:]) - statistics.fmean(plain[-20:]))
     error = statistics.stdev(differences) / len(differences) ** 0.5
     assert abs(statistics.fmean(differences)) < max(4 * error, 0.01)
+
+
+def test_training_does_not_import_the_compiler_that_it_does_not_use(tmp_path: Path) -> None:
+    """It takes torch nearly a second, and much in torch imports it unasked."""
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be " * 20)
+    code = (
+        "import sys; from minigpt.cli import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
+        "'runtime.compile=false'], standalone_mode=False); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
