@@ -19,7 +19,7 @@ from torch import Tensor
 from minigpt.config import DataConfig
 from minigpt.corpus import Corpus, Scan, cache_folder, open_corpus, scan
 from minigpt.errors import UserError
-from minigpt.seeds import mix_seed
+from minigpt.seeds import mix_seed, shuffled
 from minigpt.tokenizer import Ids, Tokenizer, build
 
 LARGE_VOCABULARY = 20_000
@@ -200,14 +200,20 @@ def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> T
 
 
 def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (B, T) of `step`: windows at random places, a function of seed and step alone.
+    """Return inputs and targets (B, T) of `step`: windows in shuffled order, a function of seed and step alone.
 
-    `tokens` must be longer than `context`; every place where a whole window fits is equally likely.
+    The text is read once in windows side by side before any of it is read again, each time in another order
+    and cut at other places. `tokens` must be longer than `context`.
     """
-    generator = np.random.default_rng(mix_seed(seed, "batch", step))
-    starts = generator.integers(0, len(tokens) - context, size=batch_size)
-    windows = tokens[starts[:, None] + np.arange(context + 1)]  # (B, T + 1)
-    ids = torch.from_numpy(windows.astype(np.int64))
+    windows = max(1, (len(tokens) - 1) // context - 1)  # one less than fit, which leaves room to begin elsewhere
+    epochs, places = np.divmod(step * batch_size + np.arange(batch_size), windows)
+    starts = np.empty(batch_size, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        generator = np.random.default_rng(mix_seed(seed, "epoch", int(epoch)))
+        here, offset = epochs == epoch, generator.integers(len(tokens) - windows * context)
+        starts[here] = offset + context * shuffled(places[here], windows, mix_seed(seed, "order", int(epoch)))
+    rows = tokens[starts[:, None] + np.arange(context + 1)]  # (B, T + 1)
+    ids = torch.from_numpy(rows.astype(np.int64))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 

@@ -20,7 +20,7 @@ from minigpt import data
 from minigpt.config import DataConfig
 from minigpt.corpus import Corpus, open_corpus, scan
 from minigpt.errors import UserError
-from minigpt.seeds import mix_seed
+from minigpt.seeds import mix_seed, shuffled
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 
 
@@ -390,6 +390,49 @@ def test_every_window_is_drawn_the_first_and_the_last_too(places: int) -> None:
     assert int(y.max()) == len(tokens) - 1
 
 
+@pytest.mark.parametrize("length", [1000, 1007, 1015])
+def test_a_text_is_read_whole_before_it_is_read_again_in_another_order(length: int) -> None:
+    """Windows of 8 side by side: of each epoch's none overlap, and what is left out is less than two of them."""
+    tokens = np.arange(length, dtype=np.uint16)
+    windows = (length - 1) // 8 - 1
+    rows = torch.cat([data.batch_at(tokens, 8, 5, seed=1, step=step)[0] for step in range(3 * windows)])
+    epochs = [rows[i * windows : (i + 1) * windows] for i in range(10)]
+    for epoch in epochs:
+        read = epoch.flatten().tolist()
+        assert len(set(read)) == len(read) > length - 24
+        assert max(read) - min(read) == len(read) - 1
+        assert read != sorted(read)
+    assert len({tuple(epoch[:, 0].tolist()) for epoch in epochs}) == 10
+    assert len({min(epoch.flatten().tolist()) for epoch in epochs}) > 3, "and begins elsewhere"
+
+
+def test_a_batch_larger_than_the_text_reads_it_several_times() -> None:
+    x, _ = data.batch_at(np.arange(50, dtype=np.uint8), 8, 40, seed=1, step=3)
+    assert x.shape == (40, 8)
+    assert np.bincount(x.flatten().numpy()).max() <= 11
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**62))
+def test_the_order_is_a_permutation(size: int, seed: int) -> None:
+    order = shuffled(np.arange(size), size, seed)
+    assert sorted(order.tolist()) == list(range(size))
+    some = np.array([0, size // 2, size - 1])
+    assert shuffled(some, size, seed).tolist() == order[some].tolist()
+
+
+def test_orders_look_random_and_unrelated() -> None:
+    """No place comes more often than chance has it, neighbours do not stay neighbours, seeds differ."""
+    size = 101
+    orders = np.stack([shuffled(np.arange(size), size, seed) for seed in range(2000)])
+    first = np.bincount(orders[:, 0], minlength=size)
+    assert first.max() < 45  # 20 expected, and 45 is 5.6 standard deviations more
+    assert first.min() > 2
+    steps = np.abs(np.diff(orders, axis=1))
+    assert 0.015 < (steps == 1).mean() < 0.025  # 2 / 101 by chance
+    correlation = np.corrcoef(orders[:40])
+    assert np.abs(correlation - np.eye(40)).max() < 0.5
+
+
 def test_a_step_a_million_in_costs_what_the_first_does() -> None:
     """Nothing is replayed: the millionth batch is drawn without the ones before it."""
     tokens = np.arange(1000, dtype=np.uint16)
@@ -405,6 +448,7 @@ def test_a_step_a_million_in_costs_what_the_first_does() -> None:
 
 def test_seeds_are_pinned_and_unrelated() -> None:
     """Another value here would make every checkpoint resume into other batches."""
+    assert shuffled(np.arange(7), 7, 1).tolist() == [0, 3, 2, 1, 6, 5, 4]
     assert mix_seed(1337, "batch", 0) == 1_854_768_204_868_056_554
     keys = [("a", "b"), ("ab",), ("a", "b", ""), (1,), ("1",), (1, 2), (12,), (2, 1), ()]
     seeds = {mix_seed(*key) for key in keys}
