@@ -1,0 +1,117 @@
+"""The experiment harness: same cost, same seeds, no look at the last tenth, no look at the future."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from minigpt.config import resolve
+from minigpt.model import GPT
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts/experiments"))
+import tweaks  # noqa: E402
+
+BASE = {
+    "settings": {
+        "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
+        "train": {"batch_size": 4, "steps": 6},
+        "runtime": {"dtype": "float32"},
+    }
+}
+QUESTION = {
+    "question": "Does a larger batch help?",
+    "base": "base.yaml",
+    "seeds": 2,
+    "evaluations": 2,
+    "variants": {"large": {"train": {"batch_size": 64}}, "mixed": {"tweaks": {"bigrams": True}}},
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("experiment")
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (folder / "batch.yaml").write_text(yaml.safe_dump(QUESTION))
+    (folder / "text.txt").write_text("to be or not to be " * 100 + "ZZZZ" * 50)
+    command = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", "text.txt", "--out", "out"]
+    done = subprocess.run([*command, "--seconds", "0.05"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert "has all of it" in again.stderr
+    lines = (folder / "out/batch.jsonl").read_text().splitlines()
+    return folder, [json.loads(line) for line in lines]
+
+
+def test_every_variant_has_a_run_with_every_seed_and_says_how_it_was_made(
+    found: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    _, lines = found
+    made = sorted((line["variant"], line["seed"]) for line in lines)
+    assert made == [(name, seed) for name in ("baseline", "large", "mixed") for seed in (1, 2)]
+    for line in lines:
+        assert line["settings"]["train.seed"] == line["seed"]
+        assert line["settings"]["train.steps"] == line["steps"] == line["curve"][-1][0]
+        assert line["loss"] == line["curve"][-1][2]
+        assert line["leak"] == 0
+        assert line["torch"] == torch.__version__
+        assert line["part"] == "first nine tenths"
+    assert len({line["loss"] for line in lines}) == 6
+
+
+def test_what_costs_more_gets_fewer_steps(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    steps = {line["variant"]: line["steps"] for line in found[1]}
+    assert steps["baseline"] == 6
+    assert steps["large"] < 6
+
+
+def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    pytest.importorskip("matplotlib")
+    folder, lines = found
+    command = [sys.executable, str(ROOT / "scripts/experiments/report"), "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loss = {(line["variant"], line["seed"]): line["loss"] for line in lines}
+    difference = sum(loss["large", seed] - loss["baseline", seed] for seed in (1, 2)) / 2
+    (row,) = [row for row in done.stdout.splitlines() if row.startswith("| large")]
+    assert f"| {difference:.4f} ±" in row
+    assert (folder / "out/batch.png").stat().st_size > 10_000
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(resolve(("test", {"model.n_layer": 2, "model.n_embd": 16, "model.zero_init": False})).config.model, 9)
+
+
+def test_a_look_at_the_future_is_found() -> None:
+    """By as little as the mean of all tokens, added to each."""
+
+    class Peeking(torch.nn.Embedding):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = super().forward(ids)
+            return x + 1e-3 * x.mean(1, keepdim=True)
+
+    honest = model()
+    assert tweaks.leak(honest) == 0
+    peeking = model()
+    peeking.token_embedding = Peeking(9, 16)
+    assert tweaks.leak(peeking) > 0
+
+
+@pytest.mark.parametrize("name", ["untied", "bigrams", "shift"])
+def test_no_tweak_of_the_network_leaks(name: str) -> None:
+    changed = model()
+    if name == "shift":
+        for block in changed.blocks:
+            block.norm1 = tweaks.Shift(block.norm1, changed.config.n_embd, 2)
+    else:
+        kind = {"untied": tweaks.InputTable, "bigrams": tweaks.Bigrams}[name]
+        changed.token_embedding = kind(changed.token_embedding)
+    for parameter in changed.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # what begins at zero would hide a leak
+    assert tweaks.leak(changed) == 0
