@@ -45,7 +45,7 @@ def read_layer(name: str) -> Layer:
 
 # --- what a shipped preset reaches ---------------------------------------------------------------------
 
-ASIDE = (
+INDIFFERENT = (
     *("sample.", "runtime.", "data.source", "data.encoding", "train.seed", "train.micro_batch_size", "train.keep_last"),
     *("train.log_every", "train.eval_every", "train.save_every", "train.histograms", "train.hparams"),
 )
@@ -80,7 +80,7 @@ def _shipped_config(name: str) -> RunConfig:
 
 
 def _decisive(config: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in flatten(config).items() if not key.startswith(ASIDE)}
+    return {key: value for key, value in flatten(config).items() if not key.startswith(INDIFFERENT)}
 
 
 # --- presets fitted to a text --------------------------------------------------------------------------

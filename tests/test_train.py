@@ -158,7 +158,7 @@ def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(
     assert set(curve(free, "optimizer/clipped_share").values()) == {0.0}
 
     limit = (norms[1] + norms[2]) / 2  # of the first two steps one is above it, as long as nothing was clipped before
-    assert norms[1] != norms[2]
+    assert norms[2] > limit
     run, _ = go("clipped", optim__grad_clip=limit, optim__lr=1e-9, optim__muon_lr=1e-9, train__log_every=1)
     shares, seen = curve(run, "optimizer/clipped_share"), curve(run, "optimizer/gradient_norm")
     assert shares == {step: float(norm > limit) for step, norm in seen.items()}
