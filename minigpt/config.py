@@ -169,6 +169,8 @@ class TrainConfig(Section):
     """What happens when a loss or gradient is not finite: end the run, or leave that step's update out."""
     max_skipped: int = Field(20, ge=0)
     """How many updates a run may leave out before it ends all the same."""
+    attention: bool = True
+    """Write to TensorBoard at each evaluation what all heads look at, as a picture and as scores."""
     histograms: bool = False
     """Write histograms of weights and gradients to TensorBoard at each evaluation."""
     hparams: bool = False
@@ -232,7 +234,7 @@ class RunConfig(Section):
 
     may_change_on_resume: ClassVar[frozenset[str]] = frozenset(
         {f"train.{key}" for key in ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every")}
-        | {f"train.{key}" for key in ("keep_last", "patience", "histograms", "hparams")}
+        | {f"train.{key}" for key in ("keep_last", "patience", "attention", "histograms", "hparams")}
         | {f"train.{key}" for key in ("micro_batch_size", "on_nonfinite", "max_skipped")}
     )
 

@@ -120,8 +120,17 @@ class Metrics:
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
         line = json.dumps({"step": step, "time": round(time, 3), **numbers})
         self.lines.append(f"{line}\n".encode())
+        self.scalars(step, scalars)
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write `scalars` by tag to TensorBoard alone."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._event(Event(step=step, summary=Summary(value=values)))
+
+    def image(self, step: int, tag: str, png: bytes, size: tuple[int, int]) -> None:
+        """Write a picture of this width and height to TensorBoard."""
+        image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=png)
+        self._event(Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])))
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Write a text to TensorBoard, shown as it is and not as Markdown."""

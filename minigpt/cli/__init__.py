@@ -1,0 +1,90 @@
+"""The command line: parse, import inside the function, call one function, print.
+
+Results go to stdout, everything else to stderr. A UserError is one line and exit code 1.
+"""
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from minigpt.cli.bench import bench_app
+from minigpt.cli.inside import attention
+from minigpt.cli.listing import board, config_app, data_app, runs
+from minigpt.cli.options import PLAIN, SettingsInHelp
+from minigpt.cli.training import train
+from minigpt.cli.using import evaluate, sample
+from minigpt.errors import UserError, reason, shown
+
+app = typer.Typer(
+    **PLAIN,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(cls=SettingsInHelp)(train)
+app.command()(sample)
+app.command("eval")(evaluate)
+app.command()(attention)
+app.command()(runs)
+app.command()(board)
+app.add_typer(data_app, name="data")
+app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """Run the command line; the entry point of `minigpt` and `python -m minigpt`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # Windows consoles default to a code page that cannot print most of Unicode.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        try:
+            app(windows_expand_args=False)  # a prompt may hold * and ~; what names texts is expanded by corpus.py
+        finally:
+            print(end="", flush=True)
+    except UserError as error:
+        _show_traceback()
+        print(f"minigpt: {shown(error)}", file=sys.stderr)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        from minigpt.runtime import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        _show_traceback()
+        print("minigpt: out of memory; nothing that was saved is lost", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # the system refuses: a full disk, no permission, a reader such as `head` that has gone
+        _show_traceback()
+        if not isinstance(error, BrokenPipeError):
+            where = f"{shown(error.filename)}: " if error.filename else ""
+            print(f"minigpt: {where}{reason(error)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at exit
+        sys.exit(1)
+
+
+def _show_traceback() -> None:
+    if "--debug" in sys.argv[1:2]:
+        traceback.print_exc()
+
+
+def _print_version(wanted: bool) -> None:
+    from minigpt import __version__
+
+    if wanted:
+        print(f"minigpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _minigpt(
+    version: Annotated[
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    """Train your own character-level GPT on any text, and look inside it."""

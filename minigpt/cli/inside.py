@@ -1,0 +1,154 @@
+"""`minigpt attention`, `inspect` and `claims`: look into a trained model."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from minigpt.cli.options import (
+    CheckpointOption,
+    EncodingOption,
+    JsonOption,
+    RunArgument,
+    UnknownOption,
+    checked_unknown,
+    encode,
+    read_text,
+)
+from minigpt.cli.output import json_text, notice, table, write, write_bytes
+from minigpt.errors import UserError, visible
+
+if TYPE_CHECKING:
+    from minigpt.checkpoint import Checkpoint
+    from minigpt.inside.extract import Extraction
+    from minigpt.inside.passage import Passage
+
+TextOption = Annotated[str | None, Option(help="Text to look at.", metavar="S")]
+FileOption = Annotated[str | None, Option(help="File with the text to look at; '-' is standard input.", metavar="F")]
+ValOption = Annotated[
+    int | None, Option(help="Look at the validation split from this token on; the default is 0.", metavar="OFFSET")
+]
+MaxCharsOption = Annotated[
+    int | None, Option(help="Look at this many tokens at most: its last, of a text given.", metavar="N")
+]
+
+
+def attention(
+    run: RunArgument = "last",
+    text: TextOption = None,
+    file: FileOption = None,
+    val: ValOption = None,
+    layer: Annotated[int | None, Option(help="Only this layer, counted from 0.")] = None,
+    head: Annotated[int | None, Option(help="Only this head, counted from 0.")] = None,
+    query: Annotated[int | None, Option(help="The token that looks, counted from 0; by default the last.")] = None,
+    tty: Annotated[bool, Option("--tty", help="Show the text coloured by where the query looks.")] = False,
+    png: Annotated[Path | None, Option(help="Write a picture of the weights.", metavar="F")] = None,
+    npz: Annotated[Path | None, Option(help="Write all numbers, in float32, for numpy.", metavar="F")] = None,
+    as_json: JsonOption = False,
+    checkpoint: CheckpointOption = None,
+    unknown: UnknownOption = "error",
+    encoding: EncodingOption = "utf-8",
+    max_chars: MaxCharsOption = None,
+) -> None:
+    """Show what each head looks at in a text: scores beside what uniform attention gets, pictures, numbers."""
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.inside import picture, record
+    from minigpt.inside.extract import extract
+    from minigpt.inside.scores import head_scores
+
+    loaded = load_checkpoint(run, checkpoint)
+    passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
+    _check_chosen("--layer", layer, loaded.config.model.n_layer, "layers")
+    _check_chosen("--head", head, loaded.config.model.n_head, "heads")
+    _check_chosen("--query", query, len(passage.ids), "tokens of the text")
+    seen = extract(loaded.model, passage.ids)
+    scores = head_scores(seen.weights, passage.characters)
+    chosen = [
+        (at, which)
+        for at in range(loaded.config.model.n_layer)
+        for which in range(loaded.config.model.n_head)
+        if layer in (None, at) and head in (None, which)
+    ]
+    if npz:
+        write_bytes(record.npz(seen, passage, scores), npz)
+    if png:
+        layers, heads = (sorted({pair[axis] for pair in chosen}) for axis in (0, 1))
+        part = seen.weights[layers][:, heads]
+        write_bytes(picture.png(picture.head(part[0, 0]) if len(chosen) == 1 else picture.grid(part)), png)
+    if as_json:
+        write(json_text(record.document(loaded, seen, passage, scores, chosen)))
+        return
+    _notice_passage(loaded, passage, seen)
+    if tty or query is not None:
+        _show_query(seen, passage, chosen, len(passage.ids) - 1 if query is None else query, tty)
+    else:
+        table(*record.rows(scores, chosen))
+
+
+def _passage(
+    loaded: "Checkpoint",
+    text: str | None,
+    file: str | None,
+    val: int | None,
+    unknown: str,
+    encoding: str,
+    max_chars: int | None,
+) -> "Passage":
+    """Return the text to look at: the one given, or else a part of the validation split, or of the model's own."""
+    from minigpt.inside import passage
+
+    if sum(choice is not None for choice in (text, file, val)) > 1:
+        raise UserError("--text, --file and --val exclude each other")
+    on_unknown = checked_unknown(unknown)
+    if text is not None:
+        return passage.given(loaded, encode(loaded.tokenizer, text, on_unknown), "the text given", max_chars)
+    if file is not None:
+        content = read_text(file, encoding)
+        name = "standard input" if file == "-" else Path(file).name
+        return passage.given(loaded, encode(loaded.tokenizer, content, on_unknown), name, max_chars)
+    try:
+        return passage.of_validation(loaded, val or 0, max_chars)
+    except UserError as error:
+        if val is not None:
+            raise
+        notice(f"{error}; looking at a text that the model draws itself")
+        return passage.of_the_model(loaded, max_chars)
+
+
+def _check_chosen(option: str, value: int | None, count: int, what: str) -> None:
+    if value is not None and not 0 <= value < count:
+        raise UserError(f"{option} {value}: there are {count} {what}, counted from 0")
+
+
+def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction") -> None:
+    if passage.left_out:
+        notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
+    loss = loaded.meta.state.validation_loss
+    measured = "" if loss is None else f", validation loss {loss:.4f}"
+    untrained = "; this checkpoint is not trained" if loaded.meta.state.step == 0 else ""
+    notice(f"{loaded.path}: step {loaded.meta.state.step}{measured}{untrained}")
+    notice(f"{len(passage.ids)} tokens, {passage.source}; fast path and formula agree to {seen.disagreement:.1e}")
+
+
+def _show_query(
+    seen: "Extraction", passage: "Passage", chosen: list[tuple[int, int]], query: int, coloured: bool
+) -> None:
+    """Print where one query looks: the text in colours if that was asked for, and the keys that it looks at most."""
+    import torch
+
+    from minigpt.inside import terminal
+    from minigpt.inside.passage import glyph
+
+    row = torch.stack([seen.weights[layer, head, query] for layer, head in chosen]).mean(0)  # (S,)
+    whose = "layer {} head {}".format(*chosen[0]) if len(chosen) == 1 else f"mean of {len(chosen)} heads"
+    print(f"query {query} {visible(glyph(passage.characters[query]))}, {whose}")
+    if coloured:
+        show = terminal.shaded if os.environ.get("NO_COLOR") else terminal.coloured
+        print(show(passage.characters, row, query))
+    strongest = row[: query + 1].topk(min(10, query + 1))
+    rows = [
+        (str(place), visible(glyph(passage.characters[place])), f"{weight:.4f}")
+        for weight, place in zip(strongest.values.tolist(), strongest.indices.tolist(), strict=True)
+    ]
+    table(("key", "", "weight"), rows)

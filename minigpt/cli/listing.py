@@ -1,0 +1,164 @@
+"""`minigpt data`, `config`, `runs` and `board`: what there is."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonOption, SetOption
+from minigpt.cli.output import json_text, notice, table, write
+from minigpt.errors import UserError
+
+data_app = typer.Typer(**PLAIN, help="List, describe and fetch texts.")
+config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print the schema.")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the texts that have names."""
+    from minigpt.corpus import BUILTINS, cache_folder, downloads
+
+    rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
+    for name, entry in downloads().items():
+        here = (cache_folder() / "downloads" / entry.filename).is_file()
+        where = "downloaded" if here else f"{entry.bytes / 1e6:.1f} MB to download"
+        rows.append((f"download:{name}", entry.description, where))
+    table(("name", "text", ""), rows)
+
+
+@data_app.command("info")
+def data_info(
+    text: Annotated[list[str], Argument(help=TEXT, metavar="TEXT")],
+    encoding: EncodingOption = "utf-8",
+    as_json: JsonOption = False,
+) -> None:
+    """Describe a text: its size, its characters, and the settings that fit it."""
+    from minigpt.corpus import open_corpus, scan
+    from minigpt.presets import fit
+
+    corpus = open_corpus(text, encoding)
+    found = scan(corpus)
+    notice(*corpus.notices)
+    _, fitted = fit(found.characters, gpu=False)
+    counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
+    if as_json:
+        facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts)}
+        write(json_text({**facts, "fingerprint": found.fingerprint, "counts": counts, "fitted": fitted}))
+        return
+    rare = sorted(char for char, count in counts.items() if count < 5)
+    print(f"characters   {found.characters:,}")
+    print(f"distinct     {len(counts):,}")
+    print(f"commonest    {_listed(list(counts))}")
+    print(f"rare         {len(rare):,} stand fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
+    if "\r" in counts:
+        print(f"line ends    {counts[chr(13)]:,} carriage returns, kept as they are")
+    print(f"fingerprint  {found.fingerprint}")
+    print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, Argument(help="shakespeare, text8 or enwik8.")]) -> None:
+    """Download a text into the cache, check it, and print where it is."""
+    from minigpt.corpus import download
+
+    print(download(name.removeprefix("download:")))
+
+
+@config_app.command("list")
+def config_list() -> None:
+    """List the presets."""
+    from minigpt.presets import presets
+
+    table(("preset", "what it is"), list(presets().items()))
+
+
+@config_app.command("show")
+def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
+    """Print every setting with its value and where that comes from."""
+    from minigpt.config import explain, parse_overrides, resolve
+    from minigpt.presets import read_layer
+
+    layers = [read_layer(config)] if config else []
+    table(("setting", "value", "from"), explain(resolve(*layers, parse_overrides(set_ or []))))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of a configuration file, for an editor to complete and check it."""
+    from minigpt.config import schema
+
+    write(json_text(schema()))
+
+
+def runs(
+    verify: Annotated[bool, Option("--verify", help="Check all that the runs keep on disk.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in runs/, the one touched last at the end."""
+    from minigpt.runs import RUNS, summaries
+
+    if verify:
+        _verify_runs(as_json)
+        return
+    found = list(summaries())
+    if as_json:
+        write(json_text([asdict(row) for row in found]))
+        return
+    if not found:
+        raise UserError(f"there is no run in {RUNS.absolute()} yet; 'minigpt train' starts one")
+    rows = [
+        (
+            row.name,
+            row.corpus,
+            f"{row.parameters:,}" if row.parameters is not None else "",
+            str(row.step) if row.step is not None else "no checkpoint",
+            f"{row.best_loss:.4f}" if row.best_loss is not None else "",
+            _age(time.time() - row.touched),
+        )
+        for row in found
+    ]
+    table(("run", "corpus", "parameters", "step", "best loss", "age"), rows)
+
+
+def _verify_runs(as_json: bool) -> None:
+    from minigpt.verify import verify_runs
+
+    found = list(verify_runs())
+    if as_json:
+        write(json_text([asdict(one) for one in found]))
+    else:
+        table(("run", "what", ""), [(one.run, one.what, one.problem or "intact") for one in found])
+    if bad := sum(one.problem is not None for one in found):
+        raise UserError(f"{bad} of {len(found)} are not as they were written")
+
+
+def board(
+    folder: Annotated[Path, Argument(help="Where the runs are.", metavar="FOLDER")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 6006,
+    host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
+) -> None:
+    """Open TensorBoard on the runs."""
+    from tensorboard import default, program
+
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder.absolute()}; 'minigpt train' makes it")
+    server = program.TensorBoard(plugins=default.get_plugins())
+    pictures = "images=200"  # else TensorBoard keeps ten of each tag, by chance
+    arguments = ["--logdir", str(folder), "--port", str(port), "--host", host, "--samples_per_plugin", pictures]
+    server.configure(argv=["minigpt board", *arguments])
+    raise typer.Exit(server.main())
+
+
+def _listed(chars: Sequence[str], most: int = 12) -> str:
+    return " ".join(map(repr, chars[:most])) + (" ..." if len(chars) > most else "")
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,47 @@
+"""What commands print: results to stdout, everything else to stderr."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minigpt.errors import UserError, reason, shown, visible
+
+
+def notice(*lines: str) -> None:
+    """Print lines for the person at the terminal."""
+    for line in lines:
+        print(shown(line), file=sys.stderr)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells below their heads, in columns."""
+    lines = [[shown(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for row in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def json_text(document: Any) -> str:
+    """Return a document as JSON with a line end."""
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def write(text: str, out: Path | None = None) -> None:
+    """Print `text`, harmless where a terminal shows it, or write it to a file. Raises UserError where it cannot."""
+    if out is None:
+        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
+        return
+    try:
+        out.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+
+
+def write_bytes(content: bytes, out: Path) -> None:
+    """Write a file. Raises UserError where that cannot be."""
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error

@@ -1,0 +1,125 @@
+"""`minigpt train`."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from minigpt.cli.options import TEXT, ConfigOption, SetOption
+from minigpt.cli.output import notice
+from minigpt.errors import UserError, quoted
+
+if TYPE_CHECKING:
+    from minigpt.config import RunConfig, SampleConfig
+    from minigpt.start import Start
+    from minigpt.tokenizer import Tokenizer
+    from minigpt.train import Outcome, Probe
+
+
+def train(
+    text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    name: Annotated[
+        str | None, Option(help="Name of the run; by default the preset's, numbered.", metavar="NAME")
+    ] = None,
+    resume: Annotated[str | None, Option(help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
+) -> None:
+    """Train a model. Without arguments: the quickstart. With a TEXT: a preset fitted to its size."""
+    from minigpt import runs
+    from minigpt.start import open_new, open_resumed
+
+    if resume is not None:
+        if text or config or name:
+            raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
+        run = runs.find_run(resume)
+        with runs.lock(run):
+            _train(run, open_resumed(run, set_ or []))
+    else:
+        start = open_new(text or [], config, set_ or [])
+        with runs.new_run(name, start.stem) as run:
+            _train(run, start)
+
+
+def _train(run: Path, start: "Start") -> None:
+    from minigpt import runs
+    from minigpt.config import to_yaml
+    from minigpt.files import write_atomically
+    from minigpt.runtime import best_device
+    from minigpt.train import train
+
+    config, data, checkpoint = start.config, start.data, start.checkpoint
+    notice(*start.notices)
+    notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
+    probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
+    if config.train.attention:
+        from minigpt.inside.probe import attention_probe
+
+        probes.append(attention_probe(data))
+    settings, saved = run / "config.yaml", runs.checkpoint_steps(run)
+    before = settings.read_text(encoding="utf-8") if checkpoint else ""
+    try:
+        write_atomically(settings, to_yaml(config))
+        device = best_device() if config.runtime.device == "auto" else config.runtime.device
+        runs.record_start(run, start.step, sys.argv, device)
+        outcome = train(config, run, data, resume=checkpoint, probes=probes)
+    except BaseException as error:
+        if checkpoint and runs.checkpoint_steps(run) == saved:
+            write_atomically(settings, before)  # it did not go on: the run is as it was
+        elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
+            notice("stopped before the first step: nothing was trained and nothing is kept")
+        raise
+    _report(run, config, outcome, data.fingerprint)
+
+
+def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
+    """Return the probe that draws the same prompt's continuation at each evaluation, to watch it get better."""
+    from minigpt.metrics import Metrics
+    from minigpt.model import GPT
+    from minigpt.sample import generate
+
+    short = settings.model_copy(update={"length": settings.preview})
+
+    def probe(step: int, model: GPT, metrics: Metrics) -> None:
+        text = "".join(piece.text for piece in generate(model, tokenizer, settings.prompt, short, unknown="replace"))
+        metrics.text(step, "sample", settings.prompt + text)
+
+    return probe
+
+
+def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str) -> None:
+    """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
+    from minigpt.presets import expectation
+    from minigpt.runs import RUNS, as_argument
+
+    state, name = outcome.state, as_argument(run)
+    resume = f"minigpt train --resume {name}"
+    if outcome.signal:
+        stopped = f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}"
+        notice(f"{stopped}, everything is saved", f"  go on:  {resume}")
+        raise typer.Exit(128 + outcome.signal)
+    ending = "stopped early, for validation no longer improves," if outcome.stopped_early else "finished"
+    share = f"{outcome.evaluation_share:.0%} of it evaluating"
+    notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {share}")
+    notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
+    expected = expectation(config, fingerprint)
+    if expected and state.validation_loss is not None:
+        low, high = expected.range
+        lies = "as expected" if low <= state.validation_loss <= high else "not as expected"
+        notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f}, whatever the seed")
+    if state.overfitting:
+        notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
+    longer = f"--set train.steps={2 * state.step}"
+    if config.train.minutes:
+        longer = f"--set train.minutes={2 * config.train.minutes:g}"
+    elif outcome.stopped_early:
+        longer = "--set train.patience=0"
+    notice(
+        f"checkpoint: {outcome.checkpoint}",
+        f"  sample:   minigpt sample {name}",
+        f"  longer:   {resume} {longer}",
+        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + quoted(str(run.parent))}",
+    )

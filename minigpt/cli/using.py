@@ -1,0 +1,179 @@
+"""`minigpt sample` and `minigpt eval`."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from minigpt.cli.options import (
+    CheckpointOption,
+    DeviceOption,
+    EncodingOption,
+    JsonOption,
+    RunArgument,
+    UnknownOption,
+    checked_device,
+    checked_unknown,
+    encode,
+    read_text,
+)
+from minigpt.cli.output import json_text, notice, write
+from minigpt.errors import UserError, quoted
+
+if TYPE_CHECKING:
+    from minigpt.config import RunConfig, SampleConfig
+    from minigpt.runtime import Runtime
+    from minigpt.sample import Piece
+
+
+def sample(
+    run: RunArgument = "last",
+    prompt: Annotated[str | None, Option("--prompt", "-p", help="Text to continue.", metavar="S")] = None,
+    prompt_file: Annotated[
+        str | None, Option(help="File with the text to continue; '-' is standard input.", metavar="F")
+    ] = None,
+    num_samples: Annotated[int, Option("--num-samples", "-n", min=1, help="How many to draw, in one batch.")] = 1,
+    length: Annotated[int | None, Option("--length", "-l", help="Characters to draw.")] = None,
+    temperature: Annotated[
+        float | None, Option("--temperature", "-t", help="Below 1 more cautious, above 1 wilder, 0 greedy.")
+    ] = None,
+    top_k: Annotated[int | None, Option(help="Keep only the k likeliest characters.")] = None,
+    top_p: Annotated[float | None, Option(help="Keep the likeliest that reach this probability.")] = None,
+    min_p: Annotated[float | None, Option(help="Drop characters below this share of the likeliest.")] = None,
+    repetition_penalty: Annotated[
+        float | None, Option(help="Above 1: what is in the context gets less likely.")
+    ] = None,
+    stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.", metavar="S")] = None,
+    seed: Annotated[int | None, Option(help="Names the random draws.")] = None,
+    checkpoint: CheckpointOption = None,
+    unknown: UnknownOption = "error",
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write to this file instead.", metavar="F")] = None,
+    no_stream: Annotated[bool, Option("--no-stream", help="Print at the end, not as it is drawn.")] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
+) -> None:
+    """Continue a prompt with a trained model."""
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.config import RuntimeConfig
+    from minigpt.runtime import choose
+    from minigpt.sample import generate
+
+    if prompt is not None and prompt_file is not None:
+        raise UserError("--prompt and --prompt-file exclude each other")
+    on_unknown = checked_unknown(unknown)
+    runtime = choose(RuntimeConfig(device=checked_device(device), dtype="float32"))
+    loaded = load_checkpoint(run, checkpoint, runtime.device)
+    settings = _sample_settings(
+        loaded.config.sample,
+        length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )  # fmt: skip
+    text = read_text(prompt_file) if prompt_file is not None else prompt
+    if text is None:  # the default, which is nobody's wish to the letter: some texts have no line end
+        text, on_unknown = settings.prompt, "replace"
+    ids, context = encode(loaded.tokenizer, text, on_unknown), loaded.config.model.context
+    text = loaded.tokenizer.decode(ids)  # as the model reads it, where something was skipped or replaced
+    _check_memory(loaded.config, num_samples, settings.length, runtime)
+    if len(ids) > context:
+        notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
+    pieces = generate(
+        loaded.model, loaded.tokenizer, text, settings,
+        num_samples=num_samples, stop=stop or (), unknown=on_unknown, cache=not no_cache,
+    )  # fmt: skip
+    if num_samples == 1 and not (as_json or out or no_stream):
+        write(text)
+        for piece in pieces:
+            write(piece.text)
+        print()
+        return
+    samples = _by_sample(pieces, num_samples)
+    if as_json:
+        facts = {"checkpoint": str(loaded.path), "prompt": text}
+        drawn = settings.model_dump(exclude={"prompt", "preview"})
+        write(json_text({**facts, "settings": drawn, "samples": samples}), out)
+    else:
+        write("\n--------\n".join(text + drawn["text"] for drawn in samples) + "\n", out)
+
+
+def _by_sample(pieces: "Iterable[Piece]", count: int) -> list[dict[str, Any]]:
+    """Gather what was drawn: for each sample its text, and its characters with their log-probabilities."""
+    samples: list[dict[str, Any]] = [{"text": "", "characters": []} for _ in range(count)]
+    for piece in pieces:
+        samples[piece.sample]["text"] += piece.text
+        samples[piece.sample]["characters"].append([piece.text, piece.logprob])
+    return samples
+
+
+def evaluate(
+    run: RunArgument = "last",
+    text: Annotated[
+        list[str] | None, Argument(help="A text to evaluate on instead of the run's validation split.", metavar="TEXT")
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    stride: Annotated[
+        int | None, Option(min=1, help="Slide windows by this many tokens; lower losses, not comparable.")
+    ] = None,
+    encoding: EncodingOption = "utf-8",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure loss, bits per character and perplexity over a whole text, in one deterministic pass."""
+    from tqdm import tqdm
+
+    from minigpt import data
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.config import RuntimeConfig
+    from minigpt.corpus import open_corpus, scan
+    from minigpt.evaluate import evaluate, protocol
+    from minigpt.runtime import choose
+
+    if Path(run).is_file():
+        raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
+    loaded = load_checkpoint(run, checkpoint)
+    runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)
+    loaded.model.to(runtime.device)
+    if text:
+        corpus = open_corpus(text, encoding)
+        notice(*corpus.notices)
+        tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
+    else:
+        known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
+        tokens, name = data.prepare(loaded.config.data, known).validation, "validation split"
+    with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
+        result = evaluate(
+            loaded.model, tokens, loaded.tokenizer,
+            stride=stride, autocast=runtime.autocast, progress=bar.update,
+        )  # fmt: skip
+    how = protocol(loaded.config.model.context, stride)
+    if as_json:
+        facts = {"protocol": how, "text": name, "checkpoint": str(loaded.path), "dtype": runtime.dtype}
+        write(json_text({**asdict(result), **facts}))
+        return
+    print(f"loss                {result.loss:.4f} nats")
+    print(f"bits per character  {result.bits_per_character:.4f}")
+    print(f"perplexity          {result.perplexity:.4f}")
+    print(f"characters          {result.characters:,} of {name}")
+    print(f"protocol            {how}, {runtime.dtype}")
+
+
+def _check_memory(config: "RunConfig", num_samples: int, length: int, runtime: "Runtime") -> None:
+    """Refuse more samples than there is memory for, before the system ends the process for it."""
+    from minigpt.runtime import free_memory_bytes
+
+    model, free = config.model, free_memory_bytes(runtime.device)
+    each = 4 * (2 * model.n_layer * model.n_embd * model.context + 3 * length)  # keys and values, tokens, draws
+    if free is not None and num_samples * each > free:
+        raise UserError(
+            f"{num_samples} samples need about {num_samples * each / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+        )
+
+
+def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":
+    from minigpt.config import resolve
+
+    stored = {f"sample.{key}": value for key, value in defaults}
+    chosen = {f"sample.{key}": value for key, value in given.items() if value is not None}
+    return resolve(("checkpoint", stored), ("command line", chosen)).config.sample

@@ -1,0 +1,61 @@
+"""Attention as pictures: all heads in a grid, or one, as PNG."""
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+SIDE = 1024
+"""Pixels along the picture of one head, about."""
+CELL = 160
+"""Pixels along a head in a grid, about."""
+GAP, MARGIN = 6, 26
+STEPS = 254
+"""Shades from light for a weight of 0 to dark blue for 1."""
+PAPER, INK = STEPS, STEPS + 1
+_ramp = np.linspace((247, 251, 255), (8, 48, 107), STEPS).round()
+PALETTE = np.vstack((_ramp, (255, 255, 255), (40, 40, 40))).astype(np.uint8)
+"""The colours of all pictures, (256, 3)."""
+
+
+def shades(weights: Tensor) -> npt.NDArray[np.uint8]:
+    """Return the places in the palette of weights, in their shape: over the root, so that one of 1 % shows."""
+    return np.rint((STEPS - 1) * np.sqrt(weights.clamp(0, 1).numpy())).astype(np.uint8)
+
+
+def head(weights: Tensor) -> Image.Image:
+    """Return one head's weights (T, S) as a picture: a row for each query, its keys from left to right."""
+    image = _enlarged(weights, SIDE)
+    image.putpalette(PALETTE.tobytes())
+    return image
+
+
+def grid(weights: Tensor, cell: int = CELL) -> Image.Image:
+    """Return all weights (L, H, T, S) as a picture: a row of heads for each layer, `cell` pixels each, about."""
+    layers, heads = weights.shape[:2]
+    side = _enlarged(weights[0, 0], cell).width + GAP
+    image = Image.new("P", (MARGIN + heads * side, MARGIN + layers * side), PAPER)
+    image.putpalette(PALETTE.tobytes())
+    draw = ImageDraw.Draw(image)
+    for at in range(heads):
+        draw.text((MARGIN + at * side, 8), f"head {at}", INK)
+    for layer in range(layers):
+        draw.text((8, MARGIN + layer * side), str(layer), INK)
+        for at in range(heads):
+            image.paste(_enlarged(weights[layer, at], cell), (MARGIN + at * side, MARGIN + layer * side))
+    return image
+
+
+def png(image: Image.Image) -> bytes:
+    """Return the bytes of a PNG file, the same for the same picture."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _enlarged(weights: Tensor, side: int) -> Image.Image:
+    factor = max(1, round(side / len(weights)))
+    image = Image.fromarray(shades(weights))
+    return image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)

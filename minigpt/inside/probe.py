@@ -1,0 +1,39 @@
+"""Watching heads form: attention pictures and head scores in TensorBoard at each evaluation of a run."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from minigpt.data import TextData
+from minigpt.inside import picture
+from minigpt.inside.extract import extract
+from minigpt.inside.passage import characters
+from minigpt.inside.scores import PATTERNS, head_scores
+from minigpt.metrics import Metrics
+from minigpt.model import GPT
+
+WATCHED = 128
+"""Tokens at the start of the validation split that are looked at: the same at each evaluation."""
+
+
+def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:
+    """Return the probe that `train` calls, as (step, model, metrics).
+
+    It writes `attention/grid`, the weights of all heads as a picture; `heads/PATTERN`, the score of the head that
+    follows that pattern most; and per layer the mean distance and entropy of its heads.
+    """
+
+    def probe(step: int, model: GPT, metrics: Metrics) -> None:
+        ids = np.asarray(data.validation[: min(WATCHED, model.config.context)])
+        seen = extract(model, ids)
+        scores = head_scores(seen.weights, characters(data.tokenizer, ids))
+        scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
+        for name in ("distance", "entropy"):
+            means = scores[name].values.mean(-1).tolist()
+            scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
+        metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
+        image = picture.grid(seen.weights)
+        metrics.image(step, "attention/grid", picture.png(image), image.size)
+
+    return probe

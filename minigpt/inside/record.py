@@ -1,0 +1,90 @@
+"""Extracted numbers as files and tables: `.npz`, JSON, rows for a terminal."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigpt.checkpoint import Checkpoint
+from minigpt.inside.extract import Extraction
+from minigpt.inside.passage import Passage
+from minigpt.inside.scores import Score, kinds
+
+
+def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> bytes:
+    """Return the bytes of an `.npz` file with all tensors of an extraction in float32, the tokens, and the scores.
+
+    Read it with `numpy.load(path)`; `weights` is (L, H, T, S), and `score/previous` (L, H) like the other scores.
+    """
+    arrays: dict[str, Any] = {
+        name: getattr(seen, name).numpy()
+        for name in ("ids", "weights", "q", "k", "v", "heads", "stream", "logits", "written")
+    }
+    arrays["characters"] = np.array(passage.characters)
+    for name, score in scores.items():
+        arrays[f"score/{name}"], arrays[f"uniform/{name}"] = score.values.numpy(), np.float64(score.uniform)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def document(
+    loaded: Checkpoint,
+    seen: Extraction,
+    passage: Passage,
+    scores: Mapping[str, Score],
+    chosen: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """Return what JSON tells of the chosen heads, (layer, head) each; of a single one also its weights."""
+    names = kinds(scores)
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "kind": names[layer][head],
+            "scores": {name: _score(score, layer, head) for name, score in scores.items()},
+        }
+        for layer, head in chosen
+    ]
+    found = {
+        "checkpoint": str(loaded.path),
+        "step": loaded.meta.state.step,
+        "validation_loss": loaded.meta.state.validation_loss,
+        "text": "".join(passage.characters),
+        "characters": passage.characters,
+        "source": passage.source,
+        "left_out": passage.left_out,
+        "disagreement": seen.disagreement,
+        "heads": heads,
+    }
+    if len(chosen) == 1:
+        found["weights"] = seen.weights[chosen[0]].tolist()
+    return found
+
+
+def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
+    found = {
+        "value": score.values[layer, head].item(),
+        "uniform": score.uniform,
+        "lift": score.lift[layer, head].item(),
+    }
+    return {name: number if math.isfinite(number) else None for name, number in found.items()}
+
+
+def rows(
+    scores: Mapping[str, Score], chosen: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return a table of the chosen heads, as its head and its rows; the first row is what uniform attention gets."""
+    names = kinds(scores)
+    shown = [name for name in scores if name != "next"]
+    lines = [("uniform", "", *(_number(scores[name].uniform) for name in shown))]
+    for layer, head in chosen:
+        values = (_number(scores[name].values[layer, head].item()) for name in shown)
+        lines.append((f"{layer}.{head}", names[layer][head], *values))
+    return ("head", "kind", *shown), lines
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,273 @@
+"""Looking inside: what is extracted is what the model computed, and scores say what heads built by hand do."""
+
+import contextlib
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from minigpt.config import FAMILIES, ModelConfig
+from minigpt.errors import UserError
+from minigpt.inside import picture, terminal
+from minigpt.inside.extract import Extraction, attending, extract, logit_lens, without_heads
+from minigpt.inside.passage import characters, glyph
+from minigpt.inside.scores import MEASURES, PATTERNS, divergence, head_scores, kinds, patterns
+from minigpt.kernels import CPU, TORCH
+from minigpt.model import GPT
+from minigpt.tokenizer import ByteTokenizer, CharTokenizer
+
+V, L, H, T = 11, 3, 2, 9
+
+
+def model_of(family: str = "modern", **changes: Any) -> GPT:
+    """A model all of whose weights matter."""
+    shape = {"n_layer": L, "n_head": H, "n_embd": 16, "context": 12}
+    torch.manual_seed(1)
+    model = GPT(ModelConfig(**{"family": family, **FAMILIES[family], **shape, **changes}), V).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def some_ids(length: int = T) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, V, length).astype(np.uint8)
+
+
+# ---- extraction ----
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("family", ["classic", "modern"])
+def test_what_is_extracted_is_what_the_model_computes(family: str, position: str) -> None:
+    model, ids = model_of(family, position=position), some_ids()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    outputs: list[Tensor] = []
+    hooks = [b.attention.register_forward_hook(lambda m, x, y: outputs.append(y[0].detach())) for b in model.blocks]
+    logits = model(torch.tensor(ids[None].astype(int)))[0].detach()
+    for hook in hooks:
+        hook.remove()
+    seen = extract(model, ids)
+    assert torch.equal(seen.logits, logits)
+    assert seen.disagreement < 1e-5
+    assert seen.weights.shape == (L, H, T, T)
+    assert seen.stream.shape == (L + 1, T, 16)
+    assert (seen.weights.sum(-1) - 1).abs().max() < 1e-5
+    assert seen.weights.triu(1).abs().max() == 0
+    for layer, block in enumerate(model.blocks):
+        joined = seen.heads[layer].transpose(0, 1).reshape(T, 16)
+        assert torch.allclose(block.attention.proj(joined), outputs[layer], atol=1e-5)
+        for head in range(H):
+            stages = seen.scores(layer, head)
+            assert torch.allclose(stages["softmax"], seen.weights[layer, head], atol=1e-6)
+            assert torch.allclose(stages["raw"] / math.sqrt(8), stages["scaled"])
+            assert (stages["masked"].triu(1)[0, 1:] == -math.inf).all()
+            direct = seen.v[layer, head] @ block.attention.proj.weight[:, 8 * head : 8 * head + 8].T
+            assert torch.allclose(seen.written[layer, head], direct.norm(dim=-1), atol=1e-5)
+    assert torch.allclose(logit_lens(model, seen.stream)[-1], logits, atol=1e-5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kernels", [CPU, TORCH])
+def test_the_model_keeps_its_kernels_and_its_mode(kernels: Any) -> None:
+    model = model_of(dropout=0.5).train()
+    model.use(kernels)
+    first, second = extract(model, some_ids()), extract(model, some_ids())
+    assert model.training
+    assert all(block.attention.kernels is kernels for block in model.blocks)
+    assert torch.equal(first.weights, second.weights)  # no dropout
+
+
+def test_bfloat16_agrees_to_its_own_rounding() -> None:
+    model = model_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = extract(model, some_ids())
+    assert 1e-5 < seen.disagreement < 0.05
+    assert (seen.weights - extract(model, some_ids()).weights).abs().max() < 0.1
+
+
+def test_a_fast_path_that_does_something_else_is_not_shown() -> None:
+    model = model_of()
+
+    def everyone_alike(layer: int, attend: Any) -> Any:
+        return lambda q, k, v, dropout: v.mean(2, keepdim=True).expand_as(v)
+
+    with attending(model, everyone_alike), pytest.raises(UserError, match="differs from the explicit one by"):
+        extract(model, some_ids())
+    assert extract(model, some_ids()).disagreement < 1e-5
+
+
+@pytest.mark.parametrize("length", [1, 12])
+def test_a_text_of_one_token_and_a_full_context(length: int) -> None:
+    seen = extract(model_of(), some_ids(length))
+    assert seen.weights.shape == (L, H, length, length)
+    assert seen.weights[..., 0, 0].eq(1).all()
+
+
+def test_a_head_that_is_silenced_writes_nothing() -> None:
+    model, ids = model_of(bias=False), torch.tensor(some_ids()[None].astype(int))
+    with torch.no_grad():
+        usual = model(ids)
+        with without_heads(model, {(1, 0)}):
+            without = model(ids)
+        model.blocks[1].attention.proj.weight[:, :8] = 0  # that head's rows of W_O
+        assert torch.allclose(model(ids), without, atol=1e-6)
+        assert not torch.allclose(usual, without, atol=1e-2)
+
+
+# ---- heads built by hand ----
+
+LETTERS, SEEN, ONE = 16, 40, 63
+"""Where in the stream of the model below stand: the position (from 0), the letter, the letter before, and a one."""
+
+
+def hand_built() -> GPT:
+    """Two layers of four heads, 64 wide: 0.0 looks at the character before, 0.1 everywhere alike, 0.2 at the first,
+    0.3 at itself, and 1.0, with the help of 0.0, at what followed the same character earlier."""
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 64, "context": 16}
+    model = GPT(ModelConfig(family="classic", **{**FAMILIES["classic"], **shape}), 6).eval()
+    large = 1000.0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.token_embedding.weight[:, LETTERS : LETTERS + 6] = torch.eye(6)
+        model.position_embedding.weight[:, :16] = torch.eye(16)
+        first, second = model.blocks[0], model.blocks[1]
+        for block in (first, second):
+            block.norm1.weight.fill_(1)
+            block.norm1.bias[ONE] = 1
+        q, k, v = first.attention.qkv.weight.view(3, 4, 16, 64)
+        places = torch.eye(16)
+        q[0, :, :16], k[0, :, :16] = large * places.roll(1, 1), places  # row t - 1 asks at place t
+        v[0, :6, LETTERS : LETTERS + 6] = torch.eye(6)
+        q[2, 0, ONE], k[2, 0, 0] = large, 1.0
+        q[3, :, :16], k[3, :, :16] = large * places, places
+        first.attention.proj.weight[SEEN : SEEN + 6, :6] = torch.eye(6)
+        q, k, v = second.attention.qkv.weight.view(3, 4, 16, 64)
+        q[0, :6, LETTERS : LETTERS + 6], k[0, :6, SEEN : SEEN + 6] = large * torch.eye(6), torch.eye(6)
+    return model
+
+
+TEXT = "fabcadbbcaeacbde"
+"""Its first letter stands nowhere else: having none before it, 0.0 passes on its own."""
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> Extraction:
+    return extract(hand_built(), CharTokenizer("abcdef").encode(TEXT))
+
+
+def test_heads_built_by_hand_get_the_scores_they_must(by_hand: Extraction) -> None:
+    scores = head_scores(by_hand.weights, list(TEXT))
+    value = {name: score.values for name, score in scores.items()}
+    assert value["previous"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert value["first"][0, 2] == pytest.approx(1, abs=1e-6)
+    assert value["self"][0, 3] == pytest.approx(1, abs=1e-6)
+    assert value["induction"][1, 0] == pytest.approx(1, abs=1e-6)
+    for name, score in scores.items():  # a head that looks everywhere alike is its own baseline
+        if not math.isnan(score.uniform):
+            assert score.values[0, 1] == pytest.approx(score.uniform, abs=1e-6), name
+    assert value["distance"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert value["distance"][0, 2] == pytest.approx(8, abs=1e-6)  # the mean of 1 to 15
+    assert math.isnan(value["distance without first"][0, 2])  # nothing of it is left
+    assert value["entropy"][0, 0] == pytest.approx(0, abs=1e-6)
+    assert value["top"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert (value["next"] == 0).all()
+    assert by_hand.weights.triu(1).max() == 0
+    names = kinds(scores)
+    assert names[0] == ["previous", "broad", "first", "self"]
+    assert names[1][0] == "induction"
+
+
+def test_baselines_are_those_of_uniform_attention() -> None:
+    scores = head_scores(torch.eye(4).expand(1, 1, 4, 4), list("ab\na"))
+    assert scores["previous"].uniform == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert scores["same"].uniform == pytest.approx(1 / 4)  # only the last has one before it
+    assert scores["induction"].uniform == pytest.approx(1 / 4)
+    assert scores["entropy"].uniform == pytest.approx((math.log(2) + math.log(3) + math.log(4)) / 3)
+    assert scores["distance"].uniform == pytest.approx((0.5 + 1 + 1.5) / 3)
+    assert scores["self"].lift.item() == pytest.approx(1 / scores["self"].uniform)
+
+
+def test_patterns_mark_the_keys_they_mean() -> None:
+    keys = {name: found.nonzero().tolist() for name, found in patterns(list("ab cb\nx")).items()}
+    assert keys["same"] == [[4, 1]]
+    assert keys["induction"] == [[4, 2]]
+    assert keys["word"] == [[1, 0], [4, 3]]
+    assert keys["line"] == [[1, 0], [2, 0], [3, 0], [4, 0]]
+    assert keys["previous"] == [[t, t - 1] for t in range(1, 7)]
+    assert keys["next"] == [[t, t + 1] for t in range(6)]
+
+
+def test_induction_counts_the_character_itself_where_it_follows_its_like() -> None:
+    assert patterns(list("aa"))["induction"].nonzero().tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("text", ["a", "\n", "aaaa", "ab"])
+def test_texts_without_such_places_have_no_score_there(text: str) -> None:
+    T = len(text)
+    scores = head_scores(torch.ones(2, 2, T, T).tril() / torch.arange(1, T + 1)[:, None], list(text))
+    assert scores.keys() == PATTERNS.keys() | MEASURES.keys()
+    if T == 1:
+        assert all(math.isnan(score.uniform) for score in scores.values())
+        assert kinds(scores) == [["mixed"] * 2] * 2
+    assert all(score.values.shape == (2, 2) for score in scores.values())
+
+
+def test_heads_differ_from_others_and_not_from_themselves(by_hand: Extraction) -> None:
+    apart = divergence(by_hand.weights)
+    assert apart.diagonal().abs().max() < 1e-9
+    assert torch.allclose(apart, apart.T)
+    assert apart[0, 3] == pytest.approx(1)  # one character before, and itself: nothing in common
+
+
+# ---- shown ----
+
+
+def test_every_character_can_be_seen() -> None:
+    shown = {" ": "␣", "\n": "↵", "\t": "⇥", "\0": "␀", "a": "a", "我": "我", "\u0301": "◌\u0301", "\u2028": "U+2028"}
+    assert {character: glyph(character) for character in shown} == shown
+    assert glyph("\u200f") == "U+200F"
+    assert glyph("\ue000") == "U+E000"
+
+
+def test_bytes_that_are_no_characters_are_shown_as_numbers() -> None:
+    tokenizer = ByteTokenizer()
+    assert characters(tokenizer, tokenizer.encode("a é")) == ["a", " ", "\\xC3", "\\xA9"]
+    assert glyph("\\xC3") == "\\xC3"
+
+
+def test_pictures_show_the_weights(by_hand: Extraction) -> None:
+    one = picture.head(by_hand.weights[0, 0])
+    factor = one.width // 16
+    at = np.asarray(one)[::factor, ::factor]
+    assert (at == picture.shades(by_hand.weights[0, 0])).all()
+    assert at[5, 4] == picture.STEPS - 1
+    image = Image.open(io.BytesIO(picture.png(picture.grid(by_hand.weights))))
+    assert image.size[0] > 2 * image.size[1] * 0.9  # four heads beside each other, two layers
+    assert picture.png(picture.grid(by_hand.weights)) == picture.png(picture.grid(by_hand.weights))
+
+
+def test_shades_rise_with_the_weight() -> None:
+    shades = picture.shades(torch.linspace(0, 1, 1001)).astype(int)
+    assert (np.diff(shades) >= 0).all()
+    assert (shades[0], shades[-1]) == (0, picture.STEPS - 1)
+    light = picture.PALETTE[: picture.STEPS].astype(int).sum(1)
+    assert (np.diff(light) <= 0).all()  # readable in grey
+
+
+def test_a_terminal_shows_weights_with_colours_and_without() -> None:
+    row = torch.tensor([0.0, 0.25, 0.5, 0.25])
+    coloured = terminal.coloured(list("a\n\x1bd"), row, 3)
+    assert coloured.count(terminal.RESET) == 4
+    assert "\x1b[48" in coloured
+    assert "\x1b\x1b" not in coloured  # the text's own escape drives nothing
+    assert terminal.shaded(list("a\n\x1bd"), row, 3) == "a↵\n ▓\n␛d\n█^"
+    with contextlib.suppress(UnicodeEncodeError):
+        terminal.shaded(list("我◌"), torch.tensor([0.5, 0.5]), 1).encode("utf-8")
