@@ -60,7 +60,7 @@ def test_every_variant_has_a_run_with_every_seed_and_says_how_it_was_made(
         assert line["loss"] == line["curve"][-1][2]
         assert line["leak"] == 0
         assert line["torch"] == torch.__version__
-        assert line["part"] == "first nine tenths"
+        assert line["part"] == 0.9
     assert len({line["loss"] for line in lines}) == 6
 
 
