@@ -47,7 +47,7 @@ def read_layer(name: str) -> Layer:
 
 INDIFFERENT = (
     *("sample.", "runtime.", "data.source", "data.encoding", "train.seed", "train.micro_batch_size", "train.keep_last"),
-    *("train.log_every", "train.eval_every", "train.save_every", "train.histograms", "train.hparams"),
+    *("train.log_every", "train.eval_every", "train.save_every", "train.attention", "train.histograms", "train.hparams"),
 )
 """Settings that leave the expected loss as it is, or move it by less than another seed does."""
 

@@ -29,7 +29,7 @@ QUESTION = {
     "base": "base.yaml",
     "seeds": 2,
     "evaluations": 2,
-    "variants": {"large": {"train": {"batch_size": 64}}, "mixed": {"tweaks": {"bigrams": True}}},
+    "variants": {"large": {"train": {"batch_size": 512}}, "mixed": {"tweaks": {"bigrams": True}}},
 }
 
 
@@ -68,6 +68,18 @@ def test_what_costs_more_gets_fewer_steps(found: tuple[Path, list[dict[str, Any]
     steps = {line["variant"]: line["steps"] for line in found[1]}
     assert steps["baseline"] == 6
     assert steps["large"] < 6
+
+
+def test_on_a_busy_machine_nothing_is_timed(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = found
+    run = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", "text.txt", "--out", "untimed"]
+    subprocess.run([*run, "--steps-as-given", "--only", "large", "--seeds", "1"], cwd=folder, check=True)
+    lines = [json.loads(line) for line in (folder / "untimed/batch.jsonl").read_text().splitlines()]
+    assert {line["variant"]: line["steps"] for line in lines} == {"baseline": 6, "large": 6}
+    report = [sys.executable, str(ROOT / "scripts/experiments/report"), "--out", "untimed"]
+    done = subprocess.run(report, cwd=folder, capture_output=True, text=True, check=True)
+    best = {line["variant"]: line["best"] for line in lines}
+    assert f"| {best['large']:.4f} | 1 | " in done.stdout
 
 
 def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from minigpt.cli.bench import bench_app
-from minigpt.cli.inside import attention
+from minigpt.cli.inside import attention, claims, inspect
 from minigpt.cli.listing import board, config_app, data_app, runs
 from minigpt.cli.options import PLAIN, SettingsInHelp
 from minigpt.cli.training import train
@@ -28,6 +28,8 @@ app.command(cls=SettingsInHelp)(train)
 app.command()(sample)
 app.command("eval")(evaluate)
 app.command()(attention)
+app.command()(inspect)
+app.command()(claims)
 app.command()(runs)
 app.command()(board)
 app.add_typer(data_app, name="data")

@@ -1,10 +1,12 @@
 """`minigpt attention`, `inspect` and `claims`: look into a trained model."""
 
 import os
+import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from minigpt.cli.options import (
     CheckpointOption,
@@ -17,12 +19,18 @@ from minigpt.cli.options import (
     read_text,
 )
 from minigpt.cli.output import json_text, notice, table, write, write_bytes
-from minigpt.errors import UserError, visible
+from minigpt.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Checkpoint
+    from minigpt.inside.claims import Result
     from minigpt.inside.extract import Extraction
     from minigpt.inside.passage import Passage
+
+DETAILED = 64
+"""Tokens that are looked at with --detail where nobody says how many."""
+ABLATED = 8192
+"""Tokens of the validation split over which the loss without a head is measured."""
 
 TextOption = Annotated[str | None, Option(help="Text to look at.", metavar="S")]
 FileOption = Annotated[str | None, Option(help="File with the text to look at; '-' is standard input.", metavar="F")]
@@ -84,6 +92,120 @@ def attention(
         _show_query(seen, passage, chosen, len(passage.ids) - 1 if query is None else query, tty)
     else:
         table(*record.rows(scores, chosen))
+
+
+def inspect(
+    run: RunArgument = "last",
+    text: TextOption = None,
+    file: FileOption = None,
+    val: ValOption = None,
+    compare: Annotated[str | None, Option(help="Another run, to see the same text beside.", metavar="RUN")] = None,
+    steps: Annotated[
+        str | None, Option(help="Show how heads formed, over these checkpoints of the run.", metavar="all|STEP,...")
+    ] = None,
+    ablate: Annotated[bool, Option("--ablate", help="Measure what the loss is without each head.")] = False,
+    detail: Annotated[
+        bool, Option("--detail", help="Add a worked example with all numbers, for 64 tokens at most.")
+    ] = False,
+    layers: Annotated[str | None, Option(help="Only these layers, counted from 0.", metavar="N,...")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="F")] = Path("inspect.html"),
+    open_: Annotated[bool, Option("--open", help="Show the page in the browser.")] = False,
+    force: Annotated[bool, Option("--force", help="Write a page of more than 16 MB.")] = False,
+    checkpoint: CheckpointOption = None,
+    unknown: UnknownOption = "error",
+    encoding: EncodingOption = "utf-8",
+    max_chars: MaxCharsOption = None,
+) -> None:
+    """Write one web page, complete in itself, to explore what a model does with a text."""
+    from tqdm import tqdm
+
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.inside.page import inspect_page
+    from minigpt.inside.passage import validation
+
+    loaded = load_checkpoint(run, checkpoint)
+    if detail and max_chars is None:
+        max_chars = DETAILED
+    passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
+    if passage.left_out:
+        notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
+    other = load_checkpoint(compare) if compare else None
+    heads = loaded.config.model.n_layer * loaded.config.model.n_head
+    with tqdm(total=heads if ablate else 0, unit="head", disable=None if ablate else True, leave=False) as bar:
+        page = inspect_page(
+            loaded, passage,
+            layers=_numbers("--layers", layers) if layers is not None else None,
+            detail=detail,
+            ablate=validation(loaded)[:ABLATED] if ablate else None,
+            steps=[load_checkpoint(path) for path in _film(loaded, steps)],
+            compare=other, force=force, say=notice,
+            progress=lambda done, total: bar.update(done - bar.n),
+        )  # fmt: skip
+    write_bytes(page.encode(), out)
+    notice(f"wrote {shown(out)}, {len(page.encode()) / 1e6:.2f} MB; it needs no network and can be mailed")
+    if open_:
+        webbrowser.open(out.absolute().as_uri())
+
+
+def claims(
+    run: Annotated[
+        str | None, Argument(help="Also ask this trained run what no formula decides.", metavar="[RUN]")
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check what lecture notes say about attention: each claim computed, and corrected where it is wrong."""
+    from minigpt.inside.claims import run_claims
+
+    found = run_claims()
+    if run is not None:
+        from minigpt.checkpoint import load_checkpoint
+        from minigpt.inside.claims import trained
+        from minigpt.inside.passage import validation
+
+        loaded = load_checkpoint(run, checkpoint)
+        found = sorted([*found, *trained.ask(loaded, validation(loaded))], key=lambda result: result.id)
+    if as_json:
+        write(json_text([asdict(result) for result in found]))
+    else:
+        for result in found:
+            _print_claim(result)
+    failed = [result.id for result in found if result.verdict == "FAIL"]
+    if failed:
+        raise UserError(f"{len(failed)} of {len(found)} claims do not hold: {', '.join(map(str, failed))}")
+
+
+def _print_claim(result: "Result") -> None:
+    print(f"{result.id:>3}  {result.verdict}  {result.claim}  (notes {result.note})")
+    if result.correction:
+        print(f"     right is: {result.correction}")
+    print(f"     measured: {result.measured}  [{result.where}]")
+
+
+def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
+    """Return the checkpoints of the run that a film is made of. Raises UserError for a step that is not there."""
+    from minigpt.runs import checkpoint_steps, step_folder
+
+    if steps is None:
+        return []
+    folder = loaded.path.parent.parent
+    there = checkpoint_steps(folder)
+    if not there:
+        raise UserError("--steps: a checkpoint folder by itself has no others; name the run")
+    chosen = there if steps == "all" else _numbers("--steps", steps)
+    for step in chosen:
+        if step not in there:
+            raise UserError(f"--steps: there is no checkpoint of step {step}, only {', '.join(map(str, there))}")
+    if len(chosen) == 1:
+        notice("a film of one step: --set train.keep_last=20 makes a run keep more of its checkpoints")
+    return [step_folder(folder, step) for step in chosen]
+
+
+def _numbers(option: str, given: str) -> list[int]:
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError as error:
+        raise UserError(f"{option} {given}: expected whole numbers separated by commas") from error
 
 
 def _passage(

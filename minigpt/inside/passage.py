@@ -44,12 +44,17 @@ def given(loaded: Checkpoint, ids: Ids, source: str, most: int | None = None) ->
 
 def of_validation(loaded: Checkpoint, offset: int, most: int | None = None) -> Passage:
     """Return what stands `offset` tokens into the run's validation split. Raises UserError where that is not there."""
-    known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
-    tokens = data.prepare(loaded.config.data, known).validation
+    tokens = validation(loaded)
     if not 0 <= offset < len(tokens):
         raise UserError(f"--val {offset}: the validation split has {len(tokens):,} tokens, counted from 0")
     length = min(most or USUAL, loaded.config.model.context)
     return given(loaded, np.asarray(tokens[offset : offset + length]), f"validation split from {offset}", most)
+
+
+def validation(loaded: Checkpoint) -> Ids:
+    """Return the tokens of the run's validation split. Raises UserError where its text is not at hand any more."""
+    known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
+    return data.prepare(loaded.config.data, known).validation
 
 
 def of_the_model(loaded: Checkpoint, most: int | None = None) -> Passage:
