@@ -77,6 +77,19 @@ def test_a_cache_changes_no_text(family: str, position: str, prompt: str) -> Non
     assert len({p.text for p in plain}) > 3
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
+    """Wide enough for oneDNN's products and, with one stream, for the stacked ones."""
+    model, settings = model_of(family, n_embd=384, n_head=6), SampleConfig(length=3 * CONTEXT, temperature=1.0)
+    for num_samples in (1, 4):
+        cached, plain = (
+            [(p.sample, p.text) for p in generate(model, CHARS, "abc", settings, num_samples=num_samples, cache=cache)]
+            for cache in (True, False)
+        )
+        assert cached == plain
+        assert len({text for _, text in plain}) > 3
+
+
 @hypothesis.given(context=st.integers(1, 40), prompt=st.integers(1, 100), more=st.integers(0, 200))
 def test_the_window_rule(context: int, prompt: int, more: int) -> None:
     """The window is never empty nor too long, never moves back, starts full, and moves by half a context at a time."""

@@ -1,0 +1,136 @@
+"""What a trained model says to the claims: verdicts that follow from the figures, on models whose answer is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minigpt.checkpoint import Checkpoint
+from minigpt.config import FAMILIES, ModelConfig
+from minigpt.errors import UserError
+from minigpt.inside.claims import trained
+from minigpt.inside.claims.trained import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Evidence, ask, judge
+from minigpt.model import GPT
+from minigpt.tokenizer import CharTokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def untrained(**changes: object) -> Checkpoint:
+    """A checkpoint of a fresh model, with the weights that its seed draws."""
+    from minigpt.config import RunConfig, resolve
+    from minigpt.meta import Meta
+    from minigpt.seeds import mix_seed
+
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "context": 32, **changes}
+    config: RunConfig = resolve(("test", {f"model.{key}": value for key, value in shape.items()})).config
+    torch.manual_seed(mix_seed(config.train.seed, "weights"))
+    model = GPT(ModelConfig(**{**FAMILIES["modern"], **shape}), len(LETTERS)).eval()
+    return Checkpoint(model, CharTokenizer(LETTERS), config, Meta.model_construct(), Path("nowhere"))
+
+
+def letters(count: int = 32 * 8) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, len(LETTERS), count).astype(np.uint8)
+
+
+def evidence(loaded: Checkpoint, windows: int = 8) -> Evidence:
+    return Evidence(loaded, np.split(letters(32 * windows), windows))
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "verdict"),
+    [
+        ([1.0, 1.1, 0.9, 1.0], 0.5, SUPPORTED),
+        ([1.0, 1.1, 0.9, 1.0], 1.5, NOT_SUPPORTED),
+        ([1.0, 1.1, 0.9, 1.0], 1.02, INCONCLUSIVE),
+        ([-3.0, 3.0, -2.0, 4.0], 0.0, INCONCLUSIVE),
+        ([1.0, 1.0], 0.0, INCONCLUSIVE),  # too few windows
+        ([1.0, 1.0, math.nan], 0.0, INCONCLUSIVE),
+    ],
+)
+def test_a_verdict_takes_two_standard_errors(values: list[float], margin: float, verdict: str) -> None:
+    assert judge(torch.tensor(values), margin) == verdict
+
+
+def test_an_untrained_model_supports_nothing_about_training() -> None:
+    found = {result.id: result for result in ask(untrained(), letters())}
+    assert found[33].verdict == found[87].verdict != SUPPORTED  # the same heads before and after
+    assert found[34].verdict == found[36].verdict == NOT_SUPPORTED
+    assert found[23].verdict != SUPPORTED
+    assert found[104].verdict != SUPPORTED
+    assert found[47].verdict != SUPPORTED  # blocks that start at zero: no head is missed
+    assert "8 of 8 heads cost 0.001 nats or less; from 0 to 0" in found[47].measured
+
+
+def test_a_head_that_looks_back_by_one_is_found() -> None:
+    """On a model whose first head takes each query from the place before, by its position alone."""
+    loaded = untrained(position="learned", qk_norm=False, n_head=1, n_embd=64)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.zero_()
+        loaded.model.token_embedding.weight[:, 32:] = 0.01
+        loaded.model.position_embedding.weight[:, :32] = torch.eye(32)
+        block = loaded.model.blocks[0]
+        block.norm1.weight.fill_(1)
+        q, k, _ = block.attention.qkv.weight.view(3, 64, 64)
+        q[:32, :32], k[:32, :32] = 100 * torch.eye(32).roll(1, 1), torch.eye(32)
+    verdict, measured = trained.looks_at("previous", 0.5)(evidence(loaded))
+    assert verdict == SUPPORTED
+    assert measured.startswith("head 0.0: 1 of its attention, uniform 0.0")
+    assert trained.attention_selects(evidence(loaded))[0] == SUPPORTED
+    assert trained.looks_at("first", 0.5)(evidence(loaded))[0] == NOT_SUPPORTED
+
+
+def test_embeddings_of_a_kind_are_found_to_lie_together() -> None:
+    loaded = untrained()
+    with torch.no_grad():
+        kinds = torch.tensor([trained._kind(letter) for letter in loaded.tokenizer.chars])
+        loaded.model.token_embedding.weight += 0.1 * torch.eye(4, 32)[kinds]
+    verdict, measured = trained.kinds_of_characters(evidence(loaded))
+    assert verdict == SUPPORTED, measured
+    few = Checkpoint(GPT(loaded.config.model, 3).eval(), CharTokenizer("ab "), loaded.config, loaded.meta, loaded.path)
+    assert trained.kinds_of_characters(Evidence(few, []))[0] == INCONCLUSIVE
+
+
+def test_a_head_that_costs_nothing_contradicts_that_all_help() -> None:
+    loaded = untrained()
+    costs = torch.full((8, 2, 4), 0.1) + 0.001 * torch.arange(8)[:, None, None]
+    helped, not_helped = evidence(loaded), evidence(loaded)
+    helped.__dict__["costs"] = costs
+    not_helped.__dict__["costs"] = costs * (torch.arange(8).view(2, 4) != 3)
+    assert trained.every_head_helps(helped)[0] == SUPPORTED
+    verdict, measured = trained.every_head_helps(not_helped)
+    assert verdict == NOT_SUPPORTED
+    assert measured.startswith("1 of 8 heads")
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0, 9.0, 4.0, 5.0])
+    assert trained._rank_correlation(x, x**3)[0] == pytest.approx(1)
+    assert trained._rank_correlation(x, -x)[0] == pytest.approx(-1)
+    assert 0.5 < trained._rank_correlation(x, x)[1] < 1
+
+
+def test_too_short_a_split_is_one_line() -> None:
+    with pytest.raises(UserError, match="the validation split has 31 tokens, the questions need 32"):
+        ask(untrained(), letters(31))
+    assert all(result.verdict in (INCONCLUSIVE, SUPPORTED, NOT_SUPPORTED) for result in ask(untrained(), letters(32)))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    loaded = untrained()
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    state = torch.get_rng_state()
+    first, second = ask(loaded, letters()), ask(loaded, letters())
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
+    assert all(block.attention.kernels is None for block in loaded.model.blocks)
+
+
+@pytest.mark.parametrize("question", trained.QUESTIONS, ids=lambda question: str(question.id))
+def test_each_question_names_a_note_and_explains_itself(question: trained.Question) -> None:
+    assert question.says.endswith(".")
+    assert set(question.notes) <= {"000", "001", "002", "003", "004"}
