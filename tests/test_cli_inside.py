@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import main
+from minigpt.cli.inside import _spread
 from minigpt.inside.extract import extract
 
 VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
@@ -187,8 +188,97 @@ def test_unknown_characters_are_as_in_sample(cli: Cli) -> None:
     assert json.loads(cli("attention", "--text", "a§d", "--unknown", "skip", "--json").out)["text"] == "ad"
 
 
-def test_an_untrained_checkpoint_is_said_to_be_one(cli: Cli, folder: Path) -> None:
-    assert "not trained" not in cli("attention").err
+# ---- inspect ----
+
+
+def page_data(path: Path) -> Any:
+    page = path.read_text(encoding="utf-8")
+    return json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+
+
+def test_a_page_of_a_run_is_one_file(cli: Cli, folder: Path) -> None:
+    done = cli("inspect")
+    assert done.out == ""
+    page = folder / "inspect.html"
+    assert f"wrote inspect.html, {page.stat().st_size / 1e6:.2f} MB" in done.err
+    before = page.read_bytes()
+    cli("inspect")
+    assert page.read_bytes() == before
+    data = page_data(page)
+    assert (data["run"], data["ablation"], data["film"], data["compare"], data["detail"]) == ("verse", *[None] * 4)
+    assert len(data["text"]["signs"]) == 32
+
+
+def test_all_that_a_page_can_hold(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    options = ["--ablate", "--steps", "all", "--compare", "verse", "--detail", "--layers", "1"]
+    assert cli("inspect", "verse", *options, "--text", "hath all too short", "-o", out).code == 0
+    data = page_data(out)
+    assert data["layers"] == [1]
+    assert len(data["text"]["signs"]) == 18
+    assert np.array(data["ablation"]["rises"]).shape == (1, 2)
+    assert [frame["step"] for frame in data["film"]["frames"]] == [4]
+    assert data["compare"]["name"] == "verse"
+    assert data["detail"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--layers", "2"], "--layers: this model has layers 0 to 1"),
+        (["--layers", "one"], "--layers one: expected whole numbers separated by commas"),
+        (["--steps", "3"], "--steps: there is no checkpoint of step 3, only 4"),
+        (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
+        (["--compare", "nothing"], "nothing"),
+        (["--text", ""], "there is nothing to look at: the text is empty"),
+    ],
+)
+def test_a_page_that_cannot_be_is_one_line(cli: Cli, arguments: list[Any], problem: str) -> None:
+    assert problem in cli("inspect", "verse", *arguments).error
+
+
+def test_a_film_of_many_steps_takes_some_of_them() -> None:
+    assert _spread([4]) == [4]
+    assert _spread(list(range(20))) == list(range(20))
+    some = _spread(list(range(0, 1000, 10)))
+    assert (len(some), some[0], some[-1]) == (20, 0, 990)
+
+
+# ---- claims ----
+
+
+def test_claims_without_a_model(cli: Cli) -> None:
+    found = json.loads(cli("claims", "--json").out)
+    assert {row["verdict"] for row in found} == {"PASS", "CORRECTED"}
+    assert all({"id", "claim", "note", "measured", "verdict"} <= row.keys() for row in found)
+    lines = cli("claims").out.splitlines()
+    assert sum("  CORRECTED  " in line for line in lines) == sum("     right is: " in line for line in lines) > 5
+
+
+def test_claims_that_a_model_answers(cli: Cli, folder: Path) -> None:
+    plain = {row["id"] for row in json.loads(cli("claims", "--json").out)}
+    found = json.loads(cli("claims", "verse", "--json").out)
+    asked = [row for row in found if row["verdict"] not in ("PASS", "CORRECTED")]
+    assert len(asked) >= 10
+    assert {row["verdict"] for row in asked} <= {"SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"}
+    assert not plain & {row["id"] for row in asked}
+    assert [row["id"] for row in found] == sorted(row["id"] for row in found)
+
+
+def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.inside.claims.mask.causal_mask", lambda q, k, device: torch.ones(q, k).bool())
+    done = cli("claims")
+    assert done.code == 1
+    assert "claims do not hold: " in done.err.splitlines()[-1]
+    assert "  FAIL  " in done.out
+    assert "No such" not in done.err
+
+
+def test_a_run_that_is_not_there_is_one_line(cli: Cli) -> None:
+    assert "nothing" in cli("claims", "nothing").error
+
+
+# ---- TensorBoard ----
 
 
 def test_heads_can_be_watched_in_tensorboard(folder: Path) -> None:

@@ -101,7 +101,7 @@ def inspect(
     val: ValOption = None,
     compare: Annotated[str | None, Option(help="Another run, to see the same text beside.", metavar="RUN")] = None,
     steps: Annotated[
-        str | None, Option(help="Show how heads formed, over these checkpoints of the run.", metavar="all|STEP,...")
+        str | None, Option(help="Show how heads formed, over these checkpoints of the run.", metavar="all|N,...")
     ] = None,
     ablate: Annotated[bool, Option("--ablate", help="Measure what the loss is without each head.")] = False,
     detail: Annotated[
@@ -192,13 +192,21 @@ def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     there = checkpoint_steps(folder)
     if not there:
         raise UserError("--steps: a checkpoint folder by itself has no others; name the run")
-    chosen = there if steps == "all" else _numbers("--steps", steps)
+    chosen = _spread(there) if steps == "all" else _numbers("--steps", steps)
     for step in chosen:
         if step not in there:
             raise UserError(f"--steps: there is no checkpoint of step {step}, only {', '.join(map(str, there))}")
     if len(chosen) == 1:
         notice("a film of one step: --set train.keep_last=20 makes a run keep more of its checkpoints")
     return [step_folder(folder, step) for step in chosen]
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Return as many of the steps as a film can have, from the first to the last."""
+    from minigpt.inside.page.views import MOST_STEPS
+
+    count = min(MOST_STEPS, len(steps))
+    return sorted({steps[round(at * (len(steps) - 1) / max(1, count - 1))] for at in range(count)})
 
 
 def _numbers(option: str, given: str) -> list[int]:

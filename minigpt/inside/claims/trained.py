@@ -288,9 +288,9 @@ QUESTIONS = (
     Question(36, "Some head finds what is related further back: what followed the same character earlier.", ("000",),
              looks_at("induction", 0.2)),
     Question(38, "Deeper layers attend further.", ("000",), deeper_is_further),
-    Question(44, "The linear map after the heads scales good heads up and bad ones down.", ("002",), written_length_tells),
+    Question(44, "The linear map after the heads turns good heads up, bad ones down.", ("002",), written_length_tells),
     Question(47, "More heads always help.", ("004",), every_head_helps),
-    Question(87, "Learning makes attention choose: it is sharper than at the start.", ("000", "002"), training_sharpens),
+    Question(87, "Learning makes attention choose: it is sharper than before.", ("000", "002"), training_sharpens),
     Question(104, "Layer by layer the stream gets closer to the answer.", ("004",), layers_refine),
     Question(105, "More context makes better predictions.", ("000",), context_helps),
 )  # fmt: skip

@@ -1,0 +1,128 @@
+// What characters are to each other: by their embeddings, and by the circuits of the selected head.
+
+state.circuit = 'qk';
+state.of = 0;
+state.with = 0;
+
+/** Returns the table chosen, as a function of row and column. */
+function circuit() {
+  const { signs, cosine } = page.characters;
+  const n = signs.length;
+  if (state.circuit === 'cosine') return (row, column) => cosine[row * n + column];
+  const start = (state.layer * H + state.head) * n * n;
+  return (row, column) => page.characters[state.circuit][start + row * n + column];
+}
+
+const MEANING = {
+  cosine: 'How alike the embeddings of two characters are: the cosine of the angle between them.',
+  qk: 'Who looks for whom. A row is the character that looks (query), a column the one that is found (key).',
+  ov: 'What looking does. A row is the character looked at, a column one whose logit rises or falls by it.',
+};
+
+const LEFT_OUT = {
+  rotary: 'QK is taken at a relative distance of 1, which rotary positions need; ',
+  learned: 'QK leaves out what the learned positions add; ',
+  sinusoidal: 'QK leaves out what the positions add; ',
+  none: '',
+};
+
+views.push({
+  name: 'characters',
+  title: 'Characters',
+  build(panel) {
+    const { signs } = page.characters;
+    const names = signs.map((number, place) => [place, page.signs[number][1]]);
+    state.of = Math.max(0, signs.indexOf(page.text.signs[state.query]));
+    state.with = Math.max(0, signs.indexOf(page.text.signs[currentKey()]));
+    this.how = make('p', { class: 'how' });
+    this.note = make('p', { class: 'note', 'aria-live': 'polite' });
+    this.best = make('p', {});
+    this.heat = heatmap((row, column, isClick) => {
+      if (isClick) change({ of: row, with: column });
+    });
+    const cut =
+      signs.length < page.characters.of
+        ? `The ${signs.length} of ${page.characters.of} characters that are most frequent in the text. `
+        : '';
+    panel.append(
+      this.how,
+      make(
+        'div',
+        { class: 'controls' },
+        choice(
+          'Table',
+          [
+            ['cosine', 'embeddings (cosine)'],
+            ['qk', 'QK of the head: who looks for whom'],
+            ['ov', 'OV of the head: what looking does'],
+          ],
+          'circuit',
+        ),
+        choice('Row', names, 'of'),
+        choice('Column', names, 'with'),
+        legend('least', 'greatest'),
+      ),
+      this.note,
+      this.best,
+      this.heat.canvas,
+      make('p', {
+        class: 'fine',
+        text:
+          `${cut}QK and OV are computed as if the stream held only the character's embedding, which for layers ` +
+          `after 0 is not so. ${LEFT_OUT[page.positions.kind]}OV leaves out the division by the last norm, and each ` +
+          'row has a mean of 0.',
+      }),
+    );
+  },
+  sentence(value, row, column) {
+    const [a, b] = [row, column].map(place => page.signs[page.characters.signs[place]][1]);
+    const of = headName(state.layer, state.head);
+    if (state.circuit === 'cosine') return `The embeddings of ${a} and ${b} have a cosine of ${value.toFixed(2)}.`;
+    const about = value.toPrecision(2).replace('-', '−');
+    if (state.circuit === 'qk')
+      return `In ${of}, ${a} looking for ${b} gives a score of about ${about} before the softmax.`;
+    return (
+      `Where ${of} looks at ${a} fully, the logit of ${b} ${value < 0 ? 'falls' : 'rises'} by about ` +
+      `${about.replace('−', '')}.`
+    );
+  },
+  draw() {
+    const value = circuit();
+    const n = page.characters.signs.length;
+    state.of = Math.min(Number(state.of), n - 1);
+    state.with = Math.min(Number(state.with), n - 1);
+    const row = Array.from({ length: n }, (_, column) => value(state.of, column));
+    const name = `${state.circuit} ${state.circuit === 'cosine' ? '' : `${state.layer} ${state.head}`}`;
+    if (this.drawn !== name) {
+      let [low, high] = [Infinity, -Infinity];
+      for (let i = 0; i < n * n; i++) {
+        const found = value(Math.floor(i / n), i % n);
+        if (state.circuit === 'cosine' && i % (n + 1) === 0) continue;
+        low = Math.min(low, found);
+        high = Math.max(high, found);
+      }
+      Object.assign(this, { drawn: name, low, high });
+    }
+    const signAt = place => page.signs[page.characters.signs[place]][0];
+    this.heat.draw({
+      name,
+      rows: n,
+      columns: n,
+      width: 860,
+      rowSign: signAt,
+      columnSign: signAt,
+      cross: [state.of, state.with],
+      colour: (r, c) => ramp((value(r, c) - this.low) / (this.high - this.low || 1)),
+    });
+    const order = Array.from(row.keys())
+      .filter(place => state.circuit !== 'cosine' || place !== state.of)
+      .sort((a, b) => row[b] - row[a])
+      .slice(0, 5);
+    const [, asked] = page.signs[page.characters.signs[state.of]];
+    this.how.textContent = MEANING[state.circuit];
+    this.note.textContent = this.sentence(row[state.with], state.of, state.with);
+    const named = order.map(place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`);
+    this.best.textContent = `Greatest in the row of ${asked}: ${named.join(', ')}.`;
+    this.heat.canvas.setAttribute('aria-label', `${MEANING[state.circuit]} ${this.best.textContent}`);
+  },
+});

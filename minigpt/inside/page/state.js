@@ -1,0 +1,143 @@
+// What is selected, the address that says so, and the small parts that controls are made of.
+
+const state = {
+  view: 'text',
+  layer: 0,
+  head: 0,
+  query: 0,
+  key: null, // a key that was chosen; else the strongest
+  pinned: false, // the query stays where it is while the pointer moves
+  mode: 'one', // one head, several heads, their mean or their max
+  scope: 'layer', // what mean and max are taken over: the heads of this layer, or of all
+  several: [], // the heads shown together
+  group: 'character', // what is shaded as one: character, word or line
+  written: false, // weigh by what is written, |a v W_O|, in place of a
+  scale: 'root',
+  stage: 'softmax',
+  zoom: 1,
+};
+const views = []; // {name, title, build(panel), draw()}, in the order of their tabs; each file adds its own
+const followers = []; // functions that bring a control up to date
+
+const SHORT = { v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key', m: 'mode', g: 'group', w: 'written' };
+const CHOICES = { mode: ['one', 'several', 'mean', 'max'], group: ['character', 'word', 'line'] };
+
+let addressTimer; // browsers refuse an address that changes with each movement of the pointer
+
+/** Changes what is selected, within bounds, and draws again. */
+function change(changes) {
+  const headBefore = headName(state.layer, state.head);
+  Object.assign(state, changes);
+  state.layer = bounded(state.layer, L);
+  state.head = bounded(state.head, H);
+  state.query = bounded(state.query, T);
+  if ('query' in changes && !('key' in changes)) state.key = null;
+  if (state.key !== null) state.key = bounded(state.key, state.query + 1);
+  if (!views.some(view => view.name === state.view)) state.view = 'text';
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => history.replaceState(null, '', address()), 200);
+  draw(headBefore !== headName(state.layer, state.head));
+}
+
+const bounded = (number, count) => Math.min(Math.max(Math.round(number) || 0, 0), count - 1);
+
+function address() {
+  const parts = [`l=${layerName(state.layer)}`, `h=${state.head}`, `q=${state.query}`, `v=${state.view}`];
+  if (state.key !== null) parts.push(`k=${state.key}`);
+  if (state.mode !== 'one') parts.push(`m=${state.mode}`);
+  if (state.group !== 'character') parts.push(`g=${state.group}`);
+  if (state.written) parts.push('w=1');
+  return '#' + parts.join('&');
+}
+
+/** Reads an address like #l=2&h=3&q=17&v=text; what it does not name is as at the start, nonsense is passed over. */
+function fromAddress(hash) {
+  const [layer, head, query] = page.scores.start;
+  const found = { layer, head, query, view: 'text', key: null, mode: 'one', group: 'character', written: false };
+  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ''))) {
+    const what = SHORT[name];
+    if (what === 'view') found.view = value;
+    else if (what === 'written') found.written = value === '1';
+    else if (what === 'layer') found.layer = Math.max(0, page.layers.indexOf(Number(value)));
+    else if (CHOICES[what]) found[what] = CHOICES[what].includes(value) ? value : found[what];
+    else if (what && /^\d{1,6}$/.test(value)) found[what] = Number(value);
+  }
+  return found;
+}
+
+let pointerWas = '';
+
+/** Whether the pointer itself moved: browsers also tell of a pointer that rests while the page moves below it. */
+function hasMoved(event) {
+  const pointer = `${event.screenX} ${event.screenY}`;
+  const moved = pointer !== pointerWas;
+  pointerWas = pointer;
+  return moved;
+}
+
+/** Makes an element: `make('p', { class: 'note', text: 'words' }, child, …)`. Text never becomes markup. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === 'text') element.textContent = value;
+    else if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
+    else if (value !== false) element.setAttribute(name, value === true ? '' : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Makes a labelled choice of `options`, [value, words] each, for one part of the state. */
+function choice(label, options, name) {
+  const select = make(
+    'select',
+    { onchange: () => change({ [name]: numeric(select.value) }) },
+    ...options.map(([value, words]) => make('option', { value, text: words })),
+  );
+  followers.push(() => {
+    select.value = String(state[name]);
+  });
+  return make('label', { class: 'choice' }, make('span', { text: label }), select);
+}
+
+const numeric = text => (/^\d+$/.test(text) ? Number(text) : text);
+
+/** Makes a box to tick for one part of the state. */
+function tick(label, name) {
+  const box = make('input', { type: 'checkbox', onchange: () => change({ [name]: box.checked }) });
+  followers.push(() => {
+    box.checked = state[name];
+  });
+  return make('label', { class: 'tick' }, box, make('span', { text: label }));
+}
+
+/** Makes a table with a heading for each column; `rows` are lists of words or elements. */
+function table(caption, headings, rows) {
+  const head = make('tr', {}, ...headings.map(words => make('th', { scope: 'col', text: words })));
+  return make(
+    'table',
+    {},
+    make('caption', { text: caption }),
+    make('thead', {}, head),
+    make('tbody', {}, ...rows.map(row => make('tr', {}, ...row.map(tableCell)))),
+  );
+}
+
+function tableCell(content, column) {
+  const attributes = column === 0 ? { scope: 'row' } : {};
+  const cell = make(column === 0 ? 'th' : 'td', attributes);
+  cell.append(content);
+  return cell;
+}
+
+/** Makes what a view says that has no data: in one line, with the option that brings it. */
+const missing = (what, option) => make('p', { class: 'note', text: `${what} ${option}` });
+
+/** A region that may be wider than the screen, and that the keyboard can scroll. */
+const scroller = (label, ...children) =>
+  make('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': label }, ...children);
+
+/** Makes a sign of the text that keeps its place whatever its script: isolated, from left to right. */
+function signOf(place, extra = '') {
+  return make('span', { class: (isUnseen(place) ? 'sign unseen ' : 'sign ') + extra, dir: 'ltr', text: sign(place) });
+}

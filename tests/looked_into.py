@@ -1,0 +1,48 @@
+"""Checkpoints made by hand, for the tests of the page: no training, any text, heads that look at something."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from minigpt.checkpoint import Checkpoint
+from minigpt.config import FAMILIES, DataConfig, ModelConfig, RunConfig
+from minigpt.inside.passage import Passage, characters
+from minigpt.meta import CorpusFacts, Meta, RuntimeFacts, TrainState
+from minigpt.model import GPT
+from minigpt.tokenizer import ByteTokenizer, CharTokenizer
+
+TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
+
+
+def checkpoint(
+    text: str = TEXT, *, layers: int = 2, heads: int = 2, width: int = 32, context: int = 256, step: int = 100,
+    loss: float | None = 1.5, byte: bool = False, seed: int = 0, name: str = "made", position: str = "rotary",
+    family: str = "modern",
+) -> Checkpoint:  # fmt: skip
+    """Return a model of random weights, large enough that its heads look at some keys more than at others."""
+    tokenizer = ByteTokenizer() if byte else CharTokenizer(text)
+    shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "context": context, "position": position}
+    config = ModelConfig(**{"family": family, **FAMILIES[family], **shape})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT(config, tokenizer.vocab_size).eval()
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attention.qkv.weight.normal_(std=1 if config.qk_norm else 2 / width**0.5)
+                block.attention.proj.weight.normal_(std=0.05)
+                block.mlp.down.weight.normal_(std=0.05)
+    meta = Meta(
+        format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusFacts(name="made", fingerprint=""),
+        vocab_size=tokenizer.vocab_size, parameters=1,
+        runtime=RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1),
+        state=TrainState(step=step, validation_loss=loss),
+    )  # fmt: skip
+    data = DataConfig(tokenizer="byte" if byte else "char")
+    return Checkpoint(model, tokenizer, RunConfig(data=data, model=config), meta, Path(f"/nowhere/{name}"))
+
+
+def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", left_out: int = 0) -> Passage:
+    """Return `text` as `loaded` reads it."""
+    ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
+    return Passage(ids, characters(loaded.tokenizer, ids), source, left_out)
