@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from minigpt.errors import reason, shown
-from minigpt.files import make_folders, read_within, sync_folder
+from minigpt.files import make_folders, read_within, sync_folder, write_atomically
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
@@ -131,6 +131,20 @@ class Metrics:
         """Write a picture of this width and height to TensorBoard."""
         image = Summary.Image(width=size[0], height=size[1], colorspace=3, encoded_image_string=png)
         self._event(Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])))
+
+    def embedding(self, name: str, vectors: Tensor, labels: Sequence[str]) -> None:
+        """Write vectors (N, C) and what each stands for to TensorBoard's projector, in place of those before.
+
+        A line end in a label is escaped like any other unprintable character: each must be one line of a table.
+        """
+        rows = "\n".join("\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist())
+        entry = f'embeddings {{ tensor_name: "{name}" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }}'
+        files = {"vectors.tsv": rows, "labels.tsv": "\n".join(map(shown, labels)), "projector_config.pbtxt": entry}
+        try:
+            for file, content in files.items():
+                write_atomically(self.board.path.parent / file, content + "\n")
+        except OSError as error:
+            self.say(f"cannot write {name} for TensorBoard's projector: {reason(error)}; training goes on")
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Write a text to TensorBoard, shown as it is and not as Markdown."""

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from google.protobuf import text_format
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.projector import projector_plugin
+from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
+from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import main
@@ -294,3 +298,16 @@ def test_heads_can_be_watched_in_tensorboard(folder: Path) -> None:
     (*_, last) = events.Scalars("heads/previous")
     assert (last.step, last.value) == (4, pytest.approx(previous.item(), abs=1e-6))
     assert {"attention/distance/layer 0", "attention/entropy/layer 1", "heads/induction"} <= {*events.Tags()["scalars"]}
+
+
+def test_embeddings_can_be_projected_with_labels_that_are_seen(folder: Path) -> None:
+    config, board = ProjectorConfig(), folder / "runs/verse/tensorboard"
+    text_format.Parse((board / PROJECTOR_FILENAME).read_text(encoding="utf-8"), config)
+    (embedding,) = config.embeddings
+    vectors = projector_plugin._read_tensor_tsv_file(str(board / embedding.tensor_path))
+    loaded = load_checkpoint(folder / "runs/verse", "last")
+    weight = loaded.model.token_embedding.weight.detach().numpy()
+    assert vectors == pytest.approx(weight, rel=1e-5, abs=1e-12)
+    labels = (board / embedding.metadata_path).read_text(encoding="utf-8").splitlines()
+    assert len(labels) == len(vectors) == loaded.tokenizer.vocab_size
+    assert labels[:3] == ["↵", "␣", "'"]

@@ -8,7 +8,7 @@ import numpy as np
 from minigpt.data import TextData
 from minigpt.inside import picture
 from minigpt.inside.extract import extract
-from minigpt.inside.passage import characters
+from minigpt.inside.passage import characters, glyph
 from minigpt.inside.scores import PATTERNS, head_scores
 from minigpt.metrics import Metrics
 from minigpt.model import GPT
@@ -16,12 +16,16 @@ from minigpt.model import GPT
 WATCHED = 128
 """Tokens at the start of the validation split that are looked at: the same at each evaluation."""
 
+PROJECTED = 4096
+"""Characters whose embeddings are written at most."""
+
 
 def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:
     """Return the probe that `train` calls, as (step, model, metrics).
 
     It writes `attention/grid`, the weights of all heads as a picture; `heads/PATTERN`, the score of the head that
-    follows that pattern most; and per layer the mean distance and entropy of its heads.
+    follows that pattern most; per layer the mean distance and entropy of its heads; and for the projector the
+    embeddings of the characters, where they are not too many to be told apart.
     """
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
@@ -35,5 +39,10 @@ def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:
         metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
         image = picture.grid(seen.weights)
         metrics.image(step, "attention/grid", picture.png(image), image.size)
+        if (vocab_size := data.tokenizer.vocab_size) <= PROJECTED:
+            signs = characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))
+            metrics.embedding(
+                "characters", model.token_embedding.weight.detach().cpu(), [glyph(sign) for sign in signs]
+            )
 
     return probe
