@@ -33,7 +33,7 @@ EXACT_ROWS = {
     *(85, 88, 89, 90, 91, 96, 97, 101, 102),  # embeddings, blocks, other people's code
 }
 COUNTED_ROWS = {81, 82}  # ... and two of those to be timed, of which steps and products are counted here
-CORRECTED = {9, 10, 28, 35, 57, 81, 90, 91, 97}
+CORRECTED = {9, 10, 28, 29, 35, 57, 81, 89, 90, 91, 97}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_no_claim_depends_on_another(results: list[Result]) -> None:
 def test_takes_seconds() -> None:
     started = time.perf_counter()
     run_claims()
-    assert time.perf_counter() - started < 60
+    assert time.perf_counter() - started < 15
 
 
 # --- checks that can fail ----------------------------------------------------------------------------

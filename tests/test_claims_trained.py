@@ -44,24 +44,32 @@ def evidence(loaded: Checkpoint, windows: int = 8) -> Evidence:
     [
         ([1.0, 1.1, 0.9, 1.0], 0.5, SUPPORTED),
         ([1.0, 1.1, 0.9, 1.0], 1.5, NOT_SUPPORTED),
-        ([1.0, 1.1, 0.9, 1.0], 1.02, INCONCLUSIVE),
+        ([1.0, 1.1, 0.9, 1.0], 1.2, INCONCLUSIVE),  # two standard errors away, but of four windows
         ([-3.0, 3.0, -2.0, 4.0], 0.0, INCONCLUSIVE),
         ([1.0, 1.0], 0.0, INCONCLUSIVE),  # too few windows
         ([1.0, 1.0, math.nan], 0.0, INCONCLUSIVE),
     ],
 )
-def test_a_verdict_takes_two_standard_errors(values: list[float], margin: float, verdict: str) -> None:
+def test_a_verdict_takes_confidence(values: list[float], margin: float, verdict: str) -> None:
     assert judge(torch.tensor(values), margin) == verdict
 
 
-def test_an_untrained_model_supports_nothing_about_training() -> None:
-    found = {result.id: result for result in ask(untrained(), letters())}
-    assert found[33].verdict == found[87].verdict != SUPPORTED  # the same heads before and after
-    assert found[34].verdict == found[36].verdict == NOT_SUPPORTED
-    assert found[23].verdict != SUPPORTED
-    assert found[104].verdict != SUPPORTED
-    assert found[47].verdict != SUPPORTED  # blocks that start at zero: no head is missed
-    assert "8 of 8 heads cost 0.001 nats or less; from 0 to 0" in found[47].measured
+def test_an_untrained_model_supports_nothing() -> None:
+    found = ask(untrained(), letters())
+    assert [result for result in found if result.verdict == SUPPORTED] == []
+    measured = {result.id: result.measured for result in found}
+    assert measured[17].endswith(": attention does nothing here")  # blocks start at zero
+    assert "0 cost more than 0.001 nats, 8 less" in measured[47]
+    assert measured[87].startswith("moved by 0 times")
+
+
+def test_text_in_which_all_is_induction_shows_no_induction_head() -> None:
+    """In "aaaa" what followed the same character is nearly everything: looking everywhere alike gets it too."""
+    loaded = untrained()
+    windows = [np.zeros(32, np.uint8)] * 8
+    verdict, measured = trained.looks_at("induction", 0.0)(Evidence(loaded, windows))
+    assert verdict == NOT_SUPPORTED
+    assert float(measured.rpartition(" ")[2]) > 0.8  # the baseline
 
 
 def test_a_head_that_looks_back_by_one_is_found() -> None:
@@ -103,19 +111,40 @@ def test_a_head_that_costs_nothing_contradicts_that_all_help() -> None:
     assert trained.every_head_helps(helped)[0] == SUPPORTED
     verdict, measured = trained.every_head_helps(not_helped)
     assert verdict == NOT_SUPPORTED
-    assert measured.startswith("1 of 8 heads")
+    assert measured.startswith("of 8 heads 7 cost more than 0.001 nats, 1 less, 0 are undecided")
 
 
-def test_rank_correlation_is_spearmans() -> None:
-    x = torch.tensor([3.0, 1.0, 2.0, 9.0, 4.0, 5.0])
-    assert trained._rank_correlation(x, x**3)[0] == pytest.approx(1)
-    assert trained._rank_correlation(x, -x)[0] == pytest.approx(-1)
-    assert 0.5 < trained._rank_correlation(x, x)[1] < 1
+def test_rank_correlation_is_spearmans_within_layers() -> None:
+    x = torch.tensor([[3.0, 1.0, 2.0, 9.0, 4.0, 5.0]])
+    assert trained.rank_correlation(x, x**3)[0] == pytest.approx(1)
+    assert trained.rank_correlation(x, -x)[0] == pytest.approx(-1)
+    assert 0.5 < trained.rank_correlation(x, x)[1] < 1
+    tied = torch.tensor([[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]])
+    assert trained.rank_correlation(tied, tied)[0] == pytest.approx(1)
+    apart = torch.tensor([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]])
+    assert trained.rank_correlation(apart, torch.tensor([[3.0, 2, 1], [13, 12, 11]]))[0] == pytest.approx(-1)
+    assert math.isnan(trained.rank_correlation(x, torch.zeros(1, 6))[0])
+
+
+def test_order_is_kendalls() -> None:
+    rows = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 3.0, 2.0]])
+    assert trained.in_order(rows).tolist() == pytest.approx([1, -1, 1 / 3])
+
+
+def test_context_is_worth_something_to_a_model_that_copies_from_afar() -> None:
+    """The loss of the same tokens, with sixteen before them and with all."""
+    loaded = untrained(context=64)
+    window = letters(64)
+    worth = trained._worth_of_context(loaded.model, window)
+    assert worth.shape == (3,)
+    assert worth[0] == pytest.approx(0, abs=1e-5)  # before the first layer a token knows of no other
 
 
 def test_too_short_a_split_is_one_line() -> None:
     with pytest.raises(UserError, match="the validation split has 31 tokens, the questions need 32"):
         ask(untrained(), letters(31))
+    with pytest.raises(UserError, match="with a context of 2 there is nothing to ask"):
+        ask(untrained(context=2), letters())
     assert all(result.verdict in (INCONCLUSIVE, SUPPORTED, NOT_SUPPORTED) for result in ask(untrained(), letters(32)))
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import main
 from minigpt.cli.inside import _spread
+from minigpt.data import TextData
 from minigpt.inside.extract import extract
+from minigpt.inside.probe import attention_probe
 
 VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
@@ -85,6 +88,8 @@ def test_a_table_of_all_heads_beside_uniform_attention(cli: Cli) -> None:
     assert head.split()[:3] == ["head", "kind", "previous"]
     assert uniform.split()[0] == "uniform"
     assert [line.split()[0] for line in heads] == ["0.0", "0.1", "1.0", "1.1"]
+    value, lift = heads[0].split()[2:4]
+    assert float(lift.removeprefix("×")) == pytest.approx(float(value) / float(uniform.split()[1]), rel=0.3)
     assert "32 tokens, validation split from 0; fast path and formula agree to " in done.err
 
 
@@ -178,6 +183,8 @@ def test_a_run_whose_text_is_gone_looks_at_one_of_its_own(cli: Cli, folder: Path
         (["--text", "a", "--val", 0], "--text, --file and --val exclude each other"),
         (["--val", 10_000], "--val 10000: the validation split has 184 tokens, counted from 0"),
         (["--max-chars", 0], "--max-chars 0: expected 1 to 512"),
+        (["--max-chars", -5], "--max-chars -5: expected 1 to 512"),
+        (["--max-chars", 513, "--val", 0], "--max-chars 513: expected 1 to 512"),
         (["--png", "no/such/folder.png"], "cannot write no/such/folder.png: No such file or directory"),
         (["--unknown", "guess"], "--unknown guess: expected error, skip or replace"),
         (["--checkpoint", "77"], "77"),
@@ -280,6 +287,17 @@ def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.Monke
 
 def test_a_run_that_is_not_there_is_one_line(cli: Cli) -> None:
     assert "nothing" in cli("claims", "nothing").error
+    assert "--checkpoint is one of a run" in cli("claims", "--checkpoint", "best").error
+
+
+def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    loaded = load_checkpoint(folder / "runs/verse")
+    ids = loaded.tokenizer.encode(VERSE)
+    data = TextData(ids, ids, loaded.tokenizer, "", len(VERSE))
+    monkeypatch.setattr("minigpt.inside.extract.AGREEMENT", {torch.float32: -1.0})
+    attention_probe(data)(7, loaded.model, SimpleNamespace(say=said.append))
+    assert said[0].startswith("step 7: the attention shown would not be the model's")
 
 
 # ---- TensorBoard ----

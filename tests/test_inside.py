@@ -1,6 +1,5 @@
 """Looking inside: what is extracted is what the model computed, and scores say what heads built by hand do."""
 
-import contextlib
 import io
 import math
 from typing import Any
@@ -100,6 +99,15 @@ def test_a_fast_path_that_does_something_else_is_not_shown() -> None:
 
     with attending(model, everyone_alike), pytest.raises(UserError, match="differs from the explicit one by"):
         extract(model, some_ids())
+    with torch.no_grad():  # of one layer only, whose values are small, so that the others' outputs are far larger
+        model.blocks[1].attention.qkv.weight[32:] *= 1e-5
+        model.blocks[1].attention.proj.weight *= 1e5
+
+    def one_layer_alike(layer: int, attend: Any) -> Any:
+        return everyone_alike(layer, attend) if layer == 1 else attend
+
+    with attending(model, one_layer_alike), pytest.raises(UserError, match=r"in head 1\.[01] its fast path differs"):
+        extract(model, some_ids())
     assert extract(model, some_ids()).disagreement < 1e-5
 
 
@@ -154,8 +162,9 @@ def hand_built() -> GPT:
     return model
 
 
-TEXT = "fabcadbbcaeacbde"
-"""Its first letter stands nowhere else: having none before it, 0.0 passes on its own."""
+TEXT = "fabcadbcbaeacbde"
+"""Its first letter stands nowhere else: having none before it, 0.0 passes on its own. No letter is doubled: then 1.0
+looks at the query itself."""
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +214,14 @@ def test_patterns_mark_the_keys_they_mean() -> None:
     assert keys["next"] == [[t, t + 1] for t in range(6)]
 
 
-def test_induction_counts_the_character_itself_where_it_follows_its_like() -> None:
-    assert patterns(list("aa"))["induction"].nonzero().tolist() == [[1, 1]]
+def test_induction_looks_at_earlier_places_only() -> None:
+    assert patterns(list("aab"))["induction"].nonzero().tolist() == []
+    assert patterns(list("aaba"))["induction"].nonzero().tolist() == [[3, 1], [3, 2]]
+
+
+def test_bytes_of_a_letter_are_part_of_its_word() -> None:
+    keys = patterns(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
+    assert keys == [[1, 0], [2, 0], [3, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("text", ["a", "\n", "aaaa", "ab"])
@@ -249,9 +264,19 @@ def test_pictures_show_the_weights(by_hand: Extraction) -> None:
     at = np.asarray(one)[::factor, ::factor]
     assert (at == picture.shades(by_hand.weights[0, 0])).all()
     assert at[5, 4] == picture.STEPS - 1
-    image = Image.open(io.BytesIO(picture.png(picture.grid(by_hand.weights))))
+    image = Image.open(io.BytesIO(picture.png(picture.grid(by_hand.weights, range(2), range(4)))))
     assert image.size[0] > 2 * image.size[1] * 0.9  # four heads beside each other, two layers
-    assert picture.png(picture.grid(by_hand.weights)) == picture.png(picture.grid(by_hand.weights))
+
+
+def test_a_part_of_the_heads_keeps_its_numbers(by_hand: Extraction) -> None:
+    part = by_hand.weights[1:, 2:]
+    first = np.asarray(picture.grid(part, [1], [2, 3]))
+    again, other = np.asarray(picture.grid(part, [1], [2, 3])), np.asarray(picture.grid(part, [0], [0, 1]))
+    assert (first == again).all()
+    margin = picture.MARGIN
+    assert (first[:margin] != other[:margin]).any()  # head 2 and head 3, not 0 and 1
+    assert (first[margin:, :margin] != other[margin:, :margin]).any()
+    assert (first[margin:, margin:] == other[margin:, margin:]).all()
 
 
 def test_shades_rise_with_the_weight() -> None:
@@ -269,5 +294,11 @@ def test_a_terminal_shows_weights_with_colours_and_without() -> None:
     assert "\x1b[48" in coloured
     assert "\x1b\x1b" not in coloured  # the text's own escape drives nothing
     assert terminal.shaded(list("a\n\x1bd"), row, 3) == "a↵\n ▓\n␛d\n█^"
-    with contextlib.suppress(UnicodeEncodeError):
-        terminal.shaded(list("我◌"), torch.tensor([0.5, 0.5]), 1).encode("utf-8")
+
+
+def test_blocks_stand_below_their_characters_however_wide() -> None:
+    text = list("我a\u0301吃b")
+    lines = terminal.shaded(text, torch.tensor([1.0, 0, 1.0, 0, 0]), 4, width=6).splitlines()
+    assert lines == ["我a◌\u0301吃", "██ █  ", "b", "^"]
+    for line, blocks in zip(lines[::2], lines[1::2], strict=True):
+        assert terminal.columns(line) == len(blocks) <= 6

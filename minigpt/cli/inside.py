@@ -1,6 +1,7 @@
 """`minigpt attention`, `inspect` and `claims`: look into a trained model."""
 
 import os
+import shutil
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
@@ -83,7 +84,8 @@ def attention(
     if png:
         layers, heads = (sorted({pair[axis] for pair in chosen}) for axis in (0, 1))
         part = seen.weights[layers][:, heads]
-        write_bytes(picture.png(picture.head(part[0, 0]) if len(chosen) == 1 else picture.grid(part)), png)
+        image = picture.head(part[0, 0]) if len(chosen) == 1 else picture.grid(part, layers, heads)
+        write_bytes(picture.png(image), png)
     if as_json:
         write(json_text(record.document(loaded, seen, passage, scores, chosen)))
         return
@@ -157,14 +159,18 @@ def claims(
     """Check what lecture notes say about attention: each claim computed, and corrected where it is wrong."""
     from minigpt.inside.claims import run_claims
 
-    found = run_claims()
+    if checkpoint is not None and run is None:
+        raise UserError("--checkpoint is one of a run: minigpt claims RUN --checkpoint ...")
+    asked: list[Result] = []
     if run is not None:
         from minigpt.checkpoint import load_checkpoint
         from minigpt.inside.claims import trained
         from minigpt.inside.passage import validation
 
         loaded = load_checkpoint(run, checkpoint)
-        found = sorted([*found, *trained.ask(loaded, validation(loaded))], key=lambda result: result.id)
+        _notice_checkpoint(loaded)
+        asked = trained.ask(loaded, validation(loaded))
+    found = sorted([*run_claims(), *asked], key=lambda result: result.id)
     if as_json:
         write(json_text([asdict(result) for result in found]))
     else:
@@ -198,7 +204,7 @@ def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
             raise UserError(f"--steps: there is no checkpoint of step {step}, only {', '.join(map(str, there))}")
     if len(chosen) == 1:
         notice("a film of one step: --set train.keep_last=20 makes a run keep more of its checkpoints")
-    return [step_folder(folder, step) for step in chosen]
+    return [step_folder(folder, step) for step in sorted(set(chosen))]
 
 
 def _spread(steps: list[int]) -> list[int]:
@@ -230,6 +236,8 @@ def _passage(
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val exclude each other")
+    if max_chars is not None and not 1 <= max_chars <= passage.MOST:
+        raise UserError(f"--max-chars {max_chars}: expected 1 to {passage.MOST}")
     on_unknown = checked_unknown(unknown)
     if text is not None:
         return passage.given(loaded, encode(loaded.tokenizer, text, on_unknown), "the text given", max_chars)
@@ -238,12 +246,13 @@ def _passage(
         name = "standard input" if file == "-" else Path(file).name
         return passage.given(loaded, encode(loaded.tokenizer, content, on_unknown), name, max_chars)
     try:
-        return passage.of_validation(loaded, val or 0, max_chars)
+        tokens = passage.validation(loaded)
     except UserError as error:
         if val is not None:
             raise
         notice(f"{error}; looking at a text that the model draws itself")
         return passage.of_the_model(loaded, max_chars)
+    return passage.of_validation(loaded, tokens, val or 0, max_chars)
 
 
 def _check_chosen(option: str, value: int | None, count: int, what: str) -> None:
@@ -251,13 +260,17 @@ def _check_chosen(option: str, value: int | None, count: int, what: str) -> None
         raise UserError(f"{option} {value}: there are {count} {what}, counted from 0")
 
 
+def _notice_checkpoint(loaded: "Checkpoint") -> None:
+    loss = loaded.meta.validation_loss
+    measured = "" if loss is None else f", validation loss measured last {loss:.4f}"
+    untrained = "; this checkpoint is not trained" if loaded.meta.step == 0 else ""
+    notice(f"{loaded.path}: step {loaded.meta.step}{measured}{untrained}")
+
+
 def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction") -> None:
     if passage.left_out:
         notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
-    loss = loaded.meta.state.validation_loss
-    measured = "" if loss is None else f", validation loss {loss:.4f}"
-    untrained = "; this checkpoint is not trained" if loaded.meta.state.step == 0 else ""
-    notice(f"{loaded.path}: step {loaded.meta.state.step}{measured}{untrained}")
+    _notice_checkpoint(loaded)
     notice(f"{len(passage.ids)} tokens, {passage.source}; fast path and formula agree to {seen.disagreement:.1e}")
 
 
@@ -274,8 +287,10 @@ def _show_query(
     whose = "layer {} head {}".format(*chosen[0]) if len(chosen) == 1 else f"mean of {len(chosen)} heads"
     print(f"query {query} {visible(glyph(passage.characters[query]))}, {whose}")
     if coloured:
-        show = terminal.shaded if os.environ.get("NO_COLOR") else terminal.coloured
-        print(show(passage.characters, row, query))
+        if os.environ.get("NO_COLOR"):
+            print(terminal.shaded(passage.characters, row, query, shutil.get_terminal_size().columns))
+        else:
+            print(terminal.coloured(passage.characters, row, query))
     strongest = row[: query + 1].topk(min(10, query + 1))
     rows = [
         (str(place), visible(glyph(passage.characters[place])), f"{weight:.4f}")

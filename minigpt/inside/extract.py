@@ -23,7 +23,7 @@ from minigpt.model import GPT, Attention, attention_weights, causal_mask, evalua
 from minigpt.tokenizer import Ids
 
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""How far the fast path and the explicit one may lie apart, as a share of the largest output of a head."""
+"""How far the fast path and the explicit one may lie apart, as a share of the largest value that a head attends to."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
@@ -49,7 +49,7 @@ class Extraction:
     written: Tensor
     """Length of what a head would write into the stream for weight 1 on a key, |v_s W_O|, (L, H, S)."""
     disagreement: float
-    """How far the fast path's heads lay from the explicit ones at most, as a share of the largest output of a head."""
+    """How far the outputs of a head by the two paths lie apart at most, as a share of its largest value."""
 
     @property
     def heads(self) -> Tensor:
@@ -84,25 +84,18 @@ def extract(model: GPT, ids: Ids) -> Extraction:
 
         return attend_and_keep
 
-    stream: list[Tensor] = []  # (1, T, C) each
-    hooks = [
-        model.blocks[0].register_forward_pre_hook(lambda block, given: stream.append(given[0])),
-        *(block.register_forward_hook(lambda block, given, x: stream.append(x)) for block in model.blocks),
-    ]
-    try:
-        with evaluating(model), attending(model, listen):
-            logits = model(torch.from_numpy(np.asarray(ids).astype(np.int64))[None].to(device))[0]  # (T, V)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with evaluating(model), attending(model, listen), streaming(model) as stream:
+        logits = model(torch.from_numpy(np.asarray(ids).astype(np.int64))[None].to(device))[0]  # (T, V)
     precision = seen[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*seen, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)
-    disagreement = ((weights @ v - y).abs().max() / y.abs().max().clamp_min(1e-12)).item()
+    apart = (weights @ v - y).abs().amax((-1, -2)) / v.abs().amax((-1, -2)).clamp_min(1e-12)  # (L, H)
+    disagreement = apart.max().item()
     if not disagreement <= AGREEMENT[precision]:
+        layer, head = divmod(int(apart.argmax()), apart.size(1))
         raise UserError(
-            f"the attention shown would not be the model's: its fast path differs from the explicit one by "
-            f"{disagreement:.1%} of the largest output; --device cpu may do better"
+            f"the attention shown would not be the model's: in head {layer}.{head} its fast path differs from the "
+            f"explicit one by {disagreement:.1e} of the largest value"
         )
     return Extraction(
         ids=torch.from_numpy(np.asarray(ids).astype(np.int64)),
@@ -112,6 +105,21 @@ def extract(model: GPT, ids: Ids) -> Extraction:
         written=written_lengths(model, v),
         disagreement=disagreement,
     )  # fmt: skip
+
+
+@contextmanager
+def streaming(model: GPT) -> Iterator[list[Tensor]]:
+    """Within the block, collect the residual stream before the first block of `model` and after each, (B, T, C)."""
+    stream: list[Tensor] = []
+    hooks = [
+        model.blocks[0].register_forward_pre_hook(lambda block, given: stream.append(given[0])),
+        *(block.register_forward_hook(lambda block, given, x: stream.append(x)) for block in model.blocks),
+    ]
+    try:
+        yield stream
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def written_lengths(model: GPT, v: Tensor) -> Tensor:
@@ -168,7 +176,7 @@ def without_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[No
 
 
 def logit_lens(model: GPT, stream: Tensor) -> Tensor:
-    """Return the logits (L + 1, T, V) that the model would give, were each point of `stream` (L + 1, T, C) its last.
+    """Return the logits (..., V) that the model would give, were each point of `stream` (..., C) its last.
 
     nostalgebraist 2020, "interpreting GPT: the logit lens".
     """

@@ -36,15 +36,12 @@ def given(loaded: Checkpoint, ids: Ids, source: str, most: int | None = None) ->
     """Return the last tokens of `ids`, as many as the context and `most` allow. Raises UserError for an empty text."""
     if len(ids) == 0:
         raise UserError("there is nothing to look at: the text is empty")
-    if most is not None and not 1 <= most <= MOST:
-        raise UserError(f"--max-chars {most}: expected 1 to {MOST}")
     kept = ids[-min(most or MOST, loaded.config.model.context) :]
     return Passage(kept, characters(loaded.tokenizer, kept), source, len(ids) - len(kept))
 
 
-def of_validation(loaded: Checkpoint, offset: int, most: int | None = None) -> Passage:
-    """Return what stands `offset` tokens into the run's validation split. Raises UserError where that is not there."""
-    tokens = validation(loaded)
+def of_validation(loaded: Checkpoint, tokens: Ids, offset: int, most: int | None = None) -> Passage:
+    """Return what stands `offset` tokens into the validation split. Raises UserError for an offset beyond its end."""
     if not 0 <= offset < len(tokens):
         raise UserError(f"--val {offset}: the validation split has {len(tokens):,} tokens, counted from 0")
     length = min(most or USUAL, loaded.config.model.context)

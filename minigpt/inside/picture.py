@@ -1,6 +1,7 @@
 """Attention as pictures: all heads in a grid, or one, as PNG."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,19 +34,18 @@ def head(weights: Tensor) -> Image.Image:
     return image
 
 
-def grid(weights: Tensor, cell: int = CELL) -> Image.Image:
-    """Return all weights (L, H, T, S) as a picture: a row of heads for each layer, `cell` pixels each, about."""
-    layers, heads = weights.shape[:2]
-    side = _enlarged(weights[0, 0], cell).width + GAP
-    image = Image.new("P", (MARGIN + heads * side, MARGIN + layers * side), PAPER)
+def grid(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> Image.Image:
+    """Return the weights (L, H, T, S) of these layers and heads as a picture: a row of heads for each layer."""
+    side = _enlarged(weights[0, 0], CELL).width + GAP
+    image = Image.new("P", (MARGIN + len(heads) * side, MARGIN + len(layers) * side), PAPER)
     image.putpalette(PALETTE.tobytes())
     draw = ImageDraw.Draw(image)
-    for at in range(heads):
-        draw.text((MARGIN + at * side, 8), f"head {at}", INK)
-    for layer in range(layers):
-        draw.text((8, MARGIN + layer * side), str(layer), INK)
-        for at in range(heads):
-            image.paste(_enlarged(weights[layer, at], cell), (MARGIN + at * side, MARGIN + layer * side))
+    for column, head in enumerate(heads):
+        draw.text((MARGIN + column * side, 8), f"head {head}", INK)
+    for row, layer in enumerate(layers):
+        draw.text((8, MARGIN + row * side), str(layer), INK)
+        for column in range(len(heads)):
+            image.paste(_enlarged(weights[row, column], CELL), (MARGIN + column * side, MARGIN + row * side))
     return image
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minigpt.data import TextData
+from minigpt.errors import UserError
 from minigpt.inside import picture
 from minigpt.inside.extract import extract
 from minigpt.inside.passage import characters, glyph
@@ -30,14 +31,18 @@ def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
         ids = np.asarray(data.validation[: min(WATCHED, model.config.context)])
-        seen = extract(model, ids)
+        try:
+            seen = extract(model, ids)
+        except UserError as error:  # no reason to end a run
+            metrics.say(f"step {step}: {error}")
+            return
         scores = head_scores(seen.weights, characters(data.tokenizer, ids))
         scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
         for name in ("distance", "entropy"):
             means = scores[name].values.mean(-1).tolist()
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
         metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
-        image = picture.grid(seen.weights)
+        image = picture.grid(seen.weights, range(len(seen.weights)), range(model.config.n_head))
         metrics.image(step, "attention/grid", picture.png(image), image.size)
         if (vocab_size := data.tokenizer.vocab_size) <= PROJECTED:
             signs = characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))

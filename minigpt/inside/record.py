@@ -10,7 +10,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint
 from minigpt.inside.extract import Extraction
 from minigpt.inside.passage import Passage
-from minigpt.inside.scores import Score, kinds
+from minigpt.inside.scores import PATTERNS, Score, kinds
 
 
 def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> bytes:
@@ -52,7 +52,7 @@ def document(
         "checkpoint": str(loaded.path),
         "step": loaded.meta.state.step,
         "validation_loss": loaded.meta.state.validation_loss,
-        "text": "".join(passage.characters),
+        "text": loaded.tokenizer.decode(passage.ids),
         "characters": passage.characters,
         "source": passage.source,
         "left_out": passage.left_out,
@@ -76,14 +76,22 @@ def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
 def rows(
     scores: Mapping[str, Score], chosen: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return a table of the chosen heads, as its head and its rows; the first row is what uniform attention gets."""
+    """Return a table of the chosen heads, as its head and its rows; the first row is what uniform attention gets.
+
+    Behind a share stands its lift, how many times the uniform one it is.
+    """
     names = kinds(scores)
     shown = [name for name in scores if name != "next"]
     lines = [("uniform", "", *(_number(scores[name].uniform) for name in shown))]
     for layer, head in chosen:
-        values = (_number(scores[name].values[layer, head].item()) for name in shown)
+        values = (_with_lift(name, scores[name], layer, head) for name in shown)
         lines.append((f"{layer}.{head}", names[layer][head], *values))
     return ("head", "kind", *shown), lines
+
+
+def _with_lift(name: str, score: Score, layer: int, head: int) -> str:
+    value, lift = score.values[layer, head].item(), score.lift[layer, head].item()
+    return _number(value) + (f" ×{lift:.1f}" if name in PATTERNS and math.isfinite(lift) else "")
 
 
 def _number(value: float) -> str:

@@ -1,5 +1,6 @@
 """Attention in a terminal: the text, each character on a ground as dark as the query looks at it."""
 
+import unicodedata
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -25,18 +26,27 @@ def coloured(characters: Sequence[str], row: Tensor, query: int) -> str:
     return "".join(parts)
 
 
-def shaded(characters: Sequence[str], row: Tensor, query: int) -> str:
-    """Return the same without colours: below each line of the text one of blocks, fuller for larger weights."""
+def shaded(characters: Sequence[str], row: Tensor, query: int, width: int = 80) -> str:
+    """Return the same without colours: below each line of `width` columns one of blocks, fuller for larger weights."""
     depths = (row / row.max()).clamp(0, 1).sqrt() * (len(SHADES) - 1)
-    lines, blocks = [""], [""]
+    lines, column = [("", "")], 0
     for place, character in enumerate(characters[: query + 1]):
         cell = _cell(character)
-        lines[-1] += cell
-        blocks[-1] += ("^" if place == query else SHADES[round(depths[place].item())]) * len(cell)
+        taken = columns(cell)
+        if column + taken > width:
+            lines, column = [*lines, ("", "")], 0
+        text, blocks = lines[-1]
+        block = "^" if place == query else SHADES[round(depths[place].item())]
+        lines[-1], column = (text + cell, blocks + block * taken), column + taken
         if character == "\n":
-            lines.append("")
-            blocks.append("")
-    return "\n".join(f"{line}\n{block}" for line, block in zip(lines, blocks, strict=True) if line)
+            lines, column = [*lines, ("", "")], 0
+    return "\n".join(f"{text}\n{blocks}" for text, blocks in lines if text)
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal `text` takes: two for a wide character, none for one that combines."""
+    wide = {"W": 2, "F": 2}
+    return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
 
 
 def _cell(character: str) -> str:

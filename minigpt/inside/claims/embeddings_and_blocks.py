@@ -98,7 +98,13 @@ def layer_norm() -> Finding:
 CLAIMS = (
     Claim(85, "It works on Chinese: 我想吃酸菜鱼.", ("003",), any_alphabet),
     Claim(88, "The same word always has the same embedding.", ("002",), same_word_same_embedding),
-    Claim(89, "The width of the model is a choice, and usually 512.", ("001", "002"), width_is_a_choice),
+    Claim(
+        89,
+        "The width of the model is usually 512.",
+        ("001", "002"),
+        width_is_a_choice,
+        correction="It was 512 in 2017. It is a choice: any multiple of the number of heads works.",
+    ),
     Claim(
         90,
         "A model is N blocks of one shape: attention and MLP, a norm before each, dropout and a residual sum after.",

@@ -119,7 +119,13 @@ CLAIMS = (
     Claim(27, "The query of a character is its embedding times W_Q.", ("000",), query_of_the),
     Claim(24, "How long q, k and v are is set by the model, not by the sentence.", ("000",), length_of_a_query),
     Claim(25, "The same matrices serve every character.", ("000",), same_matrix_for_every_token),
-    Claim(29, "The maps to key, query and value have no bias.", ("004",), no_biases),
+    Claim(
+        29,
+        "The maps to key, query and value have no bias.",
+        ("004",),
+        no_biases,
+        correction="It is a choice that costs little either way: GPT-2 has biases, minigpt's modern family has none.",
+    ),
     Claim(
         28,
         "Three linear maps make Q, K and V, and one usually starts them as He et al. do.",

@@ -106,8 +106,8 @@ def warnings(loaded: Checkpoint, passage: Passage, layers: Sequence[int]) -> lis
         found.append("This model is untrained (step 0): what its heads look at is chance.")
     elif meta.validation_loss is not None and min(meta.validation_loss, meta.state.train_loss or math.inf) >= learned:
         found.append(
-            f"This model has learned next to nothing: its validation loss of {meta.validation_loss:.3f} is not below "
-            f"that of guessing, {guessing:.3f}. What its heads look at is chance."
+            f"This model has learned next to nothing: its validation loss of {meta.validation_loss:.3f} is less than "
+            f"{LEARNED} below that of guessing, {guessing:.3f}. What its heads look at is chance."
         )
     if passage.left_out:
         found.append(f"The text was cut: {passage.left_out:,} tokens before these are left out.")

@@ -69,8 +69,8 @@ views.push({
         class: 'fine',
         text:
           `${cut}QK and OV are computed as if the stream held only the character's embedding, which for layers ` +
-          `after 0 is not so. ${LEFT_OUT[page.positions.kind]}OV leaves out the division by the last norm, and each ` +
-          'row has a mean of 0.',
+          `after 0 is not so. ${LEFT_OUT[page.positions.kind]}OV divides by the last norm as it is in the mean over the ` +
+          'text, and each row has a mean of 0.',
       }),
     );
   },
@@ -79,12 +79,14 @@ views.push({
     const of = headName(state.layer, state.head);
     if (state.circuit === 'cosine') return `The embeddings of ${a} and ${b} have a cosine of ${value.toFixed(2)}.`;
     const about = value.toPrecision(2).replace('-', '−');
+    // Only the first layer reads embeddings; what later ones read has been written over.
+    const [bare, gives, rises] =
+      layerName(state.layer) === 0
+        ? ['', 'gives', value < 0 ? 'falls' : 'rises']
+        : ['If the stream held embeddings alone: ', 'would give', `would ${value < 0 ? 'fall' : 'rise'}`];
     if (state.circuit === 'qk')
-      return `In ${of}, ${a} looking for ${b} gives a score of about ${about} before the softmax.`;
-    return (
-      `Where ${of} looks at ${a} fully, the logit of ${b} ${value < 0 ? 'falls' : 'rises'} by about ` +
-      `${about.replace('−', '')}.`
-    );
+      return `${bare}in ${of}, ${a} looking for ${b} ${gives} a score of about ${about} before the softmax.`;
+    return `${bare}where ${of} looks at ${a} fully, the logit of ${b} ${rises} by about ${about.replace('−', '')}.`;
   },
   draw() {
     const value = circuit();

@@ -8,7 +8,8 @@ function plot(canvas, curves, { low, high, xLabel, xs }) {
     bottom = 24;
   const pen = sized(canvas, width, height);
   const count = Math.max(...curves.map(curve => curve.values.length));
-  const x = i => left + (width - left - 10) * (count > 1 ? i / (count - 1) : 0.5);
+  const places = xs ?? Array.from({ length: count }, (_, i) => i);
+  const x = i => left + (width - left - 10) * (count > 1 ? (places[i] - places[0]) / (places.at(-1) - places[0]) : 0.5);
   const y = value => 10 + (height - bottom - 10) * (1 - (value - low) / (high - low || 1));
   pen.fillStyle = pen.strokeStyle = inkNow();
   pen.strokeRect(left, 10, width - left - 10, height - bottom - 10);
@@ -16,8 +17,8 @@ function plot(canvas, curves, { low, high, xLabel, xs }) {
   [low, high].forEach(value => pen.fillText(short(value), left - 4, y(value)));
   pen.textAlign = 'center';
   pen.fillText(xLabel, (left + width) / 2, height - 8);
-  pen.fillText(String(xs?.[0] ?? 0), left, height - 8);
-  if (count > 1) pen.fillText(String(xs?.at(-1) ?? count - 1), width - 24, height - 8);
+  pen.fillText(String(places[0] ?? 0), left, height - 8);
+  if (count > 1) pen.fillText(String(places.at(-1)), width - 24, height - 8);
   for (const { values, colour } of curves) {
     pen.strokeStyle = pen.fillStyle = colour;
     pen.lineWidth = 2;
@@ -49,7 +50,8 @@ views.push({
     this.charts = ['distance', 'distance without first', 'entropy'].map(name => {
       const values = page.scores.values[name];
       const means = values
-        .map((row, layer) => `layer ${layerName(layer)}: ${short(row.reduce((a, b) => a + b, 0) / row.length)}`)
+        .map((row, layer) => [layer, row.filter(value => value !== null)])
+        .map(([layer, row]) => `layer ${layerName(layer)}: ${row.length ? short(row.reduce((a, b) => a + b) / row.length) : '–'}`)
         .join(', ');
       const canvas = make('canvas', {
         role: 'img',
@@ -215,7 +217,7 @@ views.push({
     };
     this.parts = [
       `A: ${page.run}`,
-      `B: ${name}, step ${step}, validation loss ${loss ?? 'not measured'}`,
+      `B: ${name}, step ${step}, validation loss measured last ${loss ?? 'not yet'}`,
       'A − B: blue where A looks more, orange where B does',
     ].map(title => {
       const heat = heatmap(point);

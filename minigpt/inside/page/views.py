@@ -19,7 +19,7 @@ from minigpt.evaluate import evaluate
 from minigpt.inside.extract import Extraction, extract, head_outputs, logit_lens, without_heads
 from minigpt.inside.page.packing import pack_attention, pack_exact, pack_scaled, pack_whole
 from minigpt.inside.passage import Passage, characters, glyph
-from minigpt.inside.scores import MEASURES, PATTERNS, Score, divergence, head_scores, kinds
+from minigpt.inside.scores import MEASURES, PATTERNS, Score, divergence, head_scores, in_word, kinds
 from minigpt.model import GPT, rotary_angles
 from minigpt.runs import CHECKPOINTS
 from minigpt.tokenizer import Ids
@@ -35,8 +35,6 @@ COARSE = 15
 MOST_STEPS = 20
 MOST_CELLS = 1 << 18
 """Cells of all tables of characters by characters together, at most."""
-MOST_COMPARED = 1 << 28
-"""Weights compared between all pairs of heads, at most; beyond that every few queries stand for all."""
 SPOKEN = {" ": "space", "\n": "newline", "\t": "tab", "\r": "carriage return"}
 Data = dict[str, Any]
 
@@ -75,15 +73,11 @@ def text_view(passage: Passage, signs: Signs) -> Data:
     words, lines = [0], [0]
     for place in range(1, len(passage.characters)):
         before, character = passage.characters[place - 1 : place + 1]
-        if not (_in_word(before) and _in_word(character)):
+        if not (in_word(before) and in_word(character)):
             words.append(place)
         if before == "\n":
             lines.append(place)
     return {"signs": [signs.number(c) for c in passage.characters], "words": words, "lines": lines}
-
-
-def _in_word(character: str) -> bool:
-    return character.isalnum() or character in "'’_"
 
 
 # --- attention -----------------------------------------------------------------------------------------
@@ -111,15 +105,13 @@ def stages_view(seen: Extraction) -> Data:
 def scores_view(seen: Extraction, passage: Passage) -> Data:
     """Return all scores of all heads with their baselines, the kind of each head, and how heads differ."""
     scores = head_scores(seen.weights, passage.characters)
-    compared = seen.weights.numel() * seen.weights.size(0) * seen.weights.size(1)
-    sampled = seen.weights[:, :, :: math.ceil(compared / MOST_COMPARED)]
     return {
         "about": PATTERNS | MEASURES,
         "patterns": list(PATTERNS),
         "values": {name: numbers(score.values) for name, score in scores.items()},
         "uniform": {name: number(score.uniform) for name, score in scores.items()},
         "kinds": kinds(scores),
-        "divergence": pack_scaled(divergence(sampled)[None], 255) if len(seen.ids) > 1 else None,
+        "divergence": pack_scaled(divergence(seen.weights)[None], 255) if len(seen.ids) > 1 else None,
         "start": start(seen, scores),
     }
 
@@ -177,12 +169,14 @@ def characters_view(
         embeddings = model.token_embedding.weight[ids.to(model.token_embedding.weight.device)].float()  # (N, C)
         cosine = F.normalize(embeddings, dim=-1) @ F.normalize(embeddings, dim=-1).T
         tables = [_circuits(model, layer, embeddings) for layer in layers]
+        last = seen.stream[-1] - (seen.stream[-1].mean(-1, keepdim=True) if model.config.norm == "layernorm" else 0)
+        size = last.square().mean(-1).sqrt().mean()  # what the last norm divides by, in the mean over the text
     return {
         "signs": [signs.number(c) for c in characters(loaded.tokenizer, ids.numpy())],
         "of": V,
         "cosine": pack_scaled(cosine[None].cpu(), 255),
         "qk": pack_scaled(torch.cat([qk for qk, _ in tables]).cpu(), COARSE),
-        "ov": pack_scaled(torch.cat([ov for _, ov in tables]).cpu(), COARSE),
+        "ov": pack_scaled(torch.cat([ov for _, ov in tables]).cpu() / size, COARSE),
     }
 
 
@@ -200,7 +194,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
 
     QK is the score that the query of the row's character gives to the key of the column's, with positions as they are
     left out, or with rotary ones the key one place before. OV is what attending fully to the row's character adds to
-    the logit of the column's, the mean over columns taken off, the division by the last norm left out.
+    the logit of the column's, the mean over columns taken off, before the division by the last norm.
     """
     block, config, N = model.blocks[layer], model.config, len(embeddings)
     D = config.n_embd // config.n_head
@@ -288,7 +282,10 @@ def film_view(steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[in
 def compare_view(loaded: Checkpoint, other: Checkpoint, passage: Passage, layers: Sequence[int] | None) -> Data:
     """Return the attention of another run over the same text. Raises UserError where it cannot read that text."""
     same = loaded.tokenizer.to_json() == other.tokenizer.to_json()
-    ids = passage.ids if same else other.tokenizer.encode(loaded.tokenizer.decode(passage.ids))
+    try:
+        ids = passage.ids if same else other.tokenizer.encode(loaded.tokenizer.decode(passage.ids))
+    except UserError as error:
+        raise UserError(f"--compare: {run_name(other)} cannot read this text: {error}") from error
     if characters(other.tokenizer, ids) != passage.characters:
         raise UserError(f"--compare: {run_name(other)} cuts the text into other tokens, so places do not correspond")
     if len(ids) > other.config.model.context:
