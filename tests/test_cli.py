@@ -132,6 +132,11 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
         " -l -n -o -p -t",
         "eval": "--checkpoint --device --encoding --json --stride",
+        "attention": "--checkpoint --encoding --file --head --json --layer --max-chars --npz --png --query --text"
+        " --tty --unknown --val",
+        "inspect": "--ablate --checkpoint --compare --detail --encoding --file --force --layers --max-chars --open"
+        " --out --steps --text --unknown --val -o",
+        "claims": "--checkpoint --json",
         "runs": "--json --verify",
         "board": "--host --port",
         "bench train": "--config --json --rounds --seconds --set -c -s",
@@ -304,6 +309,7 @@ def test_config_list_and_schema(cli: Cli) -> None:
             "shakespeare-5min",
             "shakespeare-cpu",
             "shakespeare-cpu-best",
+            "shakespeare-hour",
             "speedrun",
             "tiny",
         )

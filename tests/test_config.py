@@ -90,6 +90,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.on_nonfinite": ("skip", "skip"),
     "train.max_skipped": ("0", 0),
     "train.histograms": ("yes", True),
+    "train.attention": ("no", False),
     "train.hparams": ("True", True),
     "sample.prompt": ("ROMEO:", "ROMEO:"),
     "sample.length": ("10", 10),
@@ -531,7 +532,7 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
             assert changed[0].startswith(f"{key} is ")
             assert changed[0].endswith(f" {shown} now") or " " in shown
     rhythm = ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every", "keep_last", "patience")
-    safe = ("histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
+    safe = ("attention", "histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
     expected = {f"train.{key}" for key in (*rhythm, *safe)}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
 

@@ -57,7 +57,7 @@ def flip(path: Path, place: float = 0.5) -> None:
 
 
 def events(run: Path) -> Path:
-    (path,) = (run / "tensorboard").iterdir()
+    (path,) = (run / "tensorboard").glob("events.*")
     return path
 
 
