@@ -5,6 +5,7 @@ import difflib
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -32,11 +33,10 @@ class CharTokenizer:
     """One token for each distinct character, numbered in the order of their code points."""
 
     def __init__(self, chars: Iterable[str]) -> None:
-        self._known = frozenset(chars)
-        self.chars = "".join(sorted(self._known))
+        points = np.unique(code_points("".join(chars)))
+        self.chars = points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
         self.vocab_size = len(self.chars)
         self.dtype = smallest_dtype(max(1, self.vocab_size))
-        points = code_points(self.chars)
         # Indexed by code point; a character outside the vocabulary gets a number no id has.
         self._unknown = self.vocab_size
         table_type = smallest_dtype(self.vocab_size + 1)
@@ -45,6 +45,10 @@ class CharTokenizer:
         self._ascii_table = bytes(
             self._table[i] if i < len(self._table) - 1 and self.vocab_size <= 255 else 255 for i in range(256)
         )
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.chars)
 
     def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
         """Return the ids of `text`, shape (characters,), which begins `offset` characters into the whole.

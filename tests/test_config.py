@@ -394,7 +394,14 @@ def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
 
 
 def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
-    recipes = {"speedrun", "shakespeare-cpu-best", "shakespeare-5min", "shakespeare-cpu", "shakespeare"}
+    recipes = {
+        "speedrun",
+        "shakespeare-cpu-best",
+        "shakespeare-5min",
+        "shakespeare-hour",
+        "shakespeare-cpu",
+        "shakespeare",
+    }
     assert set(presets()) == {"quickstart", "tiny"} | recipes
     small, large = (resolve(read_layer(name)).config for name in ("shakespeare-cpu", "shakespeare"))
     shapes = [(m.n_layer, m.n_head, m.n_embd, m.context, m.dropout) for m in (small.model, large.model)]
