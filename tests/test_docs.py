@@ -1,5 +1,7 @@
 """What is generated from the code is current."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +30,12 @@ def test_every_preset_names_the_schema_for_editors() -> None:
         first = (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         assert first == "# yaml-language-server: $schema=../docs/config.schema.json"
     assert (ROOT / "docs/config.schema.json").is_file()
+
+
+def test_the_course_on_attention_has_a_row_for_each_question_and_its_figures() -> None:
+    course = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / "docs/inside/claims.json").read_text(encoding="utf-8"))["claims"]:
+        assert f"| {row['id']} | {row['claim']} | {row['verdict']} | {row['measured']} |" in course
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", course)
+    assert len(pictures) >= 3
+    assert all((ROOT / "docs" / picture).is_file() for picture in pictures)

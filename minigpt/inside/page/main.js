@@ -130,7 +130,7 @@ function start() {
   viewer.addEventListener('keydown', pressed);
   document.getElementById('agreement').textContent =
     `The weights come from the explicit formula; the model's fast path agrees with it within ` +
-    `${page.attention.disagreement} of the largest output. ` +
+    `${page.attention.disagreement} of a head's largest value. ` +
     `Rows add up to 1 within ${page.attention.row_error}. Weights are stored to two decimals.`;
   state.several = Array.from({ length: Math.min(H, 4) }, (_, i) => i);
   change(fromAddress(location.hash));
