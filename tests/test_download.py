@@ -260,6 +260,7 @@ def test_a_full_disk(registry: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals between threads")
 def test_an_interrupt_leaves_nothing(registry: Path) -> None:
     program = (

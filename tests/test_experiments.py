@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts/experiments"))
 import tweaks  # noqa: E402
 
+pytestmark = pytest.mark.alone
 BASE = {
     "settings": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import powerloss
 from powerloss import Cut, Disk, RandomCut, Record
 
+pytestmark = pytest.mark.alone
+
 Tortured = tuple[Path, "subprocess.CompletedProcess[str]"]
 SHORT = ("--kills", "2", "--faults", "3", "--images", "3", "--seed", "1")
 
