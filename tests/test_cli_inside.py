@@ -1,10 +1,9 @@
 """`minigpt attention` as its users meet it, and what a run shows in TensorBoard of its heads."""
+# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import io
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+from test_cli import Cli, cli  # noqa: F401 - a fixture
 
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import main
@@ -30,24 +30,6 @@ VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath 
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
     "train.eval_every": 2, "train.batch_size": 4, "sample.preview": 0, "runtime.dtype": "float32",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line of a UserError."""
-        assert (self.code, self.out) == (1, ""), self
-        last = self.err.splitlines()[-1]
-        assert last.startswith("minigpt: ")
-        return last.removeprefix("minigpt: ")
-
-
-Cli = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+@pytest.fixture(autouse=True)
+def in_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-
-    def call(*arguments: object, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        code = end.value.code or 0
-        assert isinstance(code, int)
-        return Done(code, *capsys.readouterr())
-
-    return call
 
 
 def test_a_table_of_all_heads_beside_uniform_attention(cli: Cli) -> None:

@@ -57,7 +57,9 @@ def flip(path: Path, place: float = 0.5) -> None:
 
 
 def events(run: Path) -> Path:
-    (path,) = (run / "tensorboard").glob("events.*")
+    path, *projector = sorted((run / "tensorboard").iterdir())
+    assert path.name.startswith("events.")
+    assert [file.name for file in projector] == ["labels.tsv", "projector_config.pbtxt", "vectors.tsv"]
     return path
 
 

@@ -261,10 +261,13 @@ def _check_chosen(option: str, value: int | None, count: int, what: str) -> None
 
 
 def _notice_checkpoint(loaded: "Checkpoint") -> None:
+    from minigpt.inside.record import doubt
+
     loss = loaded.meta.validation_loss
     measured = "" if loss is None else f", validation loss measured last {loss:.4f}"
-    untrained = "; this checkpoint is not trained" if loaded.meta.step == 0 else ""
-    notice(f"{loaded.path}: step {loaded.meta.step}{measured}{untrained}")
+    notice(f"{loaded.path}: step {loaded.meta.step}{measured}")
+    if problem := doubt(loaded):
+        notice(problem)
 
 
 def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction") -> None:

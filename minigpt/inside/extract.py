@@ -73,7 +73,7 @@ def extract(model: GPT, ids: Ids) -> Extraction:
     the model does.
     """
     assert 0 < len(ids) <= model.config.context, f"{len(ids)} tokens, the context is {model.config.context}"
-    device = model.token_embedding.weight.device
+    tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))  # (T,)
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def listen(layer: int, attend: Attend) -> Attend:
@@ -85,7 +85,7 @@ def extract(model: GPT, ids: Ids) -> Extraction:
         return attend_and_keep
 
     with evaluating(model), attending(model, listen), streaming(model) as stream:
-        logits = model(torch.from_numpy(np.asarray(ids).astype(np.int64))[None].to(device))[0]  # (T, V)
+        logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
     precision = seen[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*seen, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)
@@ -98,7 +98,7 @@ def extract(model: GPT, ids: Ids) -> Extraction:
             f"explicit one by {disagreement:.1e} of the largest value"
         )
     return Extraction(
-        ids=torch.from_numpy(np.asarray(ids).astype(np.int64)),
+        ids=tokens,
         q=q, k=k, v=v, weights=weights,
         stream=torch.cat(stream).float().cpu(),
         logits=logits.float().cpu(),

@@ -12,6 +12,23 @@ from minigpt.inside.extract import Extraction
 from minigpt.inside.passage import Passage
 from minigpt.inside.scores import PATTERNS, Score, kinds
 
+LEARNED = 0.05
+"""How far below that of guessing a loss lies, in nats, once a model has learned anything."""
+
+
+def doubt(loaded: Checkpoint) -> str | None:
+    """Return a sentence that says why a model is as good as untrained, or None where it is not."""
+    meta = loaded.meta
+    if meta.step == 0:
+        return "This model is untrained (step 0)."
+    guessing, loss = math.log(meta.vocab_size), meta.validation_loss
+    if loss is None or min(loss, meta.state.train_loss or math.inf) < guessing - LEARNED:
+        return None
+    return (
+        f"This model has learned next to nothing: its validation loss of {loss:.3f} is less than {LEARNED} below that "
+        f"of guessing, {guessing:.3f}."
+    )
+
 
 def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> bytes:
     """Return the bytes of an `.npz` file with all tensors of an extraction in float32, the tokens, and the scores.

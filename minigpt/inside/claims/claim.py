@@ -50,8 +50,13 @@ def decide(claim: Claim) -> Result:
     """Run the check of `claim`."""
     finding = claim.check()
     verdict = "FAIL" if not finding.holds else "CORRECTED" if claim.correction else "PASS"
-    where = f"{claim.check.__module__.replace('.', '/')}.py:{claim.check.__code__.co_firstlineno}"
-    return Result(claim.id, claim.says, ", ".join(claim.notes), finding.measured, verdict, claim.correction, where)
+    notes, where = ", ".join(claim.notes), where_is(claim.check)
+    return Result(claim.id, claim.says, notes, finding.measured, verdict, claim.correction, where)
+
+
+def where_is(check: Callable[..., object]) -> str:
+    """Return the file and line at which a check begins."""
+    return f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
 
 
 def figure(value: float | Tensor) -> str:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from minigpt.checkpoint import Checkpoint
 from minigpt.errors import UserError
-from minigpt.inside.claims.claim import Result, figure, figures
+from minigpt.evaluate import evaluate
+from minigpt.inside.claims.claim import Result, figure, figures, where_is
 from minigpt.inside.extract import Attend, Extraction, attending, extract, logit_lens, streaming, without_heads
 from minigpt.inside.passage import characters
 from minigpt.inside.scores import DISTINCT, Score, divergence, head_scores
@@ -81,7 +82,8 @@ class Evidence:
 
     def losses(self) -> Tensor:
         """Return the loss of the model in each window as it is now, (N), in nats."""
-        return torch.stack([_loss(self.model, window) for window in self.windows])
+        known = self.loaded.tokenizer
+        return torch.tensor([evaluate(self.model, window, known).loss for window in self.windows])
 
     @cached_property
     def costs(self) -> Tensor:
@@ -93,13 +95,6 @@ class Evidence:
                 with without_heads(self.model, {(layer, head)}):
                     found.append(self.losses() - usual)
         return torch.stack(found, 1).view(len(self.windows), shape.n_layer, shape.n_head)
-
-
-@torch.no_grad()
-def _loss(model: GPT, window: Ids) -> Tensor:
-    """Return the mean cross entropy of the tokens of a window but the first."""
-    ids = torch.from_numpy(window.astype(np.int64)).to(model.token_embedding.weight.device)
-    return F.cross_entropy(model(ids[None, :-1])[0].float(), ids[1:]).cpu()
 
 
 @dataclass(frozen=True)
@@ -395,6 +390,6 @@ def ask(loaded: Checkpoint, tokens: Ids) -> list[Result]:
     evidence, results = Evidence(loaded, windows), []
     for question in QUESTIONS:
         verdict, measured = question.ask(evidence)
-        where = f"{question.ask.__module__.replace('.', '/')}.py:{question.ask.__code__.co_firstlineno}"
-        results.append(Result(question.id, question.says, ", ".join(question.notes), measured, verdict, None, where))
+        notes, where = ", ".join(question.notes), where_is(question.ask)
+        results.append(Result(question.id, question.says, notes, measured, verdict, None, where))
     return results

@@ -4,24 +4,22 @@
 `page.html`, `page.css` and the scripts, which stand beside it and draw.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minigpt import __version__
 from minigpt.checkpoint import Checkpoint
 from minigpt.errors import UserError, shown
+from minigpt.inside import picture, record
 from minigpt.inside.extract import extract
 from minigpt.inside.page import views
-from minigpt.inside.page.document import assemble, grid_png
+from minigpt.inside.page.document import assemble
 from minigpt.inside.page.packing import LEVELS
 from minigpt.inside.passage import Passage
 from minigpt.tokenizer import Ids
 
 LARGE, TOO_LARGE = 4_000_000, 16_000_000
 """Bytes from which a page is said to be large, and not made unless asked for by force."""
-LEARNED = 0.05
-"""How far below that of guessing a validation loss lies, in nats, once a model has learned anything."""
 
 
 def inspect_page(
@@ -69,9 +67,10 @@ def inspect_page(
         "compare": views.compare_view(loaded, compare, passage, layers) if compare else None,
     }
     data["signs"] = signs.rows()
+    small = views.shrunk(seen.weights, views.SMALL)
     page = assemble(
         data,
-        grid_png(seen.weights, chosen),
+        picture.png(picture.grid(small, chosen, range(config.n_head))),
         title=f"{views.run_name(loaded)}, step {loaded.meta.step}",
         version=__version__,
         facts=facts(loaded, passage),
@@ -98,21 +97,12 @@ def facts(loaded: Checkpoint, passage: Passage) -> dict[str, str]:
 
 def warnings(loaded: Checkpoint, passage: Passage, layers: Sequence[int]) -> list[str]:
     """Return what a reader must know before believing anything on the page."""
-    meta, config = loaded.meta, loaded.config.model
-    found = []
-    guessing = math.log(meta.vocab_size)
-    learned = guessing - LEARNED
-    if meta.step == 0:
-        found.append("This model is untrained (step 0): what its heads look at is chance.")
-    elif meta.validation_loss is not None and min(meta.validation_loss, meta.state.train_loss or math.inf) >= learned:
-        found.append(
-            f"This model has learned next to nothing: its validation loss of {meta.validation_loss:.3f} is less than "
-            f"{LEARNED} below that of guessing, {guessing:.3f}. What its heads look at is chance."
-        )
+    doubt = record.doubt(loaded)
+    found = [f"{doubt} What its heads look at is chance."] if doubt else []
     if passage.left_out:
         found.append(f"The text was cut: {passage.left_out:,} tokens before these are left out.")
-    if len(layers) < config.n_layer:
-        found.append(f"The page shows {len(layers)} of {config.n_layer} layers.")
+    if len(layers) < loaded.config.model.n_layer:
+        found.append(f"The page shows {len(layers)} of {loaded.config.model.n_layer} layers.")
     return found
 
 

@@ -3,19 +3,13 @@
 import base64
 import hashlib
 import html
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
-from PIL import Image, ImageDraw
-from torch import Tensor
-
 from minigpt.errors import shown
-from minigpt.inside.page.views import shrunk
 
 HERE = Path(__file__).parent
 SCRIPTS = (
@@ -23,8 +17,6 @@ SCRIPTS = (
     *("characters", "positions", "worked", "time", "keys", "main"),
 )
 """In the order in which they are joined."""
-TILE, GAP, MARGIN = 64, 4, 22
-"""Pixels of a head, between heads, and for their numbers, in the picture for readers without scripts."""
 
 
 def assemble(
@@ -57,28 +49,6 @@ def embedded(data: Mapping[str, Any]) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def grid_png(weights: Tensor, layers: Sequence[int]) -> bytes:
-    """Return weights (L, H, T, S) as a PNG of small squares, a row for each layer, the darker the larger."""
-    small = shrunk(weights, TILE)
-    L, H, n, _ = small.shape
-    side = max(1, TILE // n) * n
-    shades = 15 - np.rint(15 * np.sqrt(small.numpy())).astype(np.uint8)
-    image = Image.new("P", (MARGIN + H * (side + GAP), MARGIN + L * (side + GAP)), 15)
-    image.putpalette([channel for shade in range(16) for channel in (8 + 16 * shade, 48 + 13 * shade, 107 + 9 * shade)])
-    draw = ImageDraw.Draw(image)
-    for head in range(H):
-        draw.text((MARGIN + head * (side + GAP), 6), str(head), 0)
-    for layer in range(L):
-        top = MARGIN + layer * (side + GAP)
-        draw.text((6, top), str(layers[layer]), 0)
-        for head in range(H):
-            tile = Image.fromarray(shades[layer, head]).resize((side, side), Image.Resampling.NEAREST)
-            image.paste(tile, (MARGIN + head * (side + GAP), top))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True, bits=4)
-    return buffer.getvalue()
 
 
 def _text(words: str) -> str:

@@ -92,5 +92,6 @@ def pack_exact(numbers: Tensor) -> Packed:
 
 
 def _packed(kind: str, values: npt.NDArray[Any]) -> Packed:
-    deflated = zlib.compress(np.ascontiguousarray(values).tobytes(), 9)
+    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # short repetitions among weights are chance, and cost 5 %
+    deflated = packer.compress(np.ascontiguousarray(values).tobytes()) + packer.flush()
     return {"type": kind, "shape": list(values.shape), "data": base64.b64encode(deflated).decode("ascii")}
