@@ -351,7 +351,13 @@ def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> N
     for mode, exact in (("mean", heads.mean(0)), ("max", heads.max(0)), ("one", heads[0])):
         page.go(mode=mode)
         assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - exact[:46]).max() <= 0.0051
-    page.go(mode="one", written=True)
+    shares, keeping = np.eye(64), np.eye(64)
+    for layer in made.seen.weights.numpy():  # two layers
+        shares = (keeping + layer.mean(0)) / 2 @ shares
+    page.go(mode="rollout", layer=1)
+    assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - shares[45, :46]).max() < 0.02
+    assert "about" in page.reading()
+    page.go(mode="one", layer=0, written=True)
     shares = heads[0] * made.seen.written[0, 0].numpy()
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - (shares / shares.sum())[:46]).max() < 0.02
     page.go(written=False, group="line")
@@ -362,6 +368,13 @@ def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> N
     assert row[0] == pytest.approx(whole[: TEXT.index("\n") + 1].sum(), abs=0.02)
     assert row[start] == pytest.approx(whole[start:end].sum(), abs=0.02)
     page.go(group="character")
+
+
+def test_a_page_without_the_layers_below_offers_no_rollout(opened: Opener) -> None:
+    loaded = checkpoint(layers=2)
+    shown = opened(inspect_page(loaded, passage(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
+    assert shown.ask("state.mode") == "one"
+    assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
 
 
 def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: Opener) -> None:

@@ -90,6 +90,21 @@ def test_the_record_is_what_the_model_computes(cli: Cli, folder: Path, tmp_path:
     assert head["scores"]["next"] == {"value": 0.0, "uniform": 0.0, "lift": None}
 
 
+def test_a_probe_stands_beside_its_baseline(cli: Cli, tmp_path: Path) -> None:
+    text = ["--text", "all too short a date"]
+    head, uniform, *heads = cli("attention", *text, "--probe", "date", "short").out.splitlines()
+    assert head.split() == ["head", "kind", "probe"]
+    assert float(uniform.split()[1]) == pytest.approx(np.mean([5 / n for n in (17, 18, 19, 20)]), abs=0.005)
+    assert len(heads) == 4
+    found = json.loads(cli("attention", *text, "--probe", "date", "short", "--npz", tmp_path / "a.npz", "--json").out)
+    with np.load(tmp_path / "a.npz") as arrays:
+        exact = arrays["weights"][..., 16:20, 8:13].sum(-1).mean(-1)
+    assert [head["scores"]["probe"]["value"] for head in found["heads"]] == pytest.approx(exact.ravel().tolist())
+    assert "no 'date' comes before a 'short'" in cli("attention", *text, "--probe", "short", "date").error
+    assert "expected two strings" in cli("attention", *text, "--probe", "", "date").error
+    assert "does not know '@'" in cli("attention", *text, "--probe", "@", "date").error
+
+
 def test_pictures_of_all_heads_and_of_one(cli: Cli, tmp_path: Path) -> None:
     grid, one = tmp_path / "grid.png", tmp_path / "one.png"
     assert cli("attention", "--png", grid).code == 0

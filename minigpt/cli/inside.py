@@ -1,5 +1,6 @@
 """`minigpt attention`, `inspect` and `claims`: look into a trained model."""
 
+import math
 import os
 import shutil
 import webbrowser
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from minigpt.inside.claims import Result
     from minigpt.inside.extract import Extraction
     from minigpt.inside.passage import Passage
+    from minigpt.inside.scores import Score
 
 DETAILED = 64
 """Tokens that are looked at with --detail where nobody says how many."""
@@ -51,6 +53,10 @@ def attention(
     layer: Annotated[int | None, Option(help="Only this layer, counted from 0.")] = None,
     head: Annotated[int | None, Option(help="Only this head, counted from 0.")] = None,
     query: Annotated[int | None, Option(help="The token that looks, counted from 0; by default the last.")] = None,
+    probe: Annotated[
+        tuple[str, str] | None,
+        Option(help="How much the places of one string look at those of another before them.", metavar="FROM TO"),
+    ] = None,
     tty: Annotated[bool, Option("--tty", help="Show the text coloured by where the query looks.")] = False,
     png: Annotated[Path | None, Option(help="Write a picture of the weights.", metavar="F")] = None,
     npz: Annotated[Path | None, Option(help="Write all numbers, in float32, for numpy.", metavar="F")] = None,
@@ -73,6 +79,8 @@ def attention(
     _check_chosen("--query", query, len(passage.ids), "tokens of the text")
     seen = extract(loaded.model, passage.ids)
     scores = head_scores(seen.weights, passage.characters)
+    if probe:
+        scores["probe"] = _probe(loaded, passage, seen, probe)
     chosen = [
         (at, which)
         for at in range(loaded.config.model.n_layer)
@@ -275,6 +283,19 @@ def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction"
         notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
     _notice_checkpoint(loaded)
     notice(f"{len(passage.ids)} tokens, {passage.source}; fast path and formula agree to {seen.disagreement:.1e}")
+
+
+def _probe(loaded: "Checkpoint", passage: "Passage", seen: "Extraction", spans: tuple[str, str]) -> "Score":
+    """Return the score of --probe. Raises UserError when the text has no such places."""
+    from minigpt.inside.scores import probe
+
+    if not all(spans):
+        raise UserError("--probe: expected two strings that stand in the text")
+    asking, asked = (loaded.tokenizer.encode(span, "error").tolist() for span in spans)
+    score = probe(seen.weights, passage.ids.tolist(), asking, asked)
+    if math.isnan(score.uniform):
+        raise UserError(f"--probe: in the text looked at, no '{shown(spans[1])}' comes before a '{shown(spans[0])}'")
+    return score
 
 
 def _show_query(

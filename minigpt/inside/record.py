@@ -10,7 +10,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint
 from minigpt.inside.extract import Extraction
 from minigpt.inside.passage import Passage
-from minigpt.inside.scores import PATTERNS, Score, kinds
+from minigpt.inside.scores import MEASURES, Score, kinds
 
 LEARNED = 0.05
 """How far below that of guessing a loss lies, in nats, once a model has learned anything."""
@@ -95,10 +95,10 @@ def rows(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return a table of the chosen heads, as its head and its rows; the first row is what uniform attention gets.
 
-    Behind a share stands its lift, how many times the uniform one it is.
+    Behind a share stands its lift, how many times the uniform one it is. A probe stands alone.
     """
     names = kinds(scores)
-    shown = [name for name in scores if name != "next"]
+    shown = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]
     lines = [("uniform", "", *(_number(scores[name].uniform) for name in shown))]
     for layer, head in chosen:
         values = (_with_lift(name, scores[name], layer, head) for name in shown)
@@ -108,7 +108,7 @@ def rows(
 
 def _with_lift(name: str, score: Score, layer: int, head: int) -> str:
     value, lift = score.values[layer, head].item(), score.lift[layer, head].item()
-    return _number(value) + (f" ×{lift:.1f}" if name in PATTERNS and math.isfinite(lift) else "")
+    return _number(value) + (f" ×{lift:.1f}" if name not in MEASURES and math.isfinite(lift) else "")
 
 
 def _number(value: float) -> str:

@@ -61,6 +61,27 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     return {name: Score(scores[:-1].view(weights.shape[:2]), scores[-1].item()) for name, scores in found.items()}
 
 
+def probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked: Sequence[int]) -> Score:
+    """Return the share of weights (L, H, T, S) that tokens of one passage give to those of another before it.
+
+    All places in `ids` where `asking` stands are queries, and all where `asked` stands their keys; for a pronoun and a
+    noun, say. The values are nan where no `asked` comes before an `asking`.
+    """
+    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & causal_mask(len(ids), len(ids), weights.device)
+    keys[0] = False
+    visible = torch.arange(1, len(ids) + 1)[:, None]  # (T, 1)
+    return Score(mass(weights.double(), keys), mass(keys / visible, keys).item())
+
+
+def _covered(ids: Sequence[int], part: Sequence[int]) -> Tensor:
+    """Return which of the tokens belong to a place where `part` stands, (T,)."""
+    found = torch.zeros(len(ids), dtype=torch.bool)
+    for start in range(len(ids) - len(part) + 1):
+        if list(ids[start : start + len(part)]) == list(part):
+            found[start : start + len(part)] = True
+    return found
+
+
 def mass(weights: Tensor, keys: Tensor) -> Tensor:
     """Return the share of `weights` (..., T, S) on the marked `keys` (T, S), mean over the queries that have one."""
     asked = keys.any(-1)  # (T,)

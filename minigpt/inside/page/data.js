@@ -57,6 +57,34 @@ function writtenOf(layer, head, q) {
   return parts.map(part => part / sum);
 }
 
+const meansOfHeads = []; // of each layer that was asked for, laid out as the weights of one head
+
+function meanOfHeads(layer) {
+  const size = before(T);
+  const of = head => page.attention.weights.subarray((layer * H + head) * size, (layer * H + head + 1) * size);
+  const heads = Array.from({ length: H }, (_, head) => of(head));
+  return Float32Array.from(heads[0], (_, i) => heads.reduce((sum, codes) => sum + page.levels[codes[i]], 0) / H);
+}
+
+/**
+ * Returns what share of query q comes from each place, after all layers up to `layer`: attention rollout (Abnar and
+ * Zuidema 2020, section 3). Each layer keeps half of what was there and takes the other half from where it looks.
+ */
+function rollout(layer, q) {
+  let shares = new Float32Array(q + 1);
+  shares[q] = 1;
+  for (let at = layer; at >= 0; at--) {
+    meansOfHeads[at] ??= meanOfHeads(at);
+    const below = shares.map(share => share / 2);
+    for (let from = 0; from <= q; from++) {
+      for (let key = 0; key <= from; key++) below[key] += (shares[from] / 2) * meansOfHeads[at][before(from) + key];
+    }
+    shares = below;
+  }
+  const sum = shares.reduce((a, b) => a + b);
+  return shares.map(share => share / sum);
+}
+
 const sign = place => page.signs[page.text.signs[place]][0];
 const spoken = place => page.signs[page.text.signs[place]][1];
 const isUnseen = place => page.signs[page.text.signs[place]][2] === 1;

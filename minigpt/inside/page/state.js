@@ -7,7 +7,7 @@ const state = {
   query: 0,
   key: null, // a key that was chosen; else the strongest
   pinned: false, // the query stays where it is while the pointer moves
-  mode: 'one', // one head, several heads, their mean or their max
+  mode: 'one', // one head, several heads, their mean, their max or the rollout
   scope: 'layer', // what mean and max are taken over: the heads of this layer, or of all
   several: [], // the heads shown together
   group: 'character', // what is shaded as one: character, word or line
@@ -20,7 +20,11 @@ const views = []; // {name, title, build(panel), draw()}, in the order of their 
 const followers = []; // functions that bring a control up to date
 
 const SHORT = { v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key', m: 'mode', g: 'group', w: 'written' };
-const CHOICES = { mode: ['one', 'several', 'mean', 'max'], group: ['character', 'word', 'line'] };
+const hasAllBelow = page.layers.every((layer, place) => layer === place); // as the rollout needs
+const CHOICES = {
+  mode: ['one', 'several', 'mean', 'max', ...(hasAllBelow ? ['rollout'] : [])],
+  group: ['character', 'word', 'line'],
+};
 
 let addressTimer; // browsers refuse an address that changes with each movement of the pointer
 

@@ -15,7 +15,7 @@ function strongestKeys() {
       .sort((a, b) => row[b] - row[a] || (b === best) - (a === best) || b - a)
       .slice(0, STRONGEST);
     order.sort((a, b) => (b === best) - (a === best));
-    const about = state.written || state.mode === 'mean' ? 'about ' : '';
+    const about = isRowExact() ? '' : 'about ';
     rows.forEach((cells, i) => {
       const key = order[i];
       cells[0].parentElement.parentElement.hidden = key === undefined;
@@ -24,14 +24,18 @@ function strongestKeys() {
         cells[column].data = text;
       });
     });
-    const of =
-      { one: headName(state.layer, state.head), several: headName(state.layer, state.head) }[state.mode] ??
-      `${state.mode} over ${state.scope === 'layer' ? `layer ${layerName(state.layer)}` : 'all layers'}`;
-    caption.textContent =
-      `Strongest keys of ${state.query} ${spoken(state.query)}, ` +
-      `${of}${state.written ? ', share of what is written' : ''}`;
+    caption.textContent = `Strongest keys of ${state.query} ${spoken(state.query)}, ${rowName()}`;
   });
   return made;
+}
+
+/** Says what the selected row is a row of. */
+function rowName() {
+  if (state.mode === 'rollout') return `rollout up to layer ${layerName(state.layer)}`;
+  const scope = state.scope === 'layer' ? `layer ${layerName(state.layer)}` : 'all layers';
+  const isOne = state.mode === 'one' || state.mode === 'several';
+  const of = isOne ? headName(state.layer, state.head) : `${state.mode} over ${scope}`;
+  return of + (state.written ? ', share of what is written' : '');
 }
 
 /** Returns all scores as lines of comma-separated values, with the baselines as the first line below the names. */

@@ -2,6 +2,7 @@
 
 /** Returns what the selected query looks at, in the selected mode: a share for each key up to it. */
 function selectedRow(query = state.query) {
+  if (state.mode === 'rollout') return rollout(state.layer, query);
   const of = state.written ? writtenOf : weightsOf;
   if (state.mode === 'one' || state.mode === 'several') return of(state.layer, state.head, query);
   const rows = [];
@@ -14,8 +15,9 @@ function selectedRow(query = state.query) {
   return rows[0].map((weight, key) => join(rows.map(row => row[key])));
 }
 
-/** Whether the numbers of the selected mode are exact to two decimals; a mean or a share of levels is not. */
-const isExact = () => !state.written && state.mode !== 'mean' && state.group === 'character';
+/** Whether the shares of keys are exact to two decimals; a mean, a product or a share of levels is not. */
+const isRowExact = () => !state.written && (state.mode === 'one' || state.mode === 'several' || state.mode === 'max');
+const isExact = () => isRowExact() && state.group === 'character';
 
 /** Returns the first and the last place of what is shaded as one with `place`. */
 function groupOf(place) {
@@ -187,7 +189,9 @@ views.push({
       ],
       'scope',
     );
+    const written = tick('weigh by what is written, |a·v·W_O|', 'written');
     followers.push(() => {
+      written.hidden = state.mode === 'rollout';
       headBoxes.hidden = state.mode !== 'several';
       scope.hidden = state.mode !== 'mean' && state.mode !== 'max';
     });
@@ -210,6 +214,7 @@ views.push({
             ['several', 'several heads'],
             ['mean', 'mean of heads'],
             ['max', 'maximum of heads'],
+            ...(hasAllBelow ? [['rollout', 'rollout up to this layer']] : []),
           ],
           'mode',
         ),
@@ -223,7 +228,7 @@ views.push({
           ],
           'group',
         ),
-        tick('weigh by what is written, |a·v·W_O|', 'written'),
+        written,
       ),
       headBoxes,
     );
