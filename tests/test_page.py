@@ -56,7 +56,8 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def unpacked(packed: dict[str, Any]) -> np.ndarray:
-    raw = zlib.decompress(base64.b64decode(packed["data"]))
+    digits = packed["data"].translate(str.maketrans(".,:", "<>&"))
+    raw = zlib.decompress(base64.b85decode(digits))
     codes = np.frombuffer(raw, {"u8": np.uint8, "u16": "<u2", "f32": "<f4"}[packed["type"]]).reshape(packed["shape"])
     if "low" not in packed:
         return codes

@@ -67,7 +67,7 @@ def inspect_page(
         "compare": views.compare_view(loaded, compare, passage, layers) if compare else None,
     }
     data["signs"] = signs.rows()
-    small = views.shrunk(seen.weights, views.SMALL)
+    small = (31 * views.shrunk(seen.weights, views.SMALL).sqrt()).round().div(31).square()  # 32 shades are a third less
     page = assemble(
         data,
         picture.png(picture.grid(small, chosen, range(config.n_head))),

@@ -19,10 +19,29 @@ async function unpackAll(tree) {
   return tree;
 }
 
+const DIGITS = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;.=,?@^_`{|}~';
+const valueOf = new Uint8Array(128);
+[...DIGITS].forEach((digit, value) => {
+  valueOf[digit.charCodeAt(0)] = value;
+});
+
+/** Returns what base 85 writes, four bytes as five digits (RFC 1924, with . , : for its < > &). */
+function bytesOf(text) {
+  const groups = Math.ceil(text.length / 5);
+  const bytes = new DataView(new ArrayBuffer(4 * groups));
+  for (let group = 0; group < groups; group++) {
+    let number = 0;
+    for (let at = 5 * group; at < 5 * group + 5; at++) {
+      number = 85 * number + (at < text.length ? valueOf[text.charCodeAt(at)] : 84);
+    }
+    bytes.setUint32(4 * group, number);
+  }
+  return new Uint8Array(bytes.buffer, 0, Math.floor((text.length * 4) / 5));
+}
+
 /** Returns the numbers of one packed array, one after the other; its shape is their property `shape`. */
 async function unpack(packed) {
-  const deflated = Uint8Array.from(atob(packed.data), character => character.charCodeAt(0));
-  const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const stream = new Blob([bytesOf(packed.data)]).stream().pipeThrough(new DecompressionStream('deflate'));
   const bytes = await new Response(stream).arrayBuffer();
   const codes = new { u8: Uint8Array, u16: Uint16Array, f32: Float32Array }[packed.type](bytes);
   const numbers = packed.low ? scaled(codes, packed) : codes;

@@ -1,4 +1,4 @@
-"""Numbers as short text for the page: bytes, deflated, in base64. `data.js` reads them back.
+"""Numbers as short text for the page: bytes, deflated, in base 85. `data.js` reads them back.
 
 Attention weights are most of a page: 6 layers of 6 heads over 256 characters are 1.2 million of them. Each becomes one
 byte, the number of its level. Levels are spaced like the square root, as the eye sees the shading, and none reaches
@@ -16,39 +16,36 @@ from torch import Tensor
 
 Packed = dict[str, Any]
 """What data.js reads: `type`, `shape`, and `data`; of scaled tables also `low` and `step`, one for each."""
-FINENESS = 48
-"""Levels that the square root of a weight has between 0 and 1, about. With 64, weights take a quarter more space."""
+CLOSE = 0.0118
+"""How far the root of a weight lies from that of its level at most: three of the 255 steps of a colour."""
+SAFE = bytes.maketrans(b"<>&", b".,:")
+"""The digits of base 85 that mean something in HTML, and what stands for them."""
 
 
-def _levels() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """Return the first level of each of the 101 hundredths, with the end (102,), and what each level stands for."""
-    first, values = [0], []
+def _levels() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the first level of each of the 101 hundredths, with the end (102,); where the roots of the weights of each
+    level begin; and the weight that each stands for. The first stands for 0.
+    """
+    first, begins, values = [0], [0.0], [0.0]
     for hundredth in range(101):
-        low, high = _root_bounds(hundredth)
-        count = max(1, round(FINENESS * (high - low)))
-        inner = [((low + (high - low) * (part + 0.5) / count) ** 2) for part in range(count)]
-        values += inner if count > 1 else [hundredth / 100]
+        low = math.sqrt(max(CLOSE**2, (hundredth - 0.5) / 100))
+        high = math.sqrt(min(100, hundredth + 0.5) / 100)
+        bounds = np.linspace(low, high, math.ceil((high - low) / (2 * CLOSE)) + 1)  # (levels + 1,)
+        begins += bounds[:-1].tolist()
+        values += (((bounds[:-1] + bounds[1:]) / 2) ** 2).tolist() if len(bounds) > 2 else [hundredth / 100]
         first.append(len(values))
-    values[0] = 0.0
-    return np.array(first), np.array(values)
+    return np.array(first), np.array(begins), np.array(values)
 
 
-def _root_bounds(hundredth: int) -> tuple[float, float]:
-    return math.sqrt(max(0.0, hundredth - 0.5) / 100), math.sqrt(min(100.0, hundredth + 0.5) / 100)
-
-
-FIRST, LEVELS = _levels()
-_LOW, _HIGH = np.array([_root_bounds(hundredth) for hundredth in range(101)]).T
+FIRST, BEGINS, LEVELS = _levels()
 
 
 def to_levels(weights: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
     """Return the level of each weight between 0 and 1, in the same shape."""
     exact = weights.astype(np.float64)
     hundredth = np.rint(exact * 100).astype(np.intp)
-    count = np.diff(FIRST)[hundredth]
-    share = (np.sqrt(exact) - _LOW[hundredth]) / (_HIGH[hundredth] - _LOW[hundredth])
-    inner = np.clip((share * count).astype(np.intp), 0, count - 1)
-    levels: npt.NDArray[np.uint8] = (FIRST[hundredth] + inner).astype(np.uint8)
+    found = np.searchsorted(BEGINS, np.sqrt(exact), side="right") - 1
+    levels: npt.NDArray[np.uint8] = np.clip(found, FIRST[hundredth], FIRST[hundredth + 1] - 1).astype(np.uint8)
     return levels
 
 
@@ -94,4 +91,8 @@ def pack_exact(numbers: Tensor) -> Packed:
 def _packed(kind: str, values: npt.NDArray[Any]) -> Packed:
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # short repetitions among weights are chance, and cost 5 %
     deflated = packer.compress(np.ascontiguousarray(values).tobytes()) + packer.flush()
-    return {"type": kind, "shape": list(values.shape), "data": base64.b64encode(deflated).decode("ascii")}
+    return {
+        "type": kind,
+        "shape": list(values.shape),
+        "data": base64.b85encode(deflated).translate(SAFE).decode("ascii"),
+    }
