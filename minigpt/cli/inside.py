@@ -171,13 +171,16 @@ def claims(
         raise UserError("--checkpoint is one of a run: minigpt claims RUN --checkpoint ...")
     asked: list[Result] = []
     if run is not None:
+        from tqdm import tqdm
+
         from minigpt.checkpoint import load_checkpoint
         from minigpt.inside.claims import trained
         from minigpt.inside.passage import validation
 
         loaded = load_checkpoint(run, checkpoint)
         _notice_checkpoint(loaded)
-        asked = trained.ask(loaded, validation(loaded))
+        with tqdm(total=len(trained.QUESTIONS), unit="question", disable=None, leave=False) as bar:
+            asked = trained.ask(loaded, validation(loaded), bar.update)
     found = sorted([*run_claims(), *asked], key=lambda result: result.id)
     if as_json:
         write(json_text([asdict(result) for result in found]))

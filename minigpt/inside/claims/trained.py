@@ -375,10 +375,11 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def ask(loaded: Checkpoint, tokens: Ids) -> list[Result]:
+def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | None = None) -> list[Result]:
     """Return what a trained model says to each question, measured on the beginning of `tokens`.
 
-    Raises UserError where they are fewer than a window, or a window is too short to ask anything.
+    `progress` is called with 1 after each question, as a tqdm bar's `update` is. Raises UserError where the tokens are
+    fewer than a window, or a window is too short to ask anything.
     """
     length = min(loaded.config.model.context, LONGEST)
     if length < 4:
@@ -392,4 +393,6 @@ def ask(loaded: Checkpoint, tokens: Ids) -> list[Result]:
         verdict, measured = question.ask(evidence)
         notes, where = ", ".join(question.notes), where_is(question.ask)
         results.append(Result(question.id, question.says, notes, measured, verdict, None, where))
+        if progress:
+            progress(1)
     return results
