@@ -89,10 +89,13 @@ def pack_exact(numbers: Tensor) -> Packed:
 
 
 def _packed(kind: str, values: npt.NDArray[Any]) -> Packed:
-    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # short repetitions among weights are chance, and cost 5 %
-    deflated = packer.compress(np.ascontiguousarray(values).tobytes()) + packer.flush()
-    return {
-        "type": kind,
-        "shape": list(values.shape),
-        "data": base64.b85encode(deflated).translate(SAFE).decode("ascii"),
-    }
+    content = np.ascontiguousarray(values).tobytes()
+    deflated = min((_deflated(content, how) for how in (zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY)), key=len)
+    digits = base64.b85encode(deflated).translate(SAFE)
+    return {"type": kind, "shape": list(values.shape), "data": digits.decode("ascii")}
+
+
+def _deflated(content: bytes, strategy: int) -> bytes:
+    """Return `content` deflated: with Z_HUFFMAN_ONLY without the repetitions that are mostly chance among weights."""
+    packer = zlib.compressobj(9, strategy=strategy)
+    return packer.compress(content) + packer.flush()
