@@ -386,6 +386,17 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     assert other.ask("[state.view, state.layer, state.head, state.query, state.key, state.mode, state.group]") == [
         "heads", 1, 2, 17, 4, "max", "word",
     ]  # fmt: skip
+    page.go(mode="several", several=[0, 2], group="word")
+    page.until("location.hash === address()")
+    striped = opened(made.content, page.ask("location.hash"))
+    assert striped.ask("[state.mode, state.several, state.group]") == ["several", [0, 2], "word"]
+    marks = striped.tab.locator("#panel-text [data-heads]").all()
+    for place in (int(mark.get_attribute("data-place") or "") for mark in marks):
+        assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
+    page.go(mode="max")
+    other.tab.goto(other.address + "#m=several&s=7.1.1.x.0")
+    other.until("state.mode === 'several'")
+    assert other.ask("state.several") == [0, 1]
     other.tab.goto(other.address + "#l=0&h=1&q=3&v=matrix")
     other.until("state.view === 'matrix'")
     assert other.ask("[state.layer, state.head, state.query, state.mode]") == [0, 1, 3, "one"]

@@ -19,7 +19,10 @@ const state = {
 const views = []; // {name, title, build(panel), draw()}, in the order of their tabs; each file adds its own
 const followers = []; // functions that bring a control up to date
 
-const SHORT = { v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key', m: 'mode', g: 'group', w: 'written' };
+const SHORT = {
+  v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key',
+  m: 'mode', s: 'several', g: 'group', w: 'written',
+};
 const hasAllBelow = page.layers.every((layer, place) => layer === place); // as the rollout needs
 const CHOICES = {
   mode: ['one', 'several', 'mean', 'max', ...(hasAllBelow ? ['rollout'] : [])],
@@ -37,6 +40,7 @@ function change(changes) {
   state.query = bounded(state.query, T);
   if ('query' in changes && !('key' in changes)) state.key = null;
   if (state.key !== null) state.key = bounded(state.key, state.query + 1);
+  if (state.mode === 'several' && !state.several.length) state.several = [state.head];
   if (!views.some(view => view.name === state.view)) state.view = 'text';
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => history.replaceState(null, '', address()), 200);
@@ -49,6 +53,7 @@ function address() {
   const parts = [`l=${layerName(state.layer)}`, `h=${state.head}`, `q=${state.query}`, `v=${state.view}`];
   if (state.key !== null) parts.push(`k=${state.key}`);
   if (state.mode !== 'one') parts.push(`m=${state.mode}`);
+  if (state.mode === 'several') parts.push(`s=${state.several.join('.')}`);
   if (state.group !== 'character') parts.push(`g=${state.group}`);
   if (state.written) parts.push('w=1');
   return '#' + parts.join('&');
@@ -57,16 +62,24 @@ function address() {
 /** Reads an address like #l=2&h=3&q=17&v=text; what it does not name is as at the start, nonsense is passed over. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.start;
-  const found = { layer, head, query, view: 'text', key: null, mode: 'one', group: 'character', written: false };
+  const found = { layer, head, query, key: null, several: [], written: false };
+  Object.assign(found, { view: 'text', mode: 'one', group: 'character' });
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ''))) {
     const what = SHORT[name];
     if (what === 'view') found.view = value;
     else if (what === 'written') found.written = value === '1';
+    else if (what === 'several') found.several = headNumbers(value);
     else if (what === 'layer') found.layer = Math.max(0, page.layers.indexOf(Number(value)));
     else if (CHOICES[what]) found[what] = CHOICES[what].includes(value) ? value : found[what];
     else if (what && /^\d{1,6}$/.test(value)) found[what] = Number(value);
   }
   return found;
+}
+
+/** Reads heads like 0.2.5, each once and in order; those that are not there are passed over. */
+function headNumbers(text) {
+  const named = text.split('.').map(part => (/^\d{1,6}$/.test(part) ? Number(part) : H));
+  return Array.from({ length: H }, (_, head) => head).filter(head => named.includes(head));
 }
 
 let pointerWas = '';

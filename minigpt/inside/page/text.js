@@ -28,13 +28,16 @@ function groupOf(place) {
   return [starts[at], (starts[at + 1] ?? T) - 1];
 }
 
-/** Returns the share of each key: of a word or line, the mean over its queries of the sum over the key's characters. */
-function groupedRow() {
-  if (state.group === 'character') return selectedRow();
+/**
+ * Returns the share of each key: of a word or line, the mean over its queries of the sum over the key's characters.
+ * `rowOf` gives the shares of one query; without it, those of the selected mode.
+ */
+function groupedRow(rowOf = selectedRow) {
+  if (state.group === 'character') return rowOf(state.query);
   const [first, last] = groupOf(state.query);
   const row = new Float32Array(last + 1);
   for (let query = first; query <= last; query++) {
-    selectedRow(query).forEach((weight, key) => {
+    rowOf(query).forEach((weight, key) => {
       row[key] += weight / (last - first + 1);
     });
   }
@@ -119,11 +122,9 @@ function shadeByAttention(cells, strip) {
   const [first, last] = groupOf(state.query);
   const key = currentKey();
   const [keyFirst, keyLast] = groupOf(key);
+  const of = state.written ? writtenOf : weightsOf;
   const rows = several
-    ? state.several.map(head => [
-        head,
-        ofItsGreatest((state.written ? writtenOf : weightsOf)(state.layer, head, state.query)),
-      ])
+    ? state.several.map(head => [head, ofItsGreatest(groupedRow(query => of(state.layer, head, query)))])
     : [];
   strip.classList.toggle('striped', several);
   strip.style.setProperty('--stripes', String(rows.length));
@@ -135,11 +136,15 @@ function shadeByAttention(cells, strip) {
     const colour = isPast && !several ? ramp(depthOf(Math.min(row[place], 1))) : null;
     cell.style.background = colour ? css(colour) : several && isPast ? stripes(rows, place) : '';
     cell.style.color = colour ? inkOn(colour) : '';
-    const best = rows.filter(([head]) => strongestOf(state.layer, head, state.query) === place).map(([head]) => head);
+    const best = rows.filter(([head, row]) => strongestIn(row, head) === place).map(([head]) => head);
     if (best.length) cell.dataset.heads = best.join(',');
     else delete cell.dataset.heads;
   });
 }
+
+/** Returns the strongest key of a head, or the first character of its strongest word or line. */
+const strongestIn = (row, head) =>
+  state.group === 'character' && !state.written ? strongestOf(state.layer, head, state.query) : greatest(row);
 
 /** Returns shares of the greatest, so that the stripes of a head that looks at many places can be seen as well. */
 const ofItsGreatest = row => row.map(weight => weight / row[greatest(row)]);
