@@ -132,8 +132,8 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
         " -l -n -o -p -t",
         "eval": "--checkpoint --device --encoding --json --stride",
-        "attention": "--checkpoint --encoding --file --head --json --layer --max-chars --npz --png --query --text"
-        " --tty --unknown --val",
+        "attention": "--checkpoint --encoding --file --head --json --layer --max-chars --npz --png --probe --query"
+        " --text --tty --unknown --val",
         "inspect": "--ablate --checkpoint --compare --detail --encoding --file --force --layers --max-chars --open"
         " --out --steps --text --unknown --val -o",
         "claims": "--checkpoint --json",

@@ -132,9 +132,8 @@ function start() {
     `The weights come from the explicit formula; the model's fast path agrees with it within ` +
     `${page.attention.disagreement} of a head's largest value. ` +
     `Rows add up to 1 within ${page.attention.row_error}. Weights are stored to two decimals.`;
-  state.several = Array.from({ length: Math.min(H, 4) }, (_, i) => i);
   change(fromAddress(location.hash));
-  window.addEventListener('hashchange', () => change(fromAddress(location.hash)));
+  window.addEventListener('hashchange', event => change(fromAddress(new URL(event.newURL).hash)));
   window.addEventListener('resize', () => draw());
   dark.addEventListener('change', () => draw());
 }

@@ -40,7 +40,6 @@ function change(changes) {
   state.query = bounded(state.query, T);
   if ('query' in changes && !('key' in changes)) state.key = null;
   if (state.key !== null) state.key = bounded(state.key, state.query + 1);
-  if (state.mode === 'several' && !state.several.length) state.several = [state.head];
   if (!views.some(view => view.name === state.view)) state.view = 'text';
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => history.replaceState(null, '', address()), 200);
@@ -62,7 +61,8 @@ function address() {
 /** Reads an address like #l=2&h=3&q=17&v=text; what it does not name is as at the start, nonsense is passed over. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.start;
-  const found = { layer, head, query, key: null, several: [], written: false };
+  const several = Array.from({ length: Math.min(H, 4) }, (_, first) => first);
+  const found = { layer, head, query, key: null, several, written: false };
   Object.assign(found, { view: 'text', mode: 'one', group: 'character' });
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ''))) {
     const what = SHORT[name];
