@@ -192,6 +192,23 @@ def test_the_qk_table_is_the_score_that_one_layer_gives(family: str, position: s
         assert found[head][0, 1] == pytest.approx(score, abs=span / 15)
 
 
+def test_the_ov_table_is_what_a_head_adds_to_the_logits() -> None:
+    """A character alone looks at itself: its row is what the head writes, through the last norm and the embedding."""
+    loaded = checkpoint("abcdefgh", context=8)
+    model, text = loaded.model, passage(loaded, "c")
+    seen = extract(model, text.ids)
+    found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Signs())["ov"])  # (L H, N, N)
+    size = seen.stream[-1, 0].square().mean().sqrt()
+    D = model.config.n_embd // model.config.n_head
+    for head in range(model.config.n_head):
+        weight = model.blocks[0].attention.proj.weight.detach()[:, head * D : (head + 1) * D]  # type: ignore[union-attr, index]
+        written = model.norm.weight.detach() * (weight @ seen.heads[0, head, 0])  # (C,)
+        raised = model.token_embedding.weight.detach() @ written / size  # (V,)
+        span = found[head].max() - found[head].min()
+        assert span > 0
+        assert np.abs(found[head][text.ids[0]] - (raised - raised.mean()).numpy()).max() <= span / 30 + 1e-6
+
+
 def test_large_vocabularies_show_the_most_frequent_characters() -> None:
     loaded = checkpoint("".join(map(chr, range(0x4E00, 0x4E00 + 400))) + TEXT, byte=False)
     found = data_of(inspect_page(loaded, passage(loaded)))["characters"]
