@@ -278,6 +278,19 @@ def test_the_table_lists_the_ten_strongest_keys(page: Shown, made: Made) -> None
         assert shown in (f"{weights[int(place)]:.2f}", "<0.01")
 
 
+def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(page: Shown) -> None:
+    page.go(view="overview")
+    found = page.ask(
+        """(() => {
+          const canvases = [...document.querySelectorAll('#panel-overview canvas')];
+          return canvases.map(canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data]);
+        })()"""
+    )
+    assert len(found) == 7  # the legend, and six heads
+    full = page.ask("ramp(depthOf(1))")
+    assert all(pixel == [*map(round, full), 255] for pixel in found[1:]), (found, full)
+
+
 def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None:
     page.go(view="matrix", layer=1, head=0, query=0, scale="root", stage="softmax", zoom=1)
     weights = made.seen.weights[1, 0].numpy()
