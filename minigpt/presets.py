@@ -93,6 +93,7 @@ class Shape:
 
     limit: float
     n_layer: int
+    n_head: int
     n_embd: int
     context: int
     batch_size: int
@@ -102,19 +103,19 @@ class Shape:
 
 
 SMALL_SHAPES = (
-    Shape(9_000, n_layer=2, n_embd=64, context=64, batch_size=16, steps=250, dropout=0.2, weight_decay=1.0),
-    Shape(60_000, n_layer=4, n_embd=128, context=64, batch_size=16, steps=500, dropout=0.2, weight_decay=1.0),
-    Shape(600_000, n_layer=4, n_embd=128, context=128, batch_size=16, steps=1500, weight_decay=1.0),
+    Shape(9_000, n_layer=2, n_head=2, n_embd=64, context=64, batch_size=16, steps=250, dropout=0.2, weight_decay=1.0),
+    Shape(60_000, n_layer=4, n_head=2, n_embd=128, context=64, batch_size=16, steps=500, dropout=0.2, weight_decay=1.0),
+    Shape(600_000, n_layer=4, n_head=2, n_embd=128, context=128, batch_size=16, steps=1500, weight_decay=1.0),
 )
 """Measured, as is the one below for all else on a CPU: docs/experiments.md."""
 CPU_SHAPES = (
     *SMALL_SHAPES,
-    Shape(inf, n_layer=4, n_embd=128, context=256, batch_size=16, steps=1300, weight_decay=0.5),
+    Shape(inf, n_layer=4, n_head=4, n_embd=128, context=256, batch_size=16, steps=1300, weight_decay=0.5),
 )
 GPU_SHAPES = (
     *SMALL_SHAPES,
-    Shape(5_000_000, n_layer=6, n_embd=384, context=256, batch_size=64, steps=3000, dropout=0.2),
-    Shape(inf, n_layer=6, n_embd=384, context=256, batch_size=64, steps=10_000),
+    Shape(5_000_000, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=3000, dropout=0.2),
+    Shape(inf, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=10_000),
 )
 ENOUGH_VALIDATION = 50_000
 """Characters after which a validation loss has settled to the second digit, and more only cost time."""
@@ -129,7 +130,7 @@ def fit(characters: int, gpu: bool) -> Layer:
     return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {
         "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / max(1, characters):.1g}")),
         "model.n_layer": shape.n_layer,
-        "model.n_head": max(2, shape.n_embd // 64),
+        "model.n_head": shape.n_head,
         "model.n_embd": shape.n_embd,
         "model.context": shape.context,
         "model.dropout": shape.dropout,

@@ -1,6 +1,7 @@
 """The configuration: what is read, refused, merged, explained and saved."""
 
 import dataclasses
+import json
 import string
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 
 from minigpt import config as c
 from minigpt import plain_yaml
-from minigpt.config import RunConfig, from_yaml, parse_overrides, resolve, to_yaml
+from minigpt.config import RunConfig, flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.errors import UserError
 from minigpt.presets import expectation, fit, presets, read_layer
 from minigpt.shipped import shipped
@@ -560,6 +561,28 @@ def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
         assert config.train.eval_every <= config.train.steps
     assert parameters == sorted(parameters)
     assert parameters[0] < parameters[-1]
+
+
+@pytest.mark.parametrize(
+    ("question", "characters", "variant"),
+    [
+        ("small-5k", 5_000, "250 steps, 2 layers of 64"),
+        ("small-20k", 20_000, "4 layers of 128, decay 1.0"),
+        ("small-200k", 200_000, "1500 steps, 4 layers, context 128, no dropout, decay 1.0"),
+        ("small-2m", 2_000_000, "context 256, decay 0.5"),
+    ],
+)
+def test_what_is_fitted_is_what_was_measured(question: str, characters: int, variant: str) -> None:
+    """The settings are those of the run whose loss docs/experiments.md gives."""
+    path = Path(__file__).parent.parent / f"docs/experiments/{question}.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    measured = next(line["settings"] for line in lines if line["variant"] == variant)
+    config = resolve(fit(characters, gpu=False)).config
+    for key, value in flatten(config).items():
+        if key.startswith(("model.", "optim.")):
+            assert measured.get(key, flatten(RunConfig())[key]) == value, key
+    for key in ("train.batch_size", "train.steps"):
+        assert measured[key] == flatten(config)[key]
 
 
 # --- frozen --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from minigpt.errors import UserError
 from minigpt.inside import picture, terminal
 from minigpt.inside.extract import Extraction, attending, extract, logit_lens, without_heads
 from minigpt.inside.passage import characters, glyph
-from minigpt.inside.scores import MEASURES, PATTERNS, divergence, head_scores, kinds, patterns, probe
+from minigpt.inside.scores import MEASURES, PATTERNS, divergence, head_scores, kinds, patterns, span_probe
 from minigpt.kernels import CPU, TORCH
 from minigpt.model import GPT
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
@@ -196,15 +196,15 @@ def test_heads_built_by_hand_get_the_scores_they_must(by_hand: Extraction) -> No
 
 def test_a_probe_measures_what_one_string_gives_another_before_it(by_hand: Extraction) -> None:
     ids = by_hand.ids.tolist()  # f a b c a d b c b a e a c b d e
-    found = probe(by_hand.weights, ids, asking=[4], asked=[0])  # e at 10 and 15 asks a at 1, 4, 9, 11
+    found = span_probe(by_hand.weights, ids, asking=[4], asked=[0])  # e at 10 and 15 asks a at 1, 4, 9, 11
     assert found.values[0, 0] == pytest.approx(1 / 2, abs=1e-6)  # the character before: a at 10, d at 15
     assert found.values[0, 1] == pytest.approx(found.uniform, abs=1e-6)
     assert found.values[0, 2] == pytest.approx(0, abs=1e-6)
     assert found.uniform == pytest.approx((3 / 11 + 4 / 16) / 2)
-    first = probe(by_hand.weights, ids, asking=[1, 2], asked=[5, 0])  # bc, twice, asks fa
+    first = span_probe(by_hand.weights, ids, asking=[1, 2], asked=[5, 0])  # bc, twice, asks fa
     assert first.values[0, 2] == pytest.approx(1, abs=1e-6)
     assert first.values[0, 0] == pytest.approx(1 / 4, abs=1e-6)  # b at 2 alone has a before it
-    assert math.isnan(probe(by_hand.weights, ids, asking=[5], asked=[4]).uniform)  # no e before the only f
+    assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[4]).uniform)  # no e before the only f
 
 
 def test_baselines_are_those_of_uniform_attention() -> None:

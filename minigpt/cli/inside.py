@@ -290,12 +290,12 @@ def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction"
 
 def _probe(loaded: "Checkpoint", passage: "Passage", seen: "Extraction", spans: tuple[str, str]) -> "Score":
     """Return the score of --probe. Raises UserError when the text has no such places."""
-    from minigpt.inside.scores import probe
+    from minigpt.inside.scores import span_probe
 
     if not all(spans):
         raise UserError("--probe: expected two strings that stand in the text")
     asking, asked = (loaded.tokenizer.encode(span, "error").tolist() for span in spans)
-    score = probe(seen.weights, passage.ids.tolist(), asking, asked)
+    score = span_probe(seen.weights, passage.ids.tolist(), asking, asked)
     if math.isnan(score.uniform):
         raise UserError(f"--probe: in the text looked at, no '{shown(spans[1])}' comes before a '{shown(spans[0])}'")
     return score

@@ -54,23 +54,27 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     """Return all scores of attention weights (L, H, T, S) over a text of T tokens, by the names above."""
     T = len(characters)
     weights = weights.double()
-    uniform = causal_mask(T, T, weights.device).double()
-    uniform /= uniform.sum(-1, keepdim=True)  # (T, S)
-    both = torch.cat((weights.flatten(0, 1), uniform[None]))  # (L H + 1, T, S)
+    both = torch.cat((weights.flatten(0, 1), _uniform(T)[None]))  # (L H + 1, T, S)
     found = {name: mass(both, keys) for name, keys in patterns(characters).items()} | measures(both)
     return {name: Score(scores[:-1].view(weights.shape[:2]), scores[-1].item()) for name, scores in found.items()}
 
 
-def probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked: Sequence[int]) -> Score:
+def _uniform(T: int) -> Tensor:
+    """Return the weights of a query that looks at all it may see alike, (T, S)."""
+    mask = causal_mask(T, T, torch.device("cpu")).double()
+    return mask / mask.sum(-1, keepdim=True)
+
+
+def span_probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked: Sequence[int]) -> Score:
     """Return the share of weights (L, H, T, S) that tokens of one passage give to those of another before it.
 
     All places in `ids` where `asking` stands are queries, and all where `asked` stands their keys; for a pronoun and a
     noun, say. The values are nan where no `asked` comes before an `asking`.
     """
-    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & causal_mask(len(ids), len(ids), weights.device)
+    uniform = _uniform(len(ids))
+    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & (uniform > 0)  # (T, S)
     keys[0] = False
-    visible = torch.arange(1, len(ids) + 1)[:, None]  # (T, 1)
-    return Score(mass(weights.double(), keys), mass(keys / visible, keys).item())
+    return Score(mass(weights.double(), keys), mass(uniform, keys).item())
 
 
 def _covered(ids: Sequence[int], part: Sequence[int]) -> Tensor:

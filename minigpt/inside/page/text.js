@@ -51,10 +51,13 @@ function groupedRow(rowOf = selectedRow) {
 }
 
 /** The key that numbers are read of: the one chosen, else the strongest. */
-function currentKey() {
-  if (state.key !== null) return state.key;
-  const plain = state.mode === 'one' && !state.written && state.group === 'character';
-  return plain ? strongestOf(state.layer, state.head, state.query) : greatest(groupedRow());
+const currentKey = () => state.key ?? strongestIn(groupedRow());
+
+/** Returns the strongest key in a row of `groupedRow`: where it is one head's own weights, the one that Python found. */
+function strongestIn(row, head = state.head) {
+  const isOne = state.mode === 'one' || state.mode === 'several';
+  const isPlain = isOne && !state.written && state.group === 'character';
+  return isPlain ? strongestOf(state.layer, head, state.query) : greatest(row);
 }
 
 const groupSpoken = place => {
@@ -65,8 +68,7 @@ const groupSpoken = place => {
 /** Returns what is read aloud: "query 17 e, strongest key 16 h, 0.43". */
 function reading() {
   const row = groupedRow();
-  const plain = state.mode === 'one' && !state.written && state.group === 'character';
-  const best = plain ? strongestOf(state.layer, state.head, state.query) : greatest(row);
+  const best = strongestIn(row);
   const about = isExact() ? '' : 'about ';
   const place = key => (state.group === 'character' ? `${key} ${spoken(key)}` : `${state.group} ${groupSpoken(key)}`);
   const query =
@@ -141,10 +143,6 @@ function shadeByAttention(cells, strip) {
     else delete cell.dataset.heads;
   });
 }
-
-/** Returns the strongest key of a head, or the first character of its strongest word or line. */
-const strongestIn = (row, head) =>
-  state.group === 'character' && !state.written ? strongestOf(state.layer, head, state.query) : greatest(row);
 
 /** Returns shares of the greatest, so that the stripes of a head that looks at many places can be seen as well. */
 const ofItsGreatest = row => row.map(weight => weight / row[greatest(row)]);
