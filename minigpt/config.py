@@ -104,7 +104,7 @@ class ModelConfig(Section):
     activation: Literal["gelu", "relu2", "swiglu"] = "relu2"
     """Non-linearity of the MLP: GELU in its tanh form, squared ReLU, or SwiGLU."""
     qk_norm: bool = True
-    """RMS-normalise queries and keys in each head."""
+    """RMS-normalise queries and keys in each head, with learned gains."""
     zero_init: bool = True
     """Start the output projection of each branch at zero, so that every block begins as the identity."""
 
@@ -113,7 +113,7 @@ class OptimConfig(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "muon"] = "muon"
-    """`muon` updates the matrices of the blocks with Muon and everything else with AdamW."""
+    """`muon` updates the matrices of the blocks with Muon, in its form NorMuon, and everything else with AdamW."""
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate of AdamW."""
     muon_lr: float = Field(0.02, gt=0)

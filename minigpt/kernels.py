@@ -34,8 +34,8 @@ class Kernels:
     """Zero elements with this probability, and scale the others up."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """x weight^T + bias of x (..., in), weight (out, in) and bias (out), (..., out)."""
-    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
-    """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D) if there is one."""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D)."""
     rotate: Callable[[Tensor, Tensor], Tensor]
     """Each pair (x[i], x[i + D/2]) of x (..., D) turned by an angle, given as cosines and sines (2, ..., D / 2)."""
 
@@ -180,12 +180,12 @@ class _Linear(torch.autograd.Function):
         return _product(dy, weight.mT), dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def rms_norm_by_torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight."""
-    return F.rms_norm(x, (x.size(-1),), weight, eps)
+    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)  # of one precision, else it is not one pass on a GPU
 
 
-def rms_norm_by_hand(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return what rms_norm_by_torch does. On a CPU that is a row of small steps, each with its own way back."""
     if torch.compiler.is_compiling():  # which fuses them
         return rms_norm_by_torch(x, weight, eps)
@@ -195,25 +195,24 @@ def rms_norm_by_hand(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         full = _at_least_float32(x)
         norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(full, scale, weight)
         ctx.dtype = x.dtype
         y: Tensor = full * scale
-        y = y if weight is None else y.mul_(weight)
-        return y.to(x.dtype)
+        return y.mul_(weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, weight = ctx.saved_tensors
         dy, size = _at_least_float32(gradients[0]), x.size(-1)
-        wanted = [True, weight is not None, False]
         # That of layer norm, which is one pass in torch, at a mean of zero; it also takes away the gradient's mean.
         zeros = torch.zeros_like(scale)
+        wanted = [True, True, False]
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [size], zeros, scale, weight, None, wanted)
-        mean = dy.mean(-1, keepdim=True) if weight is None else (dy @ weight).div_(size).unsqueeze(-1)
+        mean = (dy @ weight).div_(size).unsqueeze(-1)
         dx = dx.addcmul_(mean, scale).to(ctx.dtype)
         return dx, dweight, None
 

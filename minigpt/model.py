@@ -96,6 +96,9 @@ class RMSNorm(nn.RMSNorm):
 
     kernels: Kernels | None = None
 
+    def __init__(self, size: int) -> None:
+        super().__init__(size, eps=NORM_EPS["rmsnorm"])
+
     def forward(self, x: Tensor) -> Tensor:
         return (self.kernels or best_for(x.device)).rms_norm(x, self.weight, NORM_EPS["rmsnorm"])
 
@@ -104,7 +107,7 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
     """Return the normalisation layer that `config` names."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
-    return RMSNorm(config.n_embd, eps=NORM_EPS["rmsnorm"])
+    return RMSNorm(config.n_embd)
 
 
 class Attention(nn.Module):
@@ -114,7 +117,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.n_head, self.qk_norm, self.dropout = layer, config.n_head, config.qk_norm, config.dropout
+        self.layer, self.n_head, self.dropout = layer, config.n_head, config.dropout
+        self.qk_norm = RMSNorm(config.n_embd // config.n_head) if config.qk_norm else nn.Identity()
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -123,8 +127,7 @@ class Attention(nn.Module):
         kernels = self.kernels or best_for(x.device)
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
-        if self.qk_norm:
-            qk = kernels.rms_norm(qk, None, NORM_EPS["rmsnorm"])
+        qk = self.qk_norm(qk)
         if angles is not None:
             qk = kernels.rotate(qk, angles[:, :, None, None])
         (q, k), (v,) = (x.permute(2, 0, 3, 1, 4) for x in (qk, v))  # (B, H, T, D) each
@@ -277,6 +280,7 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     norm = 2 * C if config.norm == "layernorm" and config.bias else C
     outputs = [(3 * C, C), (C, C), *[(hidden, C)] * (2 if config.activation == "swiglu" else 1), (C, hidden)]
     block = 2 * norm + sum(rows * columns + rows * config.bias for rows, columns in outputs)
+    block += config.qk_norm * C // config.n_head
     positions = config.context * C if config.position == "learned" else 0
     return vocab_size * C + positions + config.n_layer * block + norm
 

@@ -223,7 +223,8 @@ def test_fused_attention_agrees_with_its_explicit_twin(family: str, chunks: list
             qkv = torch.cat(seen[layer, "qkv"], dim=1).view(2, 10, 3, 2, 8)
             q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))  # each (B, H, T, D)
             if family == "modern":
-                q, k = (turned(z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt()) for z in (q, k))
+                gains = block.attention.qk_norm.weight  # (D)
+                q, k = (turned(gains * z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt()) for z in (q, k))
             weights = attention_weights(q, k)
             expected = block.attention.proj((weights @ v).transpose(1, 2).flatten(2))
             torch.testing.assert_close(torch.cat(seen[layer, "out"], dim=1), expected, atol=1e-5, rtol=1e-5)

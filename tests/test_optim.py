@@ -100,6 +100,13 @@ def test_the_learning_rate_is_applied(name: str, progress: float) -> None:
             assert rate.max() < 1.01, key
 
 
+class PlainMuon(Muon):
+    """As it was first published: the vectors of a matrix's longer side are left as unlike in size as they are."""
+
+    def evened(self, updates: torch.Tensor, squared_sizes: list[torch.Tensor]) -> torch.Tensor:
+        return updates
+
+
 def test_both_rules_are_torchs() -> None:
     """Matrices of several shapes, two of them one's transpose, over steps with decay and falling rates."""
     shapes = [(6, 4), (4, 4), (4, 6), (8, 4), (1, 4), (6, 4), (3, 1)]
@@ -107,7 +114,7 @@ def test_both_rules_are_torchs() -> None:
     ours, theirs = ([torch.randn(shape, requires_grad=True) for shape in shapes] for _ in range(2))
     copies = [[p.detach().clone().requires_grad_() for p in each] for each in (ours, theirs)]
     decay = {"weight_decay": 0.2}
-    rules = Muon(ours, 1.0, momentum=0.9, **decay), AdamW(theirs, 1.0, beta1=0.8, beta2=0.9, **decay)
+    rules = PlainMuon(ours, 1.0, momentum=0.9, **decay), AdamW(theirs, 1.0, beta1=0.8, beta2=0.9, **decay)
     torchs = torch.optim.Muon(copies[0], momentum=0.9, **decay), torch.optim.AdamW(copies[1], betas=(0.8, 0.9), **decay)
     for lr in (0.05, 0.03, 0.02, 0.01):
         for mine, copy_ in zip(ours + theirs, copies[0] + copies[1], strict=True):
@@ -121,6 +128,46 @@ def test_both_rules_are_torchs() -> None:
         torch.testing.assert_close(mine, copy_, atol=2e-3, rtol=0)  # rounding in bfloat16 may differ
     for mine, copy_ in zip(theirs, copies[1], strict=True):
         torch.testing.assert_close(mine, copy_, atol=1e-6, rtol=1e-6)
+
+
+def test_the_vectors_of_the_longer_side_move_alike() -> None:
+    """Each over the root of the average of its mean squares, recomputed for one matrix at a time, whatever its side."""
+    shapes = [(6, 4), (4, 4), (4, 6), (6, 4), (1, 4), (3, 1)]
+    torch.manual_seed(0)
+    rule = Muon([torch.randn(shape, requires_grad=True) for shape in shapes], 1.0, weight_decay=0.0, momentum=0.9)
+    plain = PlainMuon([p.detach().clone().requires_grad_() for p in rule.parameters], 1.0, 0.0, momentum=0.9)
+    averages = [torch.zeros(1, 1) for _ in shapes]
+    for step in range(3):
+        before = [[p.detach().clone() for p in each.parameters] for each in (rule, plain)]
+        for ours, theirs in zip(rule.parameters, plain.parameters, strict=True):
+            ours.grad = torch.randn_like(ours)
+            theirs.grad = ours.grad.clone()
+        rule.step(0.1)
+        plain.step(0.1)
+        for at, (ours, theirs) in enumerate(zip(rule.parameters, plain.parameters, strict=True)):
+            moved, whole = ours.detach() - before[0][at], theirs.detach() - before[1][at]
+            shorter = 0 if len(ours) <= ours.size(1) else 1
+            unscaled = whole / 0.1 / max(1, ours.size(0) / ours.size(1)) ** 0.5
+            averages[at] = 0.95 * averages[at] + 0.05 * unscaled.square().mean(shorter, keepdim=True)
+            expected = whole / averages[at].sqrt()
+            expected *= whole.norm() / expected.norm()
+            torch.testing.assert_close(moved, expected, atol=1e-5, rtol=1e-4)
+            if step == 0:
+                sizes = moved.norm(dim=shorter)
+                torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes), atol=1e-5, rtol=1e-4)
+
+
+def test_a_matrix_without_gradient_stays() -> None:
+    """As at the first step the matrices before one that starts at zero."""
+    matrix = torch.randn(6, 4, requires_grad=True)
+    before, rule = matrix.detach().clone(), Muon([matrix], 1.0, weight_decay=0.0, momentum=0.9)
+    matrix.grad = torch.zeros_like(matrix)
+    rule.step(0.1)
+    assert torch.equal(matrix, before)
+    matrix.grad = torch.randn_like(matrix)
+    rule.step(0.1)
+    assert matrix.isfinite().all()
+    assert not torch.equal(matrix, before)
 
 
 # --- resuming ----------------------------------------------------------------------------------------
@@ -193,7 +240,7 @@ def test_the_state_is_named_by_parameter() -> None:
     steps(model, optimizer, range(1))
     hidden = {key for key, p in model.named_parameters() if p.ndim == 2 and key.startswith("blocks.")}
     rest = {key for key, _ in model.named_parameters()} - hidden
-    expected = {f"momentum_buffer/{key}" for key in hidden}
+    expected = {f"{kind}/{key}" for kind in ("momentum_buffer", "squared_size") for key in hidden}
     expected |= {f"{kind}/{key}" for kind in ("step", "exp_avg", "exp_avg_sq") for key in rest}
     assert set(optimizer.state_dict()) == expected
 

@@ -5,7 +5,9 @@ what did not stays here, so that its result can be repeated.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model import GPT, evaluating
-from minigpt.optim import Optimizer
+from minigpt.kernels import CPU
+from minigpt.model import GPT, NORM_EPS, evaluating
+from minigpt.optim import Muon, Optimizer
 from minigpt.seeds import mix_seed
 
 
 def apply(run: Any, tweaks: Mapping[str, Any]) -> None:
     """Apply the tweaks of these names, with these arguments, to a run."""
     for name, argument in tweaks.items():
-        torch.manual_seed(mix_seed(run.config.train.seed, "tweak", name))
-        TWEAKS[name](run, argument)
+        if name not in TWEAKS_OF_MUON:
+            torch.manual_seed(mix_seed(run.config.train.seed, "tweak", name))
+            TWEAKS[name](run, argument)
     if tweaks:  # the model may have other parameters now
         run.average = copy.deepcopy(run.model).eval().requires_grad_(False) if run.config.train.ema else None
         run.optimizer = Optimizer(run.model, run.config.optim)
+    for rule in run.optimizer.rules:
+        for name in tweaks if isinstance(rule, Muon) else ():
+            if name in TWEAKS_OF_MUON:
+                TWEAKS_OF_MUON[name](rule, tweaks[name])
 
 
 @torch.no_grad()
@@ -116,6 +124,100 @@ def dropout_kinds(run: Any, argument: Mapping[str, float]) -> None:
         block.dropout.probability = argument.get("branches", 0.0)
 
 
+class FixedGains(nn.Module):
+    """RMSNorm with one gain for all channels, which is not learned."""
+
+    gains: Tensor
+
+    def __init__(self, size: int, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("gains", torch.full((size,), gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return CPU.rms_norm(x, self.gains, NORM_EPS["rmsnorm"])
+
+
+def sharpness(run: Any, argument: Mapping[str, Any]) -> None:
+    """Multiply the scores of normalised queries and keys by a `factor`, which may be `learned` by channel."""
+    for block in run.model.blocks:
+        attention, gain = block.attention, math.sqrt(argument["factor"])  # on queries and keys alike
+        if argument.get("learned"):
+            nn.init.constant_(attention.qk_norm.weight, gain)
+        else:
+            attention.qk_norm = FixedGains(run.config.model.n_embd // attention.n_head, gain)
+
+
+def values_of_the_first(run: Any, argument: Any) -> None:
+    """Mix the values of the first layer into those of the others (Zhou et al. 2024), by a learned share each."""
+    first: list[Tensor] = []
+    for block in run.model.blocks:
+        attention = block.attention
+        if attention.layer > 0:
+            attention.share = nn.Parameter(torch.zeros(1))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, attention: Any = attention) -> Tensor:
+            if attention.layer == 0:
+                first[:] = [v]
+            else:
+                v = v + (attention.share * (first[0] - v)).to(v.dtype)
+            return CPU.attend(q, k, v, probability)
+
+        attention.kernels = replace(attention.kernels or CPU, attend=attend)
+
+
+def stream_of_the_start(run: Any, argument: Any) -> None:
+    """Add the embedded characters again before each block, by a learned share."""
+    start: list[Tensor] = []
+    for layer, block in enumerate(run.model.blocks):
+        block.share = nn.Parameter(torch.zeros(1))
+
+        def before(block: Any, arguments: tuple[Any, ...], layer: int = layer) -> tuple[Any, ...]:
+            x, *rest = arguments
+            if layer == 0:
+                start[:] = [x]
+            return (torch.addcmul(x, block.share, start[0]), *rest)
+
+        block.register_forward_pre_hook(before)
+
+
+def rotary_base(run: Any, base: float) -> None:
+    """Let the slowest pair turn `base` times as slowly as the fastest."""
+    size = run.config.model.n_embd // run.config.model.n_head
+    rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
+    run.model.angles = torch.stack((angle.cos(), angle.sin())).float()
+
+
+def masks_over_time(run: Any, argument: Any) -> None:
+    """Drop a channel of a sequence at all its positions (Gal and Ghahramani 2016), and a key for all queries."""
+
+    def dropout(x: Tensor, probability: float) -> Tensor:
+        return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), probability)  # x is (B, T, C)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+        if probability:
+            v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
+        return CPU.attend(q, k, v, 0.0)
+
+    for module in run.model.modules():
+        if hasattr(module, "kernels"):
+            module.kernels = replace(module.kernels or CPU, dropout=dropout, attend=attend)
+
+
+# --- the optimizer -------------------------------------------------------------------------------------
+
+
+def plain_muon(rule: Any, wanted: bool) -> None:
+    """Leave the updates of the longer side's vectors as unlike in size as Newton and Schulz leave them."""
+    if wanted:
+        rule.evened = lambda updates, squared_sizes: updates
+
+
+def size_decay(rule: Any, decay: float) -> None:
+    """Another decay of the average of squared sizes."""
+    rule.size_decay = decay
+
+
 # --- batches and the loss ------------------------------------------------------------------------------
 
 
@@ -189,5 +291,21 @@ def label_smoothing(run: Any, rate: float) -> None:
 
 TWEAKS: dict[str, Callable[[Any, Any], None]] = {
     tweak.__name__: tweak
-    for tweak in (untied, bigrams, shift, dropout_kinds, token_noise, short_first, small_batches_first)
-} | {"shuffled_epochs": shuffled_epochs, "label_smoothing": label_smoothing}
+    for tweak in (
+        untied,
+        bigrams,
+        shift,
+        dropout_kinds,
+        sharpness,
+        rotary_base,
+        values_of_the_first,
+        stream_of_the_start,
+        masks_over_time,
+        token_noise,
+        short_first,
+        small_batches_first,
+        shuffled_epochs,
+        label_smoothing,
+    )
+}
+TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {"plain_muon": plain_muon, "size_decay": size_decay}

@@ -201,8 +201,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
     qkv = block.attention.qkv(block.norm1(stream)).view(N, 3, config.n_head, D).float()  # type: ignore[union-attr, operator]
     q, k, v = qkv.permute(1, 2, 0, 3)  # (H, N, D) each
-    if config.qk_norm:
-        q, k = (F.rms_norm(x, (D,), eps=1e-6) for x in (q, k))
+    q, k = (block.attention.qk_norm(x) for x in (q, k))  # type: ignore[union-attr, operator]
     if config.position == "rotary":
         cos, sin = rotary_angles(2, D)[:, 1].to(q.device)
         a, b = q.chunk(2, dim=-1)
