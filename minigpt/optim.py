@@ -112,11 +112,11 @@ class Muon(Rule):
                 _lying(matrix).add_(update, alpha=-lr * scale)
 
     def evened(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
-        """Return updates (N, R, C) with each column over its average size, and each matrix as long as before.
+        """Return updates (N, R, C), R at most C, with each column over its average size, each matrix as long as before.
 
-        The averages of the squares, (1, C) each, move on.
+        The averages of the squares, (1, C) each, move on. Of a square matrix the columns are the inputs.
         """
-        x = updates.float()
+        x = updates.to(squared_sizes[0].dtype)
         torch._foreach_lerp_(squared_sizes, list(x.square().mean(1, keepdim=True)), 1 - self.size_decay)
         even = x / torch.stack(squared_sizes).sqrt().clamp(min=EPS)
         before, after = (y.norm(dim=(1, 2), keepdim=True) for y in (x, even))

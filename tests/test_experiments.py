@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from minigpt.config import resolve
-from minigpt.model import GPT
+from minigpt.config import RunConfig, resolve
+from minigpt.model import GPT, Attention
+from minigpt.optim import Muon
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts/experiments"))
@@ -128,3 +130,41 @@ def test_no_tweak_of_the_network_leaks(name: str) -> None:
     for parameter in changed.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # what begins at zero would hide a leak
     assert tweaks.leak(changed) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("sharpness", {"factor": 2.0}),
+        ("sharpness", {"factor": 2.0, "learned": True}),
+        ("rotary_base", 100.0),
+        ("values_of_the_first", True),
+        ("stream_of_the_start", True),
+        ("masks_over_time", True),
+    ],
+)
+def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -> None:
+    run = SimpleNamespace(model=model().train(), config=RunConfig(model=model().config))
+    ids = torch.arange(8)[None] % 9
+    before = run.model(ids)
+    tweaks.TWEAKS[name](run, argument)
+    for key, parameter in run.model.named_parameters():
+        if key.endswith("share"):
+            torch.nn.init.constant_(parameter, 0.5)
+    if name == "masks_over_time":
+        for module in run.model.modules():
+            if isinstance(module, Attention):
+                module.dropout = 0.5
+    assert not torch.equal(run.model(ids), before)
+    assert tweaks.leak(run.model) == 0
+
+
+def test_tweaks_of_muon_reach_it() -> None:
+    matrix = torch.ones(4, 2, requires_grad=True)
+    rule = Muon([matrix], 0.1, weight_decay=0.0, momentum=0.9)
+    tweaks.TWEAKS_OF_MUON["size_decay"](rule, 0.5)
+    assert rule.size_decay == 0.5
+    updates, sizes = torch.randn(1, 2, 4), [torch.zeros(1, 4)]
+    assert not torch.equal(rule.evened(updates, sizes), updates)
+    tweaks.TWEAKS_OF_MUON["plain_muon"](rule, True)
+    assert torch.equal(rule.evened(updates, sizes), updates)

@@ -148,7 +148,10 @@ def sharpness(run: Any, argument: Mapping[str, Any]) -> None:
 
 
 def values_of_the_first(run: Any, argument: Any) -> None:
-    """Mix the values of the first layer into those of the others (Zhou et al. 2024), by a learned share each."""
+    """Mix the values of the first layer into those of the others (Zhou et al. 2024), by a learned share each.
+
+    Not beside `masks_over_time`, which replaces the same kernel, nor where weights are averaged.
+    """
     first: list[Tensor] = []
     for block in run.model.blocks:
         attention = block.attention
@@ -181,7 +184,7 @@ def stream_of_the_start(run: Any, argument: Any) -> None:
 
 
 def rotary_base(run: Any, base: float) -> None:
-    """Let the slowest pair turn `base` times as slowly as the fastest."""
+    """Let the last pair turn nearly `base` times as slowly as the first."""
     size = run.config.model.n_embd // run.config.model.n_head
     rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
