@@ -52,7 +52,7 @@ def naive(model: GPT, ids: np.ndarray, stride: int) -> list[float]:
 def test_equals_scoring_each_token_by_itself(
     family: str, stride: int | None, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigpt.evaluate.TOKENS_AT_ONCE", 3 * CONTEXT)  # several batches, the last one smaller
+    monkeypatch.setitem(TOKENS_AT_ONCE, "cpu", 3 * CONTEXT)  # several batches, the last one smaller
     model, ids = model_of(family), CHARS.encode(TEXT)[:length]
     scored: list[int] = []
     result = evaluate(model, ids, CHARS, stride=stride, progress=scored.append)
