@@ -113,7 +113,7 @@ class OptimConfig(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "muon"] = "muon"
-    """`muon` updates the matrices of the blocks with Muon, in its form NorMuon, and everything else with AdamW."""
+    """`muon` updates the matrices of the blocks with Muon, evened out as in NorMuon, and everything else with AdamW."""
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate of AdamW."""
     muon_lr: float = Field(0.02, gt=0)

@@ -181,12 +181,18 @@ class _Linear(torch.autograd.Function):
 
 
 def rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight."""
-    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)  # of one precision, else it is not one pass on a GPU
+    """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight in x's precision.
+
+    Of two precisions torch would make it in several passes.
+    """
+    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)
 
 
 def rms_norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return what rms_norm_by_torch does. On a CPU that is a row of small steps, each with its own way back."""
+    """Return what rms_norm_by_torch does, the weight as precise as it is.
+
+    On a CPU torch's is a row of small steps, each with its own way back.
+    """
     if torch.compiler.is_compiling():  # which fuses them
         return rms_norm_by_torch(x, weight, eps)
     out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]

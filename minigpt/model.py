@@ -94,13 +94,14 @@ class Linear(nn.Linear):
 class RMSNorm(nn.RMSNorm):
     """Divides by the root mean square of the last dimension, and multiplies by learned gains."""
 
+    eps: float
     kernels: Kernels | None = None
 
     def __init__(self, size: int) -> None:
         super().__init__(size, eps=NORM_EPS["rmsnorm"])
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.kernels or best_for(x.device)).rms_norm(x, self.weight, NORM_EPS["rmsnorm"])
+        return (self.kernels or best_for(x.device)).rms_norm(x, self.weight, self.eps)
 
 
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:

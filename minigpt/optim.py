@@ -20,8 +20,8 @@ ROUNDS = 5
 class Rule:
     """How some parameters move. Not a torch.optim.Optimizer, whose making imports the compiler, nearly a second."""
 
-    kept: ClassVar[dict[str, Callable[[Tensor], Tensor]]]
-    """What is remembered of each parameter, and how it begins."""
+    kept: ClassVar[dict[str, Callable[[Tensor], tuple[int, ...]]]]
+    """What is remembered of each parameter, and in which shape. It begins as zeros."""
 
     def __init__(self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float) -> None:
         self.parameters, self.peak_rate, self.weight_decay = list(parameters), peak_rate, weight_decay
@@ -30,7 +30,7 @@ class Rule:
     def remembered(self) -> list[list[Tensor]]:
         """Return for each kind in `kept` what is remembered of the parameters."""
         if not self.state:
-            self.state = {kind: [blank(p) for p in self.parameters] for kind, blank in self.kept.items()}
+            self.state = {kind: [p.new_zeros(shape(p)) for p in self.parameters] for kind, shape in self.kept.items()}
         return [self.state[kind] for kind in self.kept]
 
     def step(self, lr: float) -> None:
@@ -41,11 +41,7 @@ class Rule:
 class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as torch's fused kernel computes it."""
 
-    kept: ClassVar = {
-        "step": lambda p: torch.zeros((), device=p.device),
-        "exp_avg": torch.zeros_like,
-        "exp_avg_sq": torch.zeros_like,
-    }
+    kept: ClassVar = {"step": lambda p: (), "exp_avg": lambda p: tuple(p.shape), "exp_avg_sq": lambda p: tuple(p.shape)}
 
     def __init__(
         self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float, beta1: float, beta2: float
@@ -79,14 +75,12 @@ class Muon(Rule):
     """Nesterov momentum, made orthogonal: each update turns and scales all directions alike (Jordan et al. 2024).
 
     That leaves the vectors of a matrix's longer side, such as those of the MLP's units, with updates of unlike sizes.
-    These are then divided by their average size, as NorMuon does (Li et al. 2025) with the rows of any matrix.
-    Matrices of one shape are stacked, which for small ones saves 40 % of the time.
+    These are then divided by their average size, after NorMuon (Li et al. 2025), which does so with the rows of any
+    matrix, and sets the norm of the whole where here it stays. Matrices of one shape are stacked, which for small
+    ones saves 40 % of the time.
     """
 
-    kept: ClassVar = {
-        "momentum_buffer": torch.zeros_like,
-        "squared_size": lambda matrix: _lying(matrix).new_zeros(1, max(matrix.shape)),
-    }
+    kept: ClassVar = {"momentum_buffer": lambda p: tuple(p.shape), "squared_size": lambda p: (1, max(p.shape))}
     size_decay = 0.95
     """Of the average of squared sizes."""
 
@@ -105,14 +99,14 @@ class Muon(Rule):
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
             stacks[_lying(matrix).shape].append((matrix, update, size))
         for stack in stacks.values():
-            whole = orthogonal([_lying(update) for _, update, _ in stack])  # (N, R, C)
-            even = self.evened(whole, [size for *_, size in stack])
-            for (matrix, _, _), update in zip(stack, even, strict=True):
+            turns = orthogonal([_lying(update) for _, update, _ in stack])  # (N, R, C)
+            evened = self.evened(turns, [size for *_, size in stack])
+            for (matrix, _, _), update in zip(stack, evened, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
                 _lying(matrix).add_(update, alpha=-lr * scale)
 
     def evened(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
-        """Return updates (N, R, C), R at most C, with each column over its average size, each matrix as long as before.
+        """Return updates (N, R, C), R at most C, each column over its average size, each matrix's norm as it was.
 
         The averages of the squares, (1, C) each, move on. Of a square matrix the columns are the inputs.
         """
@@ -184,9 +178,9 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state_dict` returned. Raises ValueError when it is not of these parameters."""
         expected = {
-            f"{kind}/{self.names[parameter]}": tuple(blank(parameter).shape)
+            f"{kind}/{self.names[parameter]}": shape(parameter)
             for rule in self.rules
-            for kind, blank in rule.kept.items()
+            for kind, shape in rule.kept.items()
             for parameter in rule.parameters
         }
         found = {name: tuple(tensor.shape) for name, tensor in state.items()}

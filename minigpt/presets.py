@@ -124,7 +124,7 @@ ENOUGH_VALIDATION = 50_000
 def fit(characters: int, gpu: bool) -> Layer:
     """Choose model and run for a text of this many characters, so that a first result comes within minutes.
 
-    The smaller the text, the more dropout and weight decay, with early stopping throughout.
+    Small texts get weight decay, the smallest dropout as well, and all of them early stopping.
     """
     shape = next(shape for shape in (GPU_SHAPES if gpu else CPU_SHAPES) if characters < shape.limit)
     return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from minigpt.config import FAMILIES, ModelConfig
 from minigpt.errors import UserError
-from minigpt.evaluate import evaluate, protocol
+from minigpt.evaluate import TOKENS_AT_ONCE, evaluate, protocol
 from minigpt.model import GPT
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 

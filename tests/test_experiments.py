@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from minigpt.config import RunConfig, resolve
-from minigpt.model import GPT, Attention
+from minigpt.config import OptimConfig, RunConfig, resolve
+from minigpt.model import GPT
 from minigpt.optim import Muon
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,7 +140,6 @@ def test_no_tweak_of_the_network_leaks(name: str) -> None:
         ("rotary_base", 100.0),
         ("values_of_the_first", True),
         ("stream_of_the_start", True),
-        ("masks_over_time", True),
     ],
 )
 def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -> None:
@@ -151,20 +150,59 @@ def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -
     for key, parameter in run.model.named_parameters():
         if key.endswith("share"):
             torch.nn.init.constant_(parameter, 0.5)
-    if name == "masks_over_time":
-        for module in run.model.modules():
-            if isinstance(module, Attention):
-                module.dropout = 0.5
     assert not torch.equal(run.model(ids), before)
     assert tweaks.leak(run.model) == 0
 
 
-def test_tweaks_of_muon_reach_it() -> None:
-    matrix = torch.ones(4, 2, requires_grad=True)
-    rule = Muon([matrix], 0.1, weight_decay=0.0, momentum=0.9)
-    tweaks.TWEAKS_OF_MUON["size_decay"](rule, 0.5)
-    assert rule.size_decay == 0.5
-    updates, sizes = torch.randn(1, 2, 4), [torch.zeros(1, 4)]
-    assert not torch.equal(rule.evened(updates, sizes), updates)
-    tweaks.TWEAKS_OF_MUON["plain_muon"](rule, True)
-    assert torch.equal(rule.evened(updates, sizes), updates)
+def test_one_mask_serves_all_positions_of_a_sequence() -> None:
+    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config))
+    torch.manual_seed(0)
+    tweaks.TWEAKS["masks_over_time"](run, True)
+    for block in run.model.blocks:
+        kernels = block.attention.kernels
+        dropped = kernels.dropout(torch.ones(2, 5, 16), 0.5)
+        assert set(dropped.unique().tolist()) == {0.0, 2.0}
+        assert torch.equal(dropped, dropped[:, :1].expand(2, 5, 16)), "the same channels at all positions"
+        assert not torch.equal(dropped[0], dropped[1]), "others in another sequence"
+        nothing = torch.zeros(1, 1, 8, 8)  # queries and keys that attend to all alike
+        attended = kernels.attend(nothing, nothing, torch.eye(8)[None, None], 0.5)[0, 0]
+        last = attended[-1] > 0
+        assert 0 < last.sum() < 8
+        assert torch.equal(attended > 0, last.expand(8, 8).tril()), "a dropped key is dropped for all queries"
+
+
+def muon_after(**wanted: Any) -> Muon:
+    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config))
+    tweaks.apply(run, wanted)
+    (rule,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
+    return rule
+
+
+def test_tweaks_of_muon_reach_the_optimizer_of_the_run() -> None:
+    assert muon_after(size_decay=0.5).size_decay == 0.5
+    updates = torch.randn(1, 2, 4)
+    assert torch.equal(muon_after(plain_muon=True).evened(updates, []), updates)
+    assert not torch.equal(muon_after(plain_muon=False).evened(updates, [torch.zeros(1, 4)]), updates)
+    of_adamw = SimpleNamespace(model=model(), config=RunConfig(optim=OptimConfig(name="adamw")))
+    with pytest.raises(ValueError, match="unpack"):
+        tweaks.apply(of_adamw, {"size_decay": 0.5})
+
+
+@pytest.mark.parametrize(("name", "of_all"), [("rows_of_square_matrices", False), ("rows_of_all_matrices", True)])
+def test_other_vectors_can_be_made_alike(name: str, of_all: bool) -> None:
+    """At the first step, where the average size is that of the step itself."""
+    rule = muon_after(**{name: True})
+    rule.weight_decay = 0.0
+    before = [matrix.detach().clone() for matrix in rule.parameters]
+    for matrix in rule.parameters:
+        matrix.grad = torch.randn_like(matrix)
+    rule.step(0.1)
+    seen = set()
+    for matrix, was in zip(rule.parameters, before, strict=True):
+        moved = matrix.detach() - was
+        standing, square = len(moved) > moved.size(1), len(moved) == moved.size(1)
+        across = 1 if of_all or standing or square else 0
+        sizes = moved.norm(dim=across)
+        torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes), atol=1e-5, rtol=1e-3)
+        seen.add((standing, square))
+    assert seen == {(True, False), (False, True), (False, False)}

@@ -157,7 +157,7 @@ def test_the_vectors_of_the_longer_side_move_alike() -> None:
                 torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes), atol=1e-5, rtol=1e-4)
 
 
-def test_a_matrix_without_gradient_stays() -> None:
+def test_a_matrix_whose_gradient_is_zero_stays() -> None:
     """As at the first step the matrices before one that starts at zero."""
     matrix = torch.randn(6, 4, requires_grad=True)
     before, rule = matrix.detach().clone(), Muon([matrix], 1.0, weight_decay=0.0, momentum=0.9)
@@ -202,6 +202,8 @@ def test_a_state_of_other_names_or_shapes_is_refused_by_name(name: str, family: 
     steps(model, optimizer, range(2))
     state = optimizer.state_dict()
     key = "exp_avg/norm.weight"
+    of_muon = [k for k in state if k.startswith("squared_size/")]
+    assert bool(of_muon) == (name == "muon")
     fresh = Optimizer(model_of(family), OptimConfig(name=name))
     for wrong, named in (
         ({k: v for k, v in state.items() if k != key}, key),
@@ -210,6 +212,8 @@ def test_a_state_of_other_names_or_shapes_is_refused_by_name(name: str, family: 
         ({**state, key: state[key][None]}, key),
         ({**state, "step/norm.weight": torch.ones(1)}, "step/norm.weight"),
         ({k: v for k, v in state.items() if not k.startswith("step/")}, "step/"),
+        *(({k: v for k, v in state.items() if k not in of_muon}, "squared_size/") for _ in of_muon[:1]),
+        *(({**state, k: state[k].mT}, k) for k in of_muon),
     ):
         with pytest.raises(ValueError, match=f"the optimizer's {named}.* does not fit the model"):
             fresh.load_state_dict(wrong)

@@ -30,10 +30,9 @@ def apply(run: Any, tweaks: Mapping[str, Any]) -> None:
     if tweaks:  # the model may have other parameters now
         run.average = copy.deepcopy(run.model).eval().requires_grad_(False) if run.config.train.ema else None
         run.optimizer = Optimizer(run.model, run.config.optim)
-    for rule in run.optimizer.rules:
-        for name in tweaks if isinstance(rule, Muon) else ():
-            if name in TWEAKS_OF_MUON:
-                TWEAKS_OF_MUON[name](rule, tweaks[name])
+    for name in tweaks.keys() & TWEAKS_OF_MUON.keys():
+        (muon,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
+        TWEAKS_OF_MUON[name](muon, tweaks[name])
 
 
 @torch.no_grad()
@@ -221,6 +220,36 @@ def size_decay(rule: Any, decay: float) -> None:
     rule.size_decay = decay
 
 
+def rows_of_square_matrices(rule: Any, argument: Any) -> None:
+    """Of square matrices make the rows' updates of one size, which are the outputs', not the columns'."""
+    columns = rule.evened
+
+    def evened(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
+        square = updates.size(1) == updates.size(2)
+        out: Tensor = columns(updates.mT, squared_sizes).mT if square else columns(updates, squared_sizes)
+        return out
+
+    rule.evened = evened
+
+
+def rows_of_all_matrices(rule: Any, argument: Any) -> None:
+    """Make the updates of the rows of all matrices of one size, as NorMuon does (Li et al. 2025)."""
+    sizes: dict[Tensor, Tensor] = {}
+
+    def evened(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
+        of_this_shape = [p for p in rule.parameters if {*p.shape} == {*updates.shape[1:]}]
+        out = []
+        for matrix, update in zip(of_this_shape, updates.float(), strict=True):
+            across = 0 if matrix.size(0) > matrix.size(1) else 1  # standing matrices come lying
+            squared = update.square().mean(across, keepdim=True)
+            size = sizes.setdefault(matrix, torch.zeros_like(squared)).lerp_(squared, 1 - rule.size_decay)
+            even = update / size.sqrt().clamp(min=1e-8)
+            out.append(even * (update.norm() / even.norm().clamp(min=1e-8)))
+        return torch.stack(out)
+
+    rule.evened = evened
+
+
 # --- batches and the loss ------------------------------------------------------------------------------
 
 
@@ -311,4 +340,6 @@ TWEAKS: dict[str, Callable[[Any, Any], None]] = {
         label_smoothing,
     )
 }
-TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {"plain_muon": plain_muon, "size_decay": size_decay}
+TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {
+    tweak.__name__: tweak for tweak in (plain_muon, size_decay, rows_of_square_matrices, rows_of_all_matrices)
+}
