@@ -40,6 +40,22 @@ class Kernels:
     """Each pair (x[i], x[i + D/2]) of x (..., D) turned by an angle, given as cosines and sines (2, ..., D / 2)."""
 
 
+class _NoWayBack:
+    """Stands for the context of a torch.autograd.Function where nothing is kept for a backward pass."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        pass
+
+
+def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    """Apply `function`; where no gradient is wanted without torch's bookkeeping, which takes longer than a norm."""
+    if torch.is_grad_enabled():
+        out: Tensor = function.apply(*inputs)
+    else:
+        out = function.forward(_NoWayBack(), *inputs)
+    return out
+
+
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return causal attention by torch's fused kernel."""
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -53,7 +69,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """
     B, H, T, D = q.shape
     rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
-    out: Tensor = _BlockedAttention.apply(*rows, dropout)  # type: ignore[no-untyped-call]
+    out = _applied(_BlockedAttention, *rows, dropout)
     return out.view(B, H, T, D)
 
 
@@ -135,8 +151,7 @@ class _SquaredReLU(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """Return max(x, 0) squared. Bit for bit relu(x).square(), whose backward pass by autograd makes five passes."""
-    out: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
-    return out
+    return _applied(_SquaredReLU, x)
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,8 +169,7 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.bmm(halves, x.reshape(-1, 1).expand(2, -1, -1)).view(*x.shape[:-1], -1)  # of (2, out / 2, 1)
         return y if bias is None else y + bias
     if ONEDNN and rows * weights >= LARGE_PRODUCT:
-        out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return out
+        return _applied(_Linear, x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -195,8 +209,7 @@ def rms_norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if torch.compiler.is_compiling():  # which fuses them
         return rms_norm_by_torch(x, weight, eps)
-    out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    return out
+    return _applied(_RMSNorm, x, weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -234,8 +247,7 @@ def rotate_by_hand(x: Tensor, angles: Tensor) -> Tensor:
     """Return what rotate_by_torch does, in fewer passes. The way back is to turn the other way."""
     if torch.compiler.is_compiling():
         return rotate_by_torch(x, angles)
-    out: Tensor = _Rotation.apply(x, *angles)  # type: ignore[no-untyped-call]
-    return out
+    return _applied(_Rotation, x, *angles)
 
 
 class _Rotation(torch.autograd.Function):

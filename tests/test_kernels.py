@@ -209,6 +209,24 @@ def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
         torch.testing.assert_close(ours.double(), exact, atol=1e-7, rtol=2**-8 if dtype == torch.bfloat16 else 1e-12)
 
 
+def test_without_gradients_the_bits_are_the_same() -> None:
+    """There the kernels go without torch's bookkeeping for a way back."""
+    q, k, v = (torch.randn(2, 3, 100, 8, requires_grad=True) for _ in range(3))
+    x, weight, angles = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8), rotary_angles(3, 8)
+    for compute in (
+        lambda: CPU.attend(q, k, v, 0.0),
+        lambda: CPU.rms_norm(x, weight, 1e-6),
+        lambda: CPU.rotate(x, angles),
+        lambda: CPU.linear(x.repeat(200, 1, 1), torch.ones(200, 8), None),
+        lambda: squared_relu(x),
+    ):
+        with_gradients = compute()
+        assert with_gradients.requires_grad
+        for off in (torch.no_grad, torch.inference_mode):
+            with off():
+                assert torch.equal(compute(), with_gradients)
+
+
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("family", ["classic", "modern"])
 def test_a_model_gives_the_same_with_either(family: str) -> None:
