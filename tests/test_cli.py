@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from minigpt import __version__, config
@@ -354,6 +355,19 @@ def test_a_run_goes_by_its_name_its_folder_its_checkpoint_and_last(cli: Cli, at_
     assert (
         cli("sample", run, "-l", 5).out == cli("sample", at_home / "runs" / "verse-1", "--checkpoint", 4, "-l", 5).out
     )
+
+
+def test_one_stream_of_a_small_model_is_drawn_with_one_thread(cli: Cli, at_home: Path) -> None:
+    """Two would not be faster, and on a busy machine would wait for each other."""
+    found = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert cli("sample", "-n", "2", "-l", "1").code == 0
+        assert torch.get_num_threads() == 2
+        assert cli("sample", "-l", "1").code == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(found)
 
 
 def test_a_copy_of_a_checkpoint_is_all_that_sample_needs(cli: Cli, home: Path, empty_folder: Path) -> None:

@@ -3,6 +3,7 @@
 Results go to stdout, everything else to stderr. A UserError is one line and exit code 1.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -42,6 +43,7 @@ def main() -> None:
     """Run the command line; the entry point of `minigpt` and `python -m minigpt`."""
     # torch's import makes 165,000 objects, none of them garbage: not looking for it there saves 0.2 s, at the end 0.4.
     gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Windows consoles default to a code page that cannot print most of Unicode.
@@ -50,7 +52,6 @@ def main() -> None:
         try:
             app(windows_expand_args=False)  # a prompt may hold * and ~; what names texts is expanded by corpus.py
         finally:
-            gc.freeze()
             print(end="", flush=True)
     except UserError as error:
         _show_traceback()

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from minigpt.runtime import Runtime
     from minigpt.sample import Piece
 
+ONE_THREAD = 1_500_000
+"""Parameters below which a step of one stream is over before a second thread would be of use. On a busy machine, as
+beside a training run, waiting for that thread would take most of the time."""
+
 
 def sample(
     run: RunArgument = "last",
@@ -64,8 +68,11 @@ def sample(
     if prompt is not None and prompt_file is not None:
         raise UserError("--prompt and --prompt-file exclude each other")
     on_unknown = checked_unknown(unknown)
-    runtime = choose(RuntimeConfig(device=checked_device(device), dtype="float32"))
-    loaded = load_checkpoint(run, checkpoint, runtime.device)
+    device = checked_device(device)
+    loaded = load_checkpoint(run, checkpoint)
+    alone = num_samples == 1 and sum(p.numel() for p in loaded.model.parameters()) < ONE_THREAD
+    runtime = choose(RuntimeConfig(device=device, dtype="float32", threads=1 if alone else "auto"))
+    loaded.model.to(runtime.device)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
