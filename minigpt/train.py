@@ -449,9 +449,9 @@ class Training:
         exact = " or --set runtime.dtype=float32" if self.runtime.dtype != "float32" else ""
         skip = f" --set train.on_nonfinite=skip{exact}" if checkpoint_steps(self.run) else ""
         kept = checkpoint.what_is_kept(self.run)
-        advice = "or start anew with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
+        advice = "start anew with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
         figures = f"{rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
-        return f"step {step}: {problem} ({figures}); {kept}{skip}, {advice}"
+        return f"step {step}: {problem} ({figures}); {kept}{skip}{', or' if skip else ';'} {advice}"
 
     def _refuse_if_finished(self) -> None:
         name, state, train = as_argument(self.run), self.state, self.config.train

@@ -357,6 +357,16 @@ def test_a_run_goes_by_its_name_its_folder_its_checkpoint_and_last(cli: Cli, at_
     )
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no shell to close streams with")
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_a_closed_stream_takes_what_is_written_and_stops_nothing(at_home: Path, closed: str) -> None:
+    """Python then has None in place of the stream."""
+    command = ["sh", "-c", f'exec "$0" -m minigpt sample -p and -l 3 {closed}', sys.executable]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == ("1>&-" not in closed)
+
+
 def test_one_stream_of_a_small_model_is_drawn_with_one_thread(cli: Cli, at_home: Path) -> None:
     """Two would not be faster, and on a busy machine would wait for each other."""
     found = torch.get_num_threads()

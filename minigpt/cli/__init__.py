@@ -44,6 +44,9 @@ def main() -> None:
     # torch's import makes 165,000 objects, none of them garbage: not looking for it there saves 0.2 s, at the end 0.4.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Windows consoles default to a code page that cannot print most of Unicode.

@@ -121,7 +121,7 @@ def evaluate(
     ] = None,
     checkpoint: CheckpointOption = None,
     stride: Annotated[
-        int | None, Option(min=1, help="Slide windows by this many tokens; lower losses, not comparable.")
+        int | None, Option(min=1, help="Slide windows by this many tokens; not comparable, mostly lower.")
     ] = None,
     encoding: EncodingOption = "utf-8",
     device: DeviceOption = "auto",
