@@ -1,6 +1,7 @@
 """What every test gets: no reach into the user's own files, and no time limit that a busy machine breaks."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # In CI the same examples are drawn each time, so that a red run is the change's doing; elsewhere new ones are tried.
 hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("minigpt")
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
