@@ -68,7 +68,7 @@ def is_running(pid: int) -> bool:
     return not (status.exists() and ") Z" in status.read_text())
 
 
-def wait_until(reached: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(reached: Callable[[], bool], seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end
