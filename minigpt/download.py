@@ -174,6 +174,8 @@ def _received(item: Download, destination: Path, timeout: float) -> Iterator[byt
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         because = reason(cause) if isinstance(cause, Exception) else shown(cause)
         advice = f"`minigpt train` alone uses builtin:python; or put the file at {shown(destination)}"
+        if destination.is_file():
+            advice += f" (what is there has {destination.stat().st_size} bytes, not {item.bytes})"
         raise UserError(f"cannot fetch {item.url} ({because}); without a network, {advice}") from error
     if received < item.bytes:
         raise UserError(f"{item.url} ended after {received} of {item.bytes} bytes; try again")

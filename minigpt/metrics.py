@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from minigpt.errors import reason, shown
 from minigpt.files import make_folders, read_within, sync_folder, write_atomically
+from minigpt.terminal import heard_or_not
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
@@ -166,12 +167,14 @@ class Metrics:
 
     def progress(self, position: float, state: str) -> None:
         """Move the progress bar to `position`, with `state` beside it."""
-        self.bar.set_postfix_str(state, refresh=False)
-        self.bar.update(position - self.bar.n)
+        with heard_or_not():
+            self.bar.set_postfix_str(state, refresh=False)
+            self.bar.update(position - self.bar.n)
 
     def say(self, line: str) -> None:
         """Print a line for the person at the terminal, above the progress bar."""
-        tqdm.write(shown(line), file=sys.stderr)
+        with heard_or_not():
+            tqdm.write(shown(line), file=sys.stderr)
 
     def sync(self) -> None:
         """Make sure that what was logged is on disk, before a checkpoint claims that step."""
@@ -180,7 +183,8 @@ class Metrics:
 
     def close(self) -> None:
         """Write out everything and close the files."""
-        self.bar.close()
+        with heard_or_not():
+            self.bar.close()
         self.board.close()
         self.lines.close()
 

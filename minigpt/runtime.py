@@ -174,6 +174,12 @@ def free_memory_bytes(device: str) -> int | None:
     return min(free, default=None)
 
 
+def seconds_waited() -> float:
+    """Return how long this thread has waited for a core while others ran; 0 where the system does not say."""
+    figures = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, turns
+    return int(figures.read_text(encoding="ascii").split()[1]) / 1e9 if figures.is_file() else 0.0
+
+
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
     """Return how much memory `compute` keeps for its backward pass, `weights` not counted."""
     kept: dict[int, int] = {}

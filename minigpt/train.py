@@ -7,14 +7,10 @@ evaluating, sampling or saving more often changes nothing.
 
 import copy
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +37,18 @@ from minigpt.runtime import (
     measure_matmul,
     memory_bytes,
     reseed,
+    seconds_waited,
 )
 from minigpt.seeds import mix_seed
+from minigpt.terminal import Interrupts
 
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`; it must not change it."""
 
 SPIKE = 1.5
 """How many times the mean before a step's loss must be to be noted."""
+BUSY, BUSY_AFTER = 0.3, 10.0
+"""The share of the time waited for a core from which on fewer threads are advised, and the seconds before that."""
 RAW = "weights/"
 """Prefix under which a checkpoint keeps the raw weights where the model's are an average of them."""
 
@@ -73,7 +73,7 @@ def train(
 ) -> Outcome:
     """Train the model of `config` on `data` in the run folder, from the start or from the checkpoint `resume`.
 
-    SIGINT and SIGTERM end it after the step in progress, with that state saved. Raises UserError when the
+    SIGINT, SIGTERM and SIGHUP end it after the step in progress, with that state saved. Raises UserError when the
     loss or gradient is not finite, memory does not suffice, or the disk refuses; what was saved before stays.
     """
     loop_reached = False
@@ -99,6 +99,7 @@ class Clock:
 
     def __init__(self, before: float) -> None:
         self.before, self.began, self.evaluating = before, time.perf_counter(), 0.0
+        self.waited = seconds_waited()
 
     @property
     def session(self) -> float:
@@ -114,6 +115,11 @@ class Clock:
     def training(self) -> float:
         """Seconds of this session without its evaluations."""
         return self.session - self.evaluating
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of this session in which the thread that trains waited for a core that something else had."""
+        return (seconds_waited() - self.waited) / max(1e-9, self.session)
 
 
 class Training:
@@ -145,7 +151,7 @@ class Training:
         if loaded:
             self._restore(loaded)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
-        self.lr_factor, self.gradient_norm = 0.0, 0.0
+        self.lr_factor, self.gradient_norm, self.told_busy = 0.0, 0.0, False
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
@@ -326,6 +332,8 @@ class Training:
         state.loss_sum, state.loss_count, state.clipped_count, state.spiked = 0.0, 0, 0, False
         validation = f", validation {state.validation_loss:.4f}" if state.validation_loss is not None else ""
         self.metrics.progress(self.position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
+        if not self.told_busy and self.clock.session > BUSY_AFTER and self.clock.waiting_share > BUSY:
+            self._tell_busy()
 
     def evaluate(self, probes: Sequence[Probe]) -> bool:
         """Measure the validation loss, let the probes look, and return whether it is the lowest so far."""
@@ -377,6 +385,15 @@ class Training:
         say = self.metrics.say
         checkpoint.save(self.run, self.config, data.tokenizer, state, weights, training, facts, say)
         self.saved_step = state.step
+
+    def _tell_busy(self) -> None:
+        """Advise fewer threads, once: those that run wait at each operation for those that do not."""
+        self.told_busy, runtime = True, self.runtime
+        if runtime.device == "cpu" and runtime.threads > 1:
+            self.metrics.say(
+                f"{self.clock.waiting_share:.0%} of the time goes into waiting for a core that other programs use; "
+                f"--set runtime.threads={runtime.threads // 2} loses less to that, also with --resume"
+            )
 
     # --- before the first step -----------------------------------------------------------------------
 
@@ -473,28 +490,6 @@ class Training:
             if parameter.grad is not None:
                 tensors[f"gradients/{name}"] = parameter.grad
         self.metrics.histograms(self.state.step, tensors)
-
-
-class Interrupts:
-    """Notes the first SIGINT or SIGTERM in `signal` for the loop to see; the second ends the process at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            self.previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        for known in self.previous:
-            signal.signal(known, signal.SIG_DFL)
 
 
 def _refuse_if_too_large(config: RunConfig, vocab_size: int) -> None:

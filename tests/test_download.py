@@ -186,6 +186,15 @@ def test_a_failed_download_leaves_nothing(registry: Path, name: str, says: str) 
     assert says in error(name, registry)
 
 
+def test_a_file_put_where_a_download_belongs_that_is_another_is_told_of(registry: Path) -> None:
+    there = cache_folder() / "downloads" / "refused.txt"
+    there.parent.mkdir(parents=True)
+    there.write_bytes(BODY[:-7])
+    with pytest.raises(UserError, match=rf"\(what is there has {len(BODY) - 7} bytes, not {len(BODY)}\)$"):
+        download("refused", registry)
+    assert there.read_bytes() == BODY[:-7]
+
+
 def test_a_server_that_stops_answering(registry: Path) -> None:
     started = time.monotonic()
     assert "timed out" in error("silent", registry, timeout=0.2)

@@ -1,5 +1,7 @@
 """Device, precision, threads and compilation: what is chosen, what a resumed run keeps, and what happens without it."""
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -196,3 +198,21 @@ def test_memory_and_speed_are_measured_here() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 1e8 < runtime.measure_matmul(here) < 1e14
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system says")
+def test_the_time_waited_for_a_core_is_that_which_another_process_had() -> None:
+    """Two processes on one core: each waits about half of the time."""
+    busy = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+    waiting = (
+        f"{busy}import time; from minigpt.runtime import seconds_waited; "
+        "before, end = seconds_waited(), time.perf_counter() + 1\n"
+        "while time.perf_counter() < end: pass\n"
+        "print(seconds_waited() - before)"
+    )
+    with subprocess.Popen([sys.executable, "-c", f"{busy}\nwhile True: pass"]) as other:
+        try:
+            waited = float(subprocess.check_output([sys.executable, "-c", waiting]))
+        finally:
+            other.kill()
+    assert 0.2 < waited < 5

@@ -1,9 +1,14 @@
-"""What a stranger put into a vocabulary, a name or an error is shown at a terminal and does not drive it."""
+"""What a stranger put into a vocabulary, a name or an error is shown at a terminal and does not drive it.
+
+And a terminal that asks a run to end, or is closed, loses nothing of it.
+"""
 # ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,12 +18,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, save
-from test_cli import Cli, cli, empty_folder  # noqa: F401 - two are fixtures
+from test_cli import Cli, cli, empty_folder, environment  # noqa: F401 - two are fixtures
 from test_hostile import MODEL, STEPS, TEXT, TOKENIZER, forge, run, whole  # noqa: F401 - two are fixtures
 
 from minigpt.cli import main
 from minigpt.meta import META
-from minigpt.runs import step_folder
+from minigpt.runs import checkpoint_steps, step_folder
+from minigpt.terminal import Interrupts
+
+if sys.platform != "win32":
+    import pty
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them")
 
@@ -114,3 +123,97 @@ def test_no_name_or_error_can_drive_the_terminal(evil: Path, tmp_path: Path, mon
         assert code in (0, 1, 2), shown
         assert "Traceback" not in shown
     assert found == {}
+
+
+# ---- signals, and a terminal that is gone ----
+
+
+def test_signals_are_noted_once_and_the_handlers_come_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts() as interrupts:
+        assert interrupts.signal is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.signal == signal.SIGTERM
+        assert {signal.getsignal(number) for number in numbers} == {signal.SIG_DFL}
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("sent", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=str)
+def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
+    tmp_path: Path, sent: list[signal.Signals]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    slow = (
+        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.5), b(*a, **k))[1]"
+    )
+    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", "train", "text.txt", "-c", "tiny"]
+    overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
+    with subprocess.Popen(
+        [*command, *overrides, "--name", "r"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
+        assert process.stderr is not None
+        lines = [next(line for line in process.stderr if line.startswith("step 0:"))]
+        time.sleep(0.3)
+        for number in sent:
+            process.send_signal(number)
+            time.sleep(0.15)  # within the same step, which takes half a second
+        lines += process.stderr.readlines()
+    steps = checkpoint_steps(tmp_path / "runs/r")
+    if len(sent) == 2:
+        assert process.returncode == -signal.SIGINT
+        assert steps == []
+        return
+    assert process.returncode == 128 + sent[0]
+    assert 1 <= steps[-1] < 20
+    assert "minigpt train --resume r" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
+
+
+TRAIN = ["-c", "tiny", "-s", "runtime.compile=false", "-s", "sample.preview=0", "-s", "train.patience=0", "--name", "r"]
+
+
+def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> int:
+    """Close the terminal of a training run after its first evaluation; return how that ended, as a shell would say."""
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, "-s", f"train.steps={steps}"]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(folder)
+        os.execvpe("sh", ["sh", "-c", f'{prefix} exec "$0" "$@"', *command], environment())
+    shown = b""
+    while b"step 0:" not in shown:
+        shown += os.read(terminal, 1024)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_closed_terminal_saves(tmp_path: Path) -> None:
+    assert train_at_a_terminal_that_closes(tmp_path, "", 1_000_000) == 128 + signal.SIGHUP
+    assert checkpoint_steps(tmp_path / "runs/r")[-1] < 1_000_000
+
+
+def test_a_run_that_ignores_its_terminal_closing_goes_on_to_its_end(tmp_path: Path) -> None:
+    """As with nohup, or disown; each line that it would say fails from then on."""
+    assert train_at_a_terminal_that_closes(tmp_path, "trap '' HUP;", 30) == 0
+    assert checkpoint_steps(tmp_path / "runs/r")[-1] == 30
+
+
+def test_a_second_hangup_does_not_end_a_run_before_it_is_saved() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.signal == signal.SIGHUP
+
+
+def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
+    """As in `minigpt train 2>&1 | head -1`."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, "-s", "train.steps=20"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert "characters" in next(process.stderr)
+        process.stderr.close()
+        assert process.wait(60) == 0
+    assert checkpoint_steps(tmp_path / "runs/r")[-1] == 20

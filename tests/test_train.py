@@ -32,7 +32,7 @@ from minigpt.metrics import Metrics
 from minigpt.model import GPT
 from minigpt.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.tokenizer import build
-from minigpt.train import Interrupts, Outcome, Probe, Training, run_steps, train
+from minigpt.train import Outcome, Probe, Training, run_steps, train
 
 SETTINGS = {
     "model.n_layer": 2,
@@ -509,6 +509,17 @@ def test_a_leap_of_the_loss_is_told_and_logged_with_its_gradient(
     assert norm > 3 * max(curve(calm, "optimizer/gradient_norm").values())
 
 
+@pytest.mark.parametrize(("threads", "waited", "told"), [(2, 0.5, 1), (2, 0.1, 0), (1, 0.5, 0)])
+def test_a_busy_machine_is_told_of_once_where_fewer_threads_would_help(
+    go: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], threads: int, waited: float, told: int
+) -> None:
+    began = time.perf_counter()
+    monkeypatch.setattr(training, "seconds_waited", lambda: waited * (time.perf_counter() - began))
+    monkeypatch.setattr(training, "BUSY_AFTER", 0.0)
+    go(runtime__threads=threads)
+    assert capfd.readouterr().err.count("--set runtime.threads=1 loses less") == told
+
+
 @pytest.mark.parametrize("eval_every", [1, 100])
 def test_a_run_that_blows_up_keeps_its_last_good_checkpoint_and_valid_json(
     go: Any, tmp_path: Path, eval_every: int
@@ -582,52 +593,6 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(go: Any) -> None:
     (run / "metrics.jsonl").mkdir()
     with pytest.raises(UserError, match=r"metrics.jsonl is not a regular file"):
         go(resume=True, train__steps=24)
-
-
-# --- signals -----------------------------------------------------------------------------------------
-
-
-def test_signals_are_noted_once_and_the_handlers_come_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Interrupts() as interrupts:
-        assert interrupts.signal is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.signal == signal.SIGTERM
-        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals to send")
-@pytest.mark.parametrize("sent", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=str)
-def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
-    tmp_path: Path, sent: list[signal.Signals]
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
-    slow = (
-        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.5), b(*a, **k))[1]"
-    )
-    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", "train", "text.txt", "-c", "tiny"]
-    overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
-    with subprocess.Popen(
-        [*command, *overrides, "--name", "r"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as process:
-        assert process.stderr is not None
-        lines = [next(line for line in process.stderr if line.startswith("step 0:"))]
-        time.sleep(0.3)
-        for number in sent:
-            process.send_signal(number)
-            time.sleep(0.15)  # within the same step, which takes half a second
-        lines += process.stderr.readlines()
-    steps = checkpoint_steps(tmp_path / "runs/r")
-    if len(sent) == 2:
-        assert process.returncode == -signal.SIGINT
-        assert steps == []
-        return
-    assert process.returncode == 128 + sent[0]
-    assert 1 <= steps[-1] < 20
-    assert "minigpt train --resume r" in lines[-1]
-    assert not any("Traceback" in line for line in lines)
 
 
 # --- the cost of going on ----------------------------------------------------------------------------

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.errors import UserError, reason, shown, visible
+from minigpt.terminal import heard_or_not
 
 
 def notice(*lines: str) -> None:
     """Print lines for the person at the terminal."""
-    for line in lines:
-        print(shown(line), file=sys.stderr)
+    with heard_or_not():
+        for line in lines:
+            print(shown(line), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
