@@ -150,7 +150,7 @@ class TrainConfig(Section):
     batch_size: int = Field(32, ge=1)
     """Sequences in one update, over all processes."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences in one forward pass: fewer need less memory and give the same update. Default: the whole batch."""
+    """Sequences in one forward pass, by default all. Fewer need less memory and change dropout's masks only."""
     seed: int = Field(1337, ge=0)
     """Names every random draw of the run: weights, batches, dropout."""
     log_every: int = Field(10, ge=1)
@@ -210,7 +210,7 @@ class RuntimeConfig(Section):
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """How attention, dropout and products are computed: as PyTorch ships them, or in ways that suit a CPU."""
+    """How attention, dropout (`cpu`: to 1/256) and products are computed: as PyTorch ships them, or as suits a CPU."""
     threads: int | Literal["auto"] = "auto"
     """CPU threads."""
 

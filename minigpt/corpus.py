@@ -18,7 +18,6 @@ import os
 import stat
 import sys
 import sysconfig
-import time
 import tokenize
 import zipfile
 import zlib
@@ -33,6 +32,7 @@ import numpy as np
 
 from minigpt.download import Download, cache_folder, download, downloads
 from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.files import remove_abandoned
 
 __all__ = [
     "BUILTINS", "Corpus", "Download", "Part", "Scan",
@@ -325,6 +325,11 @@ def _inside(folder: Path, encoding: str) -> _Found:
     return _texts(files, where, encoding)
 
 
+def is_read_once(entry: str) -> bool:
+    """Return whether a source is a stream that cannot be opened again: standard input, or a pipe."""
+    return entry == "-" or entry.startswith("/dev/fd/") or stat.S_ISFIFO(_mode(Path(entry)) or 0)
+
+
 def _standard_input(encoding: str) -> _Found:
     if sys.stdin is None or sys.stdin.isatty():
         raise UserError("standard input is a terminal; send a text into it, e.g. minigpt train - < my.txt")
@@ -345,9 +350,7 @@ def _spooled(stream: BinaryIO, label: str, encoding: str) -> _Found:
     path = cache_folder() / f"spool-{uuid4().hex}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob("spool-*.txt"):  # by a process that was killed, more than a day ago
-            if left.stat().st_mtime < time.time() - 86_400:
-                left.unlink(missing_ok=True)
+        remove_abandoned(path.parent, "spool-*.txt")
         with path.open("xb") as file:
             atexit.register(path.unlink, missing_ok=True)
             while chunk := stream.read(BLOCK):

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,8 +15,9 @@ import torch
 from torch import Tensor
 
 from minigpt.config import DataConfig
-from minigpt.corpus import Corpus, Scan, cache_folder, open_corpus, scan
+from minigpt.corpus import Corpus, Scan, cache_folder, is_read_once, open_corpus, scan
 from minigpt.errors import UserError
+from minigpt.files import remove_abandoned, sync
 from minigpt.seeds import mix_seed, shuffled
 from minigpt.tokenizer import Ids, Tokenizer, build
 
@@ -54,9 +53,9 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     """Read, scan and encode the text of `config`, or map what an earlier run encoded.
 
     `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
-    cache when it was standard input, and must be the same otherwise. Raises UserError.
+    cache when it was standard input or a pipe, and must be the same otherwise. Raises UserError.
     """
-    if known and "-" in (*config.source, *config.val_source):
+    if known and any(map(is_read_once, (*config.source, *config.val_source))):
         return _from_cache(config, *known)
     sources = [config.source, config.val_source] if config.val_source else [config.source]
     corpora = [open_corpus(source, config.encoding) for source in sources]
@@ -117,7 +116,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
+        remove_abandoned(folder.parent, "building-*")
         building = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
     except OSError as error:
         raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
@@ -142,7 +141,7 @@ def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokeniz
             tokens += len(ids)
             characters += len(block)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     if characters != scanned.characters:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
     description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": tokens, "crc32": checksum}
@@ -155,14 +154,6 @@ def _publish(building: Path, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():  # not a run that was faster, but a real failure
             raise
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what encodings that were killed more than a day ago left behind."""
-    for path in folder.glob("building-*"):
-        with suppress(FileNotFoundError):  # published or removed by its own process at this moment
-            if path.stat().st_mtime < time.time() - 86_400:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _open_encoded(folder: Path) -> Ids:
@@ -187,7 +178,7 @@ def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> T
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
     if not all(folder.is_dir() for folder in folders):
         raise UserError(
-            "this run read its text from standard input and the encoded copy is no longer in the cache; "
+            "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
             "save the text as a file and start a new run"
         )
     encoded = tuple(_open_encoded(folder) for folder in folders)

@@ -22,6 +22,7 @@ import yaml
 from tqdm import tqdm
 
 from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.files import remove_abandoned, sync
 from minigpt.shipped import shipped
 
 CHUNK = 1 << 20
@@ -125,6 +126,7 @@ def download(name: str, registry: Path | None = None, timeout: float = 30.0) -> 
         if destination.is_file() and destination.stat().st_size == item.bytes:
             return destination
         destination.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(destination.parent, ".*.part")
         _publish(item, destination, timeout)
     except OSError as error:
         place = shown(error.filename or destination)
@@ -146,7 +148,7 @@ def _publish(item: Download, destination: Path, timeout: float) -> None:
                 digest.update(chunk)
                 bar.update(len(chunk))
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         if digest.hexdigest() != item.sha256:
             found = f"its sha256 is {digest.hexdigest()} instead of {item.sha256}"
             raise UserError(f"{item.url} is not the file it should be: {found}")

@@ -22,7 +22,7 @@ LOGITS_AT_ONCE = 1 << 26
 
 @dataclass(frozen=True)
 class EvalResult:
-    """`loss` is the mean over predicted tokens in nats; the other two follow from the same sum."""
+    """`loss` is the mean over predicted tokens, characters or bytes, in nats; the next two follow from the same sum."""
 
     loss: float
     bits_per_character: float

@@ -3,17 +3,25 @@
 import hashlib
 import os
 import platform
+import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import UserError, reason, shown
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 LOCK = ".lock"
 BLOCK = 1 << 20
+DAY = 86_400
 
 
 class InUse(UserError):
@@ -37,13 +45,22 @@ def write_synced(path: Path, text: str) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the disk has what was written to an open file, or done in an open folder."""
+    if sys.platform == "darwin":
+        with suppress(OSError):  # some file systems cannot
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # macOS's fsync waits for the drive's memory only
+            return
+    os.fsync(descriptor)
 
 
 def sync_file(path: Path) -> None:
     """Wait until the disk has all that was written to `path`."""
     with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+        sync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -51,9 +68,17 @@ def sync_folder(folder: Path) -> None:
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            sync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove the files and folders of this name that processes which were killed over a day ago left in `folder`."""
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # published or removed by its own process at this moment
+            if path.stat().st_mtime < time.time() - DAY:
+                path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 def make_folders(folder: Path) -> None:
@@ -152,7 +177,6 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 
 if sys.platform == "win32":
-    import msvcrt
 
     def _lock(file: BinaryIO) -> bool:
         """Take the lock on an open file until that is closed; return whether it could be had."""
@@ -166,7 +190,6 @@ if sys.platform == "win32":
         return True
 
 else:
-    import fcntl
 
     def _lock(file: BinaryIO) -> bool:
         """Take the lock on an open file until that is closed; return whether it could be had."""

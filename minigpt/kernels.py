@@ -1,6 +1,6 @@
 """What a CPU computes slowly as PyTorch ships it, computed otherwise: attention, dropout, products, norms, rotations.
 
-Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution.
+Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution to 1/256.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ QUERIES = 64
 LARGE_PRODUCT = 1_000_000
 """Rows times weights from which a product of oneDNN's is worth its start."""
 LARGE_WEIGHTS = 100_000
-"""Weights from which one row's product is better stacked."""
+"""Weights from which on the product with one row is computed as two stacked halves."""
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -130,7 +130,7 @@ def drop_by_bytes(x: Tensor, probability: float) -> Tensor:
 
 def _kept(x: Tensor, probability: float) -> Tensor:
     """Return zeros, at a multiple of 1/256 near `probability`, and what scales up the others, in the shape of `x`."""
-    dropped = max(1, round(256 * probability))
+    dropped = min(255, max(1, round(256 * probability)))
     drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
     kept = drawn.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
     return kept.to(x.dtype) * (256 / (256 - dropped))

@@ -22,7 +22,7 @@ from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from minigpt.errors import reason, shown
-from minigpt.files import make_folders, read_within, sync_folder, write_atomically
+from minigpt.files import make_folders, read_within, sync, sync_folder, write_atomically
 from minigpt.terminal import heard_or_not
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
@@ -67,7 +67,7 @@ class Journal:
         if self.pending:
             self.append(b"")
         try:
-            os.fsync(self.file.fileno())
+            sync(self.file.fileno())
         except OSError as error:
             self._complain(error)
 

@@ -33,6 +33,14 @@ class Rule:
             self.state = {kind: [p.new_zeros(shape(p)) for p in self.parameters] for kind, shape in self.kept.items()}
         return [self.state[kind] for kind in self.kept]
 
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of each parameter; each must have one."""
+        gradients = []
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            gradients.append(parameter.grad)
+        return gradients
+
     def step(self, lr: float) -> None:
         """Move the parameters by their gradients at this learning rate."""
         raise NotImplementedError
@@ -52,7 +60,7 @@ class AdamW(Rule):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         steps, averages, squares = self.remembered()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = self.gradients()
         adamw(
             self.parameters,
             gradients,
@@ -91,7 +99,7 @@ class Muon(Rule):
     @torch.no_grad()
     def step(self, lr: float) -> None:
         momenta, sizes = self.remembered()
-        gradients = [matrix.grad for matrix in self.parameters if matrix.grad is not None]
+        gradients = self.gradients()
         torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
         updates = torch._foreach_lerp(gradients, momenta, self.momentum)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -25,6 +25,8 @@ from minigpt.meta import RuntimeFacts
 
 COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
 """What a first compilation of a small GPT costs, about, per device type. Devices not named are not compiled for."""
+ONE_THREAD = 1_500_000
+"""Parameters from which on a second thread helps to draw one stream."""
 COMPILE_SAVES = 0.15
 """The share of the training time that compilation must be trusted to save before it is chosen."""
 
@@ -82,9 +84,7 @@ def choose(
     `saved` holds the choices of a run that is resumed. The work of the whole run, or its length where that
     is given in time, decides whether compilation pays. Raises UserError for a device that is not there.
     """
-    device = config.device
-    if device == "auto":
-        device = saved.device if saved and _is_available(saved.device) else best_device()
+    device = pick_device(config.device, saved)
     if not _is_available(device):
         raise UserError(f"runtime.device {device} is not available here; torch finds: {', '.join(_devices())}")
     kind = torch.device(device).type
@@ -92,6 +92,9 @@ def choose(
     threads = config.threads
     if threads == "auto":
         threads = saved.threads if saved else torch.get_num_threads()
+        cores = os.cpu_count() or 1
+        if threads > 2 * cores:  # the checkpoint is from a much larger machine
+            threads = cores
     torch.set_num_threads(int(threads))
     dtype: str = config.dtype
     if dtype == "auto":
@@ -103,12 +106,18 @@ def choose(
     deterministic = kind == "cpu" and bool(compile)
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the whole compiler
         torch.use_deterministic_algorithms(deterministic)
-    if kind == "cuda":
-        torch.set_float32_matmul_precision("high")
     kernels: str = config.kernels
     if kernels == "auto":
         kernels = kept.kernels if kept else "cpu" if kind == "cpu" else "torch"
     return Runtime(device, dtype, compile, int(threads), kernels)
+
+
+def sampling_threads(parameters: int, num_samples: int) -> int | Literal["auto"]:
+    """Return how many threads to draw with: one where a step of one stream is over before a second were of use.
+
+    On a busy machine, as beside a training run, waiting for that second thread would take most of the time.
+    """
+    return 1 if num_samples == 1 and parameters < ONE_THREAD else "auto"
 
 
 def reseed(runtime: Runtime, seed: int) -> None:
@@ -168,10 +177,18 @@ def free_memory_bytes(device: str) -> int | None:
         return None
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
-    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():  # a container has its own limit
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return min(free, default=None)
+    container = _free_in_container(Path("/sys/fs/cgroup"))
+    return min(free if container is None else [*free, container], default=None)
+
+
+def _free_in_container(group: Path) -> int | None:
+    """Return how much memory a control group may still take: what it gives back when asked counts as free."""
+    limit, used, kinds = (group / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not (limit.is_file() and used.is_file() and limit.read_text().strip().isdigit()):
+        return None
+    sizes = dict(line.split() for line in kinds.read_text().splitlines()) if kinds.is_file() else {}
+    given_back = sum(int(sizes.get(kind, 0)) for kind in ("active_file", "inactive_file", "slab_reclaimable"))
+    return int(limit.read_text()) - int(used.read_text()) + given_back
 
 
 def seconds_waited() -> float:
@@ -232,8 +249,15 @@ def _devices() -> list[str]:
 
 
 def best_device() -> str:
-    """Return the device that `auto` picks: the first GPU, else the CPU."""
+    """Return the device that `auto` picks for a new run: the first GPU, else the CPU."""
     return _devices()[0]
+
+
+def pick_device(wanted: str, saved: RuntimeFacts | None = None) -> str:
+    """Return `wanted`, or for "auto" the device of a run that is resumed, where it is here, or the best one."""
+    if wanted != "auto":
+        return wanted
+    return saved.device if saved and _is_available(saved.device) else best_device()
 
 
 def _is_available(device: str) -> bool:
@@ -242,7 +266,7 @@ def _is_available(device: str) -> bool:
 
 def _compilation_pays(kind: str, dtype: str, run_flops: float, run_seconds: float) -> bool:
     """Return whether compiling saves more than it costs, were the run to reach a third of the matrix speed."""
-    if kind not in COMPILE_SECONDS or not _has_compiler(kind):
+    if not (run_flops or run_seconds) or kind not in COMPILE_SECONDS or not _has_compiler(kind):
         return False
     if not run_seconds:
         run_seconds = run_flops / (measure_matmul(Runtime(kind, dtype, False, torch.get_num_threads())) / 3)

@@ -10,8 +10,8 @@ from minigpt.config import Layer, RunConfig
 from minigpt.data import TextData, prepare
 from minigpt.errors import UserError, shown
 from minigpt.files import read_text_within
-from minigpt.meta import LIMITS, Meta, verify
-from minigpt.runtime import best_device
+from minigpt.meta import LIMITS, Meta, RuntimeFacts, verify
+from minigpt.runtime import pick_device
 from minigpt.tokenizer import from_json
 
 
@@ -29,6 +29,8 @@ class Start:
     """Where a resumed run goes on from."""
     step: int = 0
     """How many steps it has made there."""
+    runtime: RuntimeFacts | None = None
+    """What computed it there."""
 
 
 def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> Start:
@@ -44,8 +46,7 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
     data = prepare(resolved.config.data)
     notices = list(data.notices)
     if text and not preset:
-        device = resolved.config.runtime.device
-        fitted = presets.fit(data.characters, gpu=(best_device() if device == "auto" else device) != "cpu")
+        fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
         resolved = config.resolve(*layers)
         data = data.resplit(resolved.config.data.val_fraction)
@@ -78,7 +79,7 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
     vocabulary = checkpoint / "tokenizer.json"
     tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS[vocabulary.name]), str(vocabulary))
     data = prepare(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
-    return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint, meta.step)
+    return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint, meta.step, meta.runtime)
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:

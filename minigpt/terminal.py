@@ -1,5 +1,6 @@
 """What a terminal does to a command: it asks it to end, and it may close before that has ended."""
 
+import errno
 import os
 import signal
 import threading
@@ -9,12 +10,15 @@ from types import FrameType
 from typing import Any
 
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
+GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
+"""Errors of writing to a pipe that nobody reads, or to a terminal that was closed."""
 
 
 class Interrupts:
-    """Notes the first SIGINT, SIGTERM or SIGHUP in `signal` for the loop to see; the second ends the process at once.
+    """Notes the first SIGINT, SIGTERM or SIGHUP in `signal` for the loop to see; a second ends the process at once.
 
-    A SIGHUP that whoever started the process had it ignore, as nohup does, stays ignored.
+    Not so a second SIGHUP: a shell and the system both send it when a terminal closes, and a logout after a SIGTERM.
+    One that whoever started the process had it ignore, as nohup does, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -36,15 +40,16 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         for known in self.previous:
-            signal.signal(known, signal.SIG_DFL)
-        if number == SIGHUP:  # of a closed terminal, the shell and the system both send it
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(known, signal.SIG_IGN if known == SIGHUP else signal.SIG_DFL)
 
 
 @contextmanager
 def heard_or_not() -> Iterator[None]:
-    """Let nothing end because a line to stderr fails: the terminal was closed, or a reader such as `tee` has ended."""
+    """Let nothing end because a line to stderr fails: nobody may be there to read it, or a disk may be full."""
     try:
         yield
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where all further lines go as well
+    except OSError as error:
+        if error.errno in GONE:  # and so will be whoever would read the lines to come
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)

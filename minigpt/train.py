@@ -36,6 +36,7 @@ from minigpt.runtime import (
     is_out_of_memory,
     measure_matmul,
     memory_bytes,
+    pick_device,
     reseed,
     seconds_waited,
 )
@@ -86,10 +87,8 @@ def train(
             raise
         micro = config.train.micro_batch_size or config.train.batch_size
         fitting = [m for m in range(1, micro // 2 + 1) if config.train.batch_size % m == 0] if loop_reached else []
-        advice = (
-            f"--set train.micro_batch_size={fitting[-1]}, which gives the same result" if fitting else "a smaller model"
-        )
-        raise UserError(f"out of memory with {micro} sequences at once; try {advice}") from error
+        smaller = f"--set train.micro_batch_size={fitting[-1]}, which gives {same_result(config)}" if fitting else ""
+        raise UserError(f"out of memory with {micro} sequences at once; try {smaller or 'a smaller model'}") from error
     except OSError as error:
         raise UserError(f"cannot write to {run}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
@@ -447,7 +446,8 @@ class Training:
             return
         weights, batch_size = list(self.model.parameters()), self.config.train.batch_size
         each = backward_bytes(lambda: self._loss(*self._example(1)), weights)
-        fixed = 4 * sum(p.numel() * p.element_size() for p in weights)  # weights, gradients, two averages of them
+        missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
+        fixed = missing * sum(p.numel() * p.element_size() for p in weights)
         needed = fixed + self._micro_batch_size * each
         if needed <= free:
             return
@@ -455,7 +455,8 @@ class Training:
         problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         if not fitting:
             raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
-        raise UserError(f"{problem}; --set train.micro_batch_size={fitting[-1]} fits and gives the same result")
+        advice = f"--set train.micro_batch_size={fitting[-1]} fits and gives {same_result(self.config)}"
+        raise UserError(f"{problem}; {advice}")
 
     # --- words and extras ----------------------------------------------------------------------------
 
@@ -493,15 +494,24 @@ class Training:
 
 
 def _refuse_if_too_large(config: RunConfig, vocab_size: int) -> None:
-    """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory."""
+    """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory.
+
+    Where a GPU trains, only the weights are ever here.
+    """
     free = free_memory_bytes("cpu")
     parameters = count_parameters(config.model, vocab_size)
-    needed = parameters * 4 * (5 if config.train.ema else 4)
+    averages = 3 if config.train.ema else 2
+    needed = 4 * parameters * (2 + averages if pick_device(config.runtime.device) == "cpu" else 1)
     if free is not None and needed > free:
         raise UserError(
             f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "
             "free; make model.n_embd or model.n_layer smaller"
         )
+
+
+def same_result(config: RunConfig) -> str:
+    """Return in words what a smaller micro-batch gives."""
+    return f"the same result{', but for the masks of dropout' if config.model.dropout else ''}"
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int | None:

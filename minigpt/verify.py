@@ -16,6 +16,7 @@ from minigpt.runs import (
     CHECKPOINTS,
     ENVIRONMENT_LIMIT,
     RUNS,
+    WRITTEN,
     all_runs,
     checkpoint_steps,
     pointed_step,
@@ -36,8 +37,9 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check every file of every run under `root`."""
-    for run in all_runs(root):
+    """Check every file of every run under `root`, also of those that have lost their settings."""
+    folders = {file.parent for name in WRITTEN for file in root.glob(f"*/{name}")} - set(all_runs(root))
+    for run in [*all_runs(root), *sorted(folders)]:
         for what, check, path in _checks(run):
             problem = None
             try:

@@ -24,6 +24,7 @@ import typer
 
 from minigpt import __version__, config
 from minigpt.cli import app, main
+from minigpt.evaluate import EvalResult
 
 SMALL = [
     *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),
@@ -468,6 +469,15 @@ def test_sample_refuses_what_makes_no_sense(cli: Cli, at_home: Path, option: str
 
 
 # ---- eval ----
+
+
+def test_what_eval_prints_is_json_and_names_its_unit(cli: Cli, at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = EvalResult(loss=701.0, bits_per_character=1011.3, perplexity=math.inf, characters=5)
+    monkeypatch.setattr("minigpt.evaluate.evaluate", lambda *_, **__: result)
+    found = json.loads(cli("eval", "--json").out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (found["loss"], found["perplexity"]) == (701.0, None)
+    assert "701.0000 nats\n" in cli("eval").out
+    assert "701.0000 nats a byte\n" in cli("eval", "cjk").out
 
 
 @pytest.mark.parametrize("run", ["verse-1", "cjk"])

@@ -85,6 +85,45 @@ def test_on_a_busy_machine_nothing_is_timed(found: tuple[Path, list[dict[str, An
     assert f"| {best['large']:.4f} | 1 | " in done.stdout
 
 
+def test_a_run_that_fails_costs_no_other_its_result(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = found
+    failing = {
+        **QUESTION,
+        "variants": {"failing": {"tweaks": {"no_such_tweak": True}}, "batch": {"train": {"batch_size": 2}}},
+    }
+    (folder / "failing.yaml").write_text(yaml.safe_dump(failing))
+    run = [sys.executable, str(ROOT / "scripts/experiments/run"), "failing.yaml", "text.txt", "--steps-as-given"]
+    done = subprocess.run([*run, "--seeds", "1", "--out", "failing"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "failing, seed 1 failed: KeyError('no_such_tweak')" in done.stderr
+    assert done.stderr.endswith("1 of 3 runs failed\n")
+    lines = [json.loads(line) for line in (folder / "failing/failing.jsonl").read_text().splitlines()]
+    assert {line["variant"] for line in lines} == {"baseline", "batch"}
+
+
+@pytest.mark.parametrize("change", ["settings", "tweaks", "text"])
+def test_results_of_other_conditions_are_not_gone_on_with(
+    found: tuple[Path, list[dict[str, Any]]], tmp_path: Path, change: str
+) -> None:
+    folder, lines = found
+    question: dict[str, Any] = json.loads(json.dumps(QUESTION))
+    if change == "settings":
+        question["variants"]["large"]["train"]["batch_size"] = 256
+    if change == "tweaks":
+        question["variants"]["mixed"]["tweaks"] = {"shift": True}
+    (tmp_path / "batch.yaml").write_text(yaml.safe_dump(question))
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    text = tmp_path / ("other.txt" if change == "text" else "text.txt")
+    text.write_bytes((folder / "text.txt").read_bytes())
+    before = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "batch.jsonl").write_text(before)
+    run = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", str(text), "--seeds", "3", "--out", "."]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "with other settings, tweaks or text; move it away" in done.stderr
+    assert (tmp_path / "batch.jsonl").read_text() == before
+
+
 def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]]]) -> None:
     pytest.importorskip("matplotlib")
     folder, lines = found

@@ -25,6 +25,7 @@ from minigpt.files import (
     open_within,
     read_text_within,
     read_within,
+    remove_abandoned,
     sha256,
     write_atomically,
 )
@@ -311,3 +312,14 @@ def test_text_is_utf_8_with_or_without_a_mark_and_nothing_else(folder: Path) -> 
 def test_a_hash_is_that_of_all_that_is_left_to_read(size: int) -> None:
     content = os.urandom(size)
     assert sha256(io.BytesIO(content)) == hashlib.sha256(content).hexdigest()
+
+
+def test_what_killed_processes_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    for name, days in (("part-1", 2), ("part-2", 0.9), ("other", 2)):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (time.time() - days * 86_400,) * 2)
+    (tmp_path / "part-3").mkdir()
+    (tmp_path / "part-3/file").write_text("x")
+    os.utime(tmp_path / "part-3", (time.time() - 2 * 86_400,) * 2)
+    remove_abandoned(tmp_path, "part-*")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "part-2"]

@@ -261,3 +261,11 @@ print(resident() / full)
 def test_what_is_freed_stays_with_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 0.95
+
+
+@pytest.mark.parametrize(("probability", "share"), [(0.9999, 255 / 256), (0.0001, 1 / 256)])
+def test_dropout_is_defined_up_to_its_ends(probability: float, share: float) -> None:
+    torch.manual_seed(0)
+    y = drop_by_bytes(torch.ones(1 << 20), probability)
+    assert y.isfinite().all()
+    assert (y == 0).double().mean().item() == pytest.approx(share, abs=5e-4)

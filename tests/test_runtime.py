@@ -1,5 +1,6 @@
 """Device, precision, threads and compilation: what is chosen, what a resumed run keeps, and what happens without it."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,16 @@ from minigpt.checkpoint import load_checkpoint
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
 from minigpt.meta import RuntimeFacts
-from minigpt.runtime import Runtime, backward_bytes, choose, compile_loss, free_memory_bytes, is_out_of_memory
+from minigpt.runtime import (
+    Runtime,
+    backward_bytes,
+    choose,
+    compile_loss,
+    free_memory_bytes,
+    is_out_of_memory,
+    pick_device,
+    sampling_threads,
+)
 from minigpt.train import train
 
 ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
@@ -79,6 +89,45 @@ def test_a_resumed_run_keeps_its_choices_but_for_those_made_anew() -> None:
     assert choose(config(compile=False), saved) == Runtime("cpu", "bfloat16", False, 3)
     assert choose(config(threads=1), saved) == Runtime("cpu", "bfloat16", True, 1)
     assert choose(config(), choose(config(), saved).facts()) == choose(config(), saved)
+
+
+def test_the_threads_of_a_much_larger_machine_are_not_taken_over() -> None:
+    cores = os.cpu_count() or 1
+    saved = RuntimeFacts(device="cpu", dtype="bfloat16", compile=False, threads=2 * cores + 1)
+    assert choose(config(), saved).threads == cores
+
+
+def test_a_resumed_run_stays_on_its_device_and_a_new_one_takes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_devices", lambda: ["cuda:0", "cpu"])
+    saved = RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1)
+    gone = saved.model_copy(update={"device": "mps"})
+    assert (pick_device("auto"), pick_device("auto", saved), pick_device("auto", gone)) == ("cuda:0", "cpu", "cuda:0")
+    assert pick_device("mps", saved) == "mps"
+
+
+def test_nothing_is_measured_where_there_is_no_run_to_compile_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `minigpt sample`, which starts sooner for it."""
+    monkeypatch.setattr(runtime, "measure_matmul", lambda runtime: pytest.fail("measured"))
+    assert choose(config()).compile is False
+
+
+@pytest.mark.parametrize(("parameters", "streams", "threads"), [(10**6, 1, 1), (10**7, 1, "auto"), (10**6, 2, "auto")])
+def test_one_stream_of_a_small_model_is_drawn_by_one_thread(parameters: int, streams: int, threads: int | str) -> None:
+    assert sampling_threads(parameters, streams) == threads
+
+
+def test_what_a_container_gives_back_when_asked_is_free(tmp_path: Path) -> None:
+    """After a text of five gigabytes was read, a limit of four is full of files that are no longer needed."""
+    assert runtime._free_in_container(tmp_path) is None
+    (tmp_path / "memory.current").write_text("3900\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert runtime._free_in_container(tmp_path) is None
+    (tmp_path / "memory.max").write_text("4000\n")
+    assert runtime._free_in_container(tmp_path) == 100
+    (tmp_path / "memory.stat").write_text(
+        "anon 200\nfile 3500\ninactive_file 3000\nactive_file 400\nslab_reclaimable 50\n"
+    )
+    assert runtime._free_in_container(tmp_path) == 100 + 3450
 
 
 def test_a_run_from_a_device_that_is_not_here_chooses_anew() -> None:

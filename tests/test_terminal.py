@@ -4,6 +4,7 @@ And a terminal that asks a run to end, or is closed, loses nothing of it.
 """
 # ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
+import errno
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from test_hostile import MODEL, STEPS, TEXT, TOKENIZER, forge, run, whole  # noq
 from minigpt.cli import main
 from minigpt.meta import META
 from minigpt.runs import checkpoint_steps, step_folder
-from minigpt.terminal import Interrupts
+from minigpt.terminal import Interrupts, heard_or_not
 
 if sys.platform != "win32":
     import pty
@@ -135,7 +136,7 @@ def test_signals_are_noted_once_and_the_handlers_come_back() -> None:
         assert interrupts.signal is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.signal == signal.SIGTERM
-        assert {signal.getsignal(number) for number in numbers} == {signal.SIG_DFL}
+        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert [signal.getsignal(number) for number in numbers] == before
 
 
@@ -200,11 +201,14 @@ def test_a_run_that_ignores_its_terminal_closing_goes_on_to_its_end(tmp_path: Pa
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 30
 
 
-def test_a_second_hangup_does_not_end_a_run_before_it_is_saved() -> None:
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_no_hangup_ends_a_run_before_it_is_saved(first: signal.Signals) -> None:
+    """A shell and the system both send one for the same terminal; a logout sends SIGTERM, then SIGHUP."""
     with Interrupts() as interrupts:
+        os.kill(os.getpid(), first)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert interrupts.signal == signal.SIGHUP
+        assert interrupts.signal == first
 
 
 def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
@@ -217,3 +221,13 @@ def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
         process.stderr.close()
         assert process.wait(60) == 0
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 20
+
+
+def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing() -> None:
+    kept = os.fstat(2)
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        with heard_or_not():
+            raise OSError(number, os.strerror(number))
+    assert os.path.samestat(os.fstat(2), kept)
+    with pytest.raises(ValueError, match="no OSError"), heard_or_not():
+        raise ValueError("no OSError")

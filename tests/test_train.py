@@ -29,7 +29,7 @@ from minigpt.data import TextData, split
 from minigpt.errors import UserError
 from minigpt.meta import Meta, TrainState, read_meta
 from minigpt.metrics import Metrics
-from minigpt.model import GPT
+from minigpt.model import GPT, count_parameters
 from minigpt.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.tokenizer import build
 from minigpt.train import Outcome, Probe, Training, run_steps, train
@@ -560,6 +560,32 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(go: Any, monkey
     monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed)
     with pytest.raises(UserError, match=r"not even one sequence fits: make the model or model\.context smaller"):
         go("huge")
+
+
+def test_what_a_resumed_run_holds_already_is_not_asked_for_again(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its averages were loaded: of the rest, only the gradients are to come."""
+    run, _ = go(train__steps=3)
+    weights = 4 * sum(p.numel() for p in load_checkpoint(str(run)).model.parameters())
+    monkeypatch.setattr(training, "backward_bytes", lambda compute, weights: 1000)
+    monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights + 4000)
+    monkeypatch.setattr(training, "_refuse_if_too_large", lambda config, vocab_size: None)
+    assert go(resume=True, train__steps=4)[1].state.step == 4
+    with pytest.raises(UserError, match="training needs about"):
+        go("new", train__steps=3)
+
+
+def test_where_a_gpu_trains_only_the_weights_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    weights = 4 * count_parameters(config.model, 30)
+    monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights)
+    with pytest.raises(UserError, match=r"a model of [0-9,]+ parameters needs about"):
+        training._refuse_if_too_large(config, 30)
+    training._refuse_if_too_large(make_config(runtime__device="cuda"), 30)
+
+
+def test_what_micro_batches_change_is_said() -> None:
+    assert training.same_result(make_config()) == "the same result"
+    assert training.same_result(make_config(model__dropout=0.1)) == "the same result, but for the masks of dropout"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ def run(trained: Path, empty_folder: Path) -> Path:
     return Path("runs/b")
 
 
+def test_a_run_without_its_settings_is_not_passed_over(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    (found,) = problems().items()
+    assert found[0] == "b config.yaml"
+    assert "No such file" in found[1]
+
+
 def problems() -> dict[str, str]:
     return {f"{one.run} {one.what}": one.problem for one in verify_runs() if one.problem}
 

@@ -15,8 +15,8 @@ from minigpt.bench.sides import Built, Document, Round, Say, document, side, tak
 from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
 from minigpt.errors import UserError
 from minigpt.memory import peak_memory
-from minigpt.model import GPT
-from minigpt.runtime import choose
+from minigpt.model import GPT, count_parameters
+from minigpt.runtime import choose, sampling_threads
 from minigpt.sample import generate_ids
 from minigpt.seeds import mix_seed
 
@@ -55,7 +55,8 @@ def run(assignments: Sequence[str], streams: int, length: int, rounds: int, say:
             for name, cached in (("minigpt", True), ("minigpt without its cache", False))
         ]
         if find_spec("transformers"):
-            where = (sides[0].facts["device"], sides[0].facts["threads"])
+            threads = torch.get_num_threads() if config.runtime.threads == "auto" else config.runtime.threads
+            where = (sides[0].facts["device"], threads)
             theirs = side("transformers", f"{__name__}.theirs", *common, *where, say=say)
             sides.append(open_sides.enter_context(theirs))
         else:
@@ -69,9 +70,13 @@ def run(assignments: Sequence[str], streams: int, length: int, rounds: int, say:
 
 def ours(config: RunConfig, length: int, streams: int, cached: bool, say: Say) -> Built:
     """Build a side that draws as `minigpt sample` does."""
-    runtime = choose(config.runtime)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
-    model = GPT(config.model, VOCABULARY).to(runtime.device).eval()
+    model = GPT(config.model, VOCABULARY).eval()
+    threads = config.runtime.threads
+    if threads == "auto":
+        threads = sampling_threads(count_parameters(config.model, VOCABULARY), streams)
+    runtime = choose(config.runtime.model_copy(update={"threads": threads}))
+    model.to(runtime.device)
     prompt = torch.zeros(1, dtype=torch.long)
 
     def draw(length: int) -> Tensor:

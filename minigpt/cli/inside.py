@@ -140,16 +140,20 @@ def inspect(
     if passage.left_out:
         notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
     other = load_checkpoint(compare) if compare else None
-    heads = loaded.config.model.n_layer * loaded.config.model.n_head
-    with tqdm(total=heads if ablate else 0, unit="head", disable=None if ablate else True, leave=False) as bar:
+    with tqdm(unit="head", disable=None if ablate else True, leave=False) as bar:
+
+        def tell(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
         page = inspect_page(
             loaded, passage,
             layers=_numbers("--layers", layers) if layers is not None else None,
             detail=detail,
             ablate=validation(loaded)[:ABLATED] if ablate else None,
-            steps=[load_checkpoint(path) for path in _film(loaded, steps)],
+            steps=(load_checkpoint(path) for path in _film(loaded, steps)),  # one at a time
             compare=other, force=force, say=notice,
-            progress=lambda done, total: bar.update(done - bar.n),
+            progress=tell,
         )  # fmt: skip
     write_bytes(page.encode(), out)
     notice(f"wrote {shown(out)}, {len(page.encode()) / 1e6:.2f} MB; it needs no network and can be mailed")

@@ -48,7 +48,7 @@ def _train(run: Path, start: "Start") -> None:
     from minigpt import runs
     from minigpt.config import to_yaml
     from minigpt.files import write_atomically
-    from minigpt.runtime import best_device
+    from minigpt.runtime import pick_device
     from minigpt.train import train
 
     config, data, checkpoint = start.config, start.data, start.checkpoint
@@ -63,8 +63,7 @@ def _train(run: Path, start: "Start") -> None:
     before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
         write_atomically(settings, to_yaml(config))
-        device = best_device() if config.runtime.device == "auto" else config.runtime.device
-        runs.record_start(run, start.step, sys.argv, device)
+        runs.record_start(run, start.step, sys.argv, pick_device(config.runtime.device, start.runtime))
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
         if checkpoint and runs.checkpoint_steps(run) == saved:

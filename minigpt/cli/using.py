@@ -1,5 +1,6 @@
 """`minigpt sample` and `minigpt eval`."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,13 +24,10 @@ from minigpt.cli.output import json_text, notice, write
 from minigpt.errors import UserError, quoted
 
 if TYPE_CHECKING:
+    from minigpt.checkpoint import Checkpoint
     from minigpt.config import RunConfig, SampleConfig
     from minigpt.runtime import Runtime
     from minigpt.sample import Piece
-
-ONE_THREAD = 1_500_000
-"""Parameters below which a step of one stream is over before a second thread would be of use. On a busy machine, as
-beside a training run, waiting for that thread would take most of the time."""
 
 
 def sample(
@@ -62,33 +60,25 @@ def sample(
     """Continue a prompt with a trained model."""
     from minigpt.checkpoint import load_checkpoint
     from minigpt.config import RuntimeConfig
-    from minigpt.runtime import choose
+    from minigpt.runtime import choose, sampling_threads
     from minigpt.sample import generate
 
-    if prompt is not None and prompt_file is not None:
-        raise UserError("--prompt and --prompt-file exclude each other")
-    on_unknown = checked_unknown(unknown)
-    device = checked_device(device)
+    given, on_unknown, device = _given(prompt, prompt_file), checked_unknown(unknown), checked_device(device)
     loaded = load_checkpoint(run, checkpoint)
-    alone = num_samples == 1 and sum(p.numel() for p in loaded.model.parameters()) < ONE_THREAD
-    runtime = choose(RuntimeConfig(device=device, dtype="float32", threads=1 if alone else "auto"))
+    threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
+    runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads))
     loaded.model.to(runtime.device)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    text = read_text(prompt_file) if prompt_file is not None else prompt
-    if text is None:  # the default, which is nobody's wish to the letter: some texts have no line end
-        text, on_unknown = settings.prompt, "replace"
-    ids, context = encode(loaded.tokenizer, text, on_unknown), loaded.config.model.context
-    text = loaded.tokenizer.decode(ids)  # as the model reads it, where something was skipped or replaced
+    # The default prompt is nobody's wish to the letter: some texts have no line end.
+    text = _as_read(loaded, given, on_unknown) if given is not None else _as_read(loaded, settings.prompt, "replace")
     _check_memory(loaded.config, num_samples, settings.length, runtime)
-    if len(ids) > context:
-        notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
-        num_samples=num_samples, stop=stop or (), unknown=on_unknown, cache=not no_cache,
+        num_samples=num_samples, stop=stop or (), cache=not no_cache,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         write(text)
@@ -98,11 +88,25 @@ def sample(
         return
     samples = _by_sample(pieces, num_samples)
     if as_json:
-        facts = {"checkpoint": str(loaded.path), "prompt": text}
         drawn = settings.model_dump(exclude={"prompt", "preview"})
-        write(json_text({**facts, "settings": drawn, "samples": samples}), out)
+        write(json_text({"checkpoint": str(loaded.path), "prompt": text, "settings": drawn, "samples": samples}), out)
     else:
-        write("\n--------\n".join(text + drawn["text"] for drawn in samples) + "\n", out)
+        write("\n--------\n".join(text + one["text"] for one in samples) + "\n", out)
+
+
+def _given(prompt: str | None, file: str | None) -> str | None:
+    """Return the prompt of the command line, where it has one. Raises UserError."""
+    if prompt is not None and file is not None:
+        raise UserError("--prompt and --prompt-file exclude each other")
+    return prompt if file is None else read_text(file)
+
+
+def _as_read(loaded: "Checkpoint", prompt: str, unknown: str) -> str:
+    """Return a prompt as the model reads it, where characters that it does not know are skipped or replaced."""
+    ids, context = encode(loaded.tokenizer, prompt, unknown), loaded.config.model.context
+    if len(ids) > context:
+        notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
+    return loaded.tokenizer.decode(ids)
 
 
 def _by_sample(pieces: "Iterable[Piece]", count: int) -> list[dict[str, Any]]:
@@ -135,6 +139,7 @@ def evaluate(
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
+    from minigpt.inside.passage import validation
     from minigpt.runtime import choose
 
     if Path(run).is_file():
@@ -147,8 +152,7 @@ def evaluate(
         notice(*corpus.notices)
         tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
     else:
-        known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
-        tokens, name = data.prepare(loaded.config.data, known).validation, "validation split"
+        tokens, name = validation(loaded), "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             loaded.model, tokens, loaded.tokenizer,
@@ -157,9 +161,10 @@ def evaluate(
     how = protocol(loaded.config.model.context, stride)
     if as_json:
         facts = {"protocol": how, "text": name, "checkpoint": str(loaded.path), "dtype": runtime.dtype}
-        write(json_text({**asdict(result), **facts}))
+        figures = {name: value if math.isfinite(value) else None for name, value in asdict(result).items()}
+        write(json_text({**figures, **facts}))  # JSON has no infinity
         return
-    print(f"loss                {result.loss:.4f} nats")
+    print(f"loss                {result.loss:.4f} nats{' a byte' if loaded.config.data.tokenizer == 'byte' else ''}")
     print(f"bits per character  {result.bits_per_character:.4f}")
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"characters          {result.characters:,} of {name}")

@@ -258,17 +258,6 @@ def wrap_loss(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]
     run.loss = lambda x, y: inner(*change(x, y))
 
 
-def token_noise(run: Any, rate: float) -> None:
-    """Replace a share of the input characters by others of the text, drawn anew each step."""
-
-    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.rand(x.shape) < rate
-        others = x.flatten()[torch.randint(x.numel(), x.shape)]
-        return torch.where(noise, others, x), y
-
-    wrap_loss(run, change)
-
-
 def short_first(run: Any, stages: list[list[float]]) -> None:
     """Cut each sequence into `parts` until that share of the run, as [share, parts] in order."""
 
@@ -312,15 +301,6 @@ def shuffled_epochs(run: Any, argument: Any) -> None:
     wrap_loss(run, change)
 
 
-def label_smoothing(run: Any, rate: float) -> None:
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        with run.runtime.autocast():
-            logits = run.model(x)
-        return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), label_smoothing=rate)
-
-    run.loss = loss
-
-
 TWEAKS: dict[str, Callable[[Any, Any], None]] = {
     tweak.__name__: tweak
     for tweak in (
@@ -333,11 +313,9 @@ TWEAKS: dict[str, Callable[[Any, Any], None]] = {
         values_of_the_first,
         stream_of_the_start,
         masks_over_time,
-        token_noise,
         short_first,
         small_batches_first,
         shuffled_epochs,
-        label_smoothing,
     )
 }
 TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {
