@@ -124,22 +124,30 @@ class Attention(nn.Module):
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
-        B, T, C = x.shape
-        kernels = self.kernels or best_for(x.device)
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
-        qk = self.qk_norm(qk)
-        if angles is not None:
-            qk = kernels.rotate(qk, angles[:, :, None, None])
-        (q, k), (v,) = (x.permute(2, 0, 3, 1, 4) for x in (qk, v))  # (B, H, T, D) each
+        T = x.size(1)
+        q, k, v = self.queries_keys_values(x, angles)  # (B, H, T, D) each
         if cache is None:
-            y = kernels.attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+            y = self._kernels(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         else:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
             mask = causal_mask(T, k.size(2), x.device) if T > 1 else None
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out: Tensor = self.proj(y.transpose(1, 2).reshape(B, T, C))
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
+
+    def queries_keys_values(self, x: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v (B, H, T, D) of x (B, T, C): q and k normalised, and turned by angles (2, T, D / 2)."""
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
+        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
+        qk = self.qk_norm(qk)
+        if angles is not None:
+            qk = self._kernels(x).rotate(qk, angles[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
+        q, k = qk.permute(2, 0, 3, 1, 4)
+        return q, k, v.squeeze(2).transpose(1, 2)
+
+    def _kernels(self, x: Tensor) -> Kernels:
+        return self.kernels or best_for(x.device)
 
 
 def hidden_width(config: ModelConfig) -> int:
@@ -226,7 +234,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def use(self, kernels: Kernels | None) -> None:
-        """Choose how things are computed that can be in more than one way; None takes the best for the device."""
+        """Compute with these kernels in every layer; None takes the best for the device."""
         for module in self.modules():
             if isinstance(module, Linear | RMSNorm | Attention | Dropout):
                 module.kernels = kernels

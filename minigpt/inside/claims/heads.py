@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.inside.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.inside.claims.material import EXACT, attention, awake, normal, plain, queries_keys_values, reaching
+from minigpt.inside.claims.material import EXACT, attention, awake, normal, plain, reaching
 from minigpt.model import attention_weights, count_parameters
 
 
@@ -35,7 +35,7 @@ def heads_in_parallel() -> Finding:
 def distributions_in_parallel() -> Finding:
     """Each head has a distribution of its own over the past. What is laid side by side is what each brought back."""
     layer, x = attention(102, n_head=4), normal(1, 10, 32, claim=102)
-    q, k, v = queries_keys_values(layer, x)
+    q, k, v = layer.queries_keys_values(x)
     weights = attention_weights(q, k)[0]  # (H, T, T)
     side_by_side = torch.cat([weights[head] @ v[0, head] for head in range(4)], dim=-1)  # (T, C)
     error = largest(side_by_side - reaching(layer.proj, lambda: layer(x, None, None))[0][0])
@@ -49,7 +49,7 @@ def distributions_in_parallel() -> Finding:
 def heads_side_by_side() -> Finding:
     """Heads times head size is the width again, so W_O is square and the layer can be added to its own input."""
     layer, x = attention(42, n_embd=6, n_head=3), normal(1, 5, 6, claim=42)
-    _, heads, _, head_size = queries_keys_values(layer, x)[2].shape
+    _, heads, _, head_size = layer.queries_keys_values(x)[2].shape
     beside = reaching(layer.proj, lambda: layer(x, None, None))[0]
     w_o = tuple(layer.proj.weight.shape)
     measured = f"{heads} heads of {head_size} are {beside.size(-1)} side by side; W_O is {w_o[0]}×{w_o[1]}"
@@ -59,7 +59,7 @@ def heads_side_by_side() -> Finding:
 def heads_add_up() -> Finding:
     """Rows 8 h to 8 h + 7 of W_O meet only head h. So W_O is one matrix for each head, and what they give is added."""
     layer, x = attention(43, n_head=4), normal(1, 10, 32, claim=43)
-    q, k, v = queries_keys_values(layer, x)
+    q, k, v = layer.queries_keys_values(x)
     heads = (attention_weights(q, k) @ v)[0]  # (H, T, D)
     w_o = layer.proj.weight.T.unflatten(0, (4, 8))  # (H, D, C)
     each = heads @ w_o  # (H, T, C)

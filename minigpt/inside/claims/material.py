@@ -68,12 +68,6 @@ def attention(claim: int, **changes: Any) -> Attention:
     return awake(lambda: Attention(plain(**changes), layer=0), claim)
 
 
-def queries_keys_values(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v of `layer` for x (B, T, C), each (B, H, T, D)."""
-    q, k, v = layer.qkv(x).unflatten(-1, (3, layer.n_head, -1)).permute(2, 0, 3, 1, 4)
-    return q, k, v
-
-
 def reaching(module: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     """Return what is given to `module` while `run` runs, one for each time that it is called."""
     seen: list[Tensor] = []

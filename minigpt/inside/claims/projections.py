@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minigpt.config import ModelConfig
 from minigpt.inside.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.inside.claims.material import ENCODER, EXACT, attention, gpt, normal, plain, queries_keys_values, shuffled
+from minigpt.inside.claims.material import ENCODER, EXACT, attention, gpt, normal, plain, shuffled
 from minigpt.model import count_parameters
 from minigpt.tokenizer import CharTokenizer
 
@@ -32,7 +32,7 @@ def query_of_the() -> Finding:
         for i in range(32):
             for c in range(32):
                 by_hand[token, i] += x[token, c] * w_q[i, c]
-    q, _, _ = queries_keys_values(layer, x[None])
+    q, _, _ = layer.queries_keys_values(x[None])
     error = largest(by_hand - q[0, 0])
     measured = f"the query of 'T' begins {figures(by_hand[0, :3].tolist())}; the model's differs by {figure(error)}"
     return Finding(error < EXACT, measured)
@@ -41,7 +41,7 @@ def query_of_the() -> Finding:
 def length_of_a_query() -> Finding:
     """The matrices fix how long q, k and v are. A longer sentence gives more of them, not longer ones."""
     layer, lengths = attention(24, n_embd=32, n_head=4), (1, 10, 64)
-    shapes = [tuple(part.shape[1:]) for T in lengths for part in queries_keys_values(layer, normal(1, T, 32, claim=24))]
+    shapes = [tuple(part.shape[1:]) for T in lengths for part in layer.queries_keys_values(normal(1, T, 32, claim=24))]
     measured = f"q of {lengths} characters: {', '.join(map(str, shapes[::3]))}, as heads, characters, numbers"
     return Finding(shapes == [(4, T, 8) for T in lengths for _ in range(3)], measured)
 
@@ -49,7 +49,7 @@ def length_of_a_query() -> Finding:
 def same_matrix_for_every_token() -> Finding:
     """A linear map knows no places: shuffled characters have the same queries, keys and values, shuffled."""
     layer, x, order = attention(25), normal(1, 10, 32, claim=25), shuffled(10, claim=25)
-    before, after = queries_keys_values(layer, x), queries_keys_values(layer, x[:, order])
+    before, after = layer.queries_keys_values(x), layer.queries_keys_values(x[:, order])
     error = max(largest(old[:, :, order] - new) for old, new in zip(before, after, strict=True))
     short, long = (count_parameters(plain(context=context), vocab_size=65) for context in (8, 1024))
     measured = (

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.inside.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.inside.claims.material import EXACT, attention, normal, queries_keys_values
+from minigpt.inside.claims.material import EXACT, attention, normal
 from minigpt.model import attention_weights, causal_mask
 
 HEAD_SIZES = (4, 16, 64, 256)
@@ -153,7 +153,7 @@ def scale_is_that_of_a_head() -> Finding:
     width, heads, length = 768, 12, 6
     layer = attention(10, n_embd=width, n_head=heads)
     x = normal(1, length, width, claim=10)
-    q, k, v = queries_keys_values(layer, x)  # (1, H, T, D)
+    q, k, v = layer.queries_keys_values(x)  # (1, H, T, D)
     future = torch.ones(length, length).triu(1).bool()
     output = layer(x, None, None)
     errors = []
@@ -205,7 +205,7 @@ def output_is_a_weighted_sum() -> Finding:
     length, width = 5, 32
     layer = attention(14, n_head=1)
     x = normal(1, length, width, claim=14)
-    q, k, v = (part[0, 0] for part in queries_keys_values(layer, x))  # (T, D) each
+    q, k, v = (part[0, 0] for part in layer.queries_keys_values(x))  # (T, D) each
     weights, total = attention_weights(q, k), torch.zeros(length, width, dtype=torch.float64)
     for i in range(length):
         for j in range(length):
@@ -221,7 +221,7 @@ def shape_is_kept() -> Finding:
     layer, shapes = attention(15), []
     for length in (1, 7, 64):
         x = normal(1, length, 32, claim=15)
-        q, k, v = queries_keys_values(layer, x)
+        q, k, v = layer.queries_keys_values(x)
         weights = attention_weights(q, k)
         kept = layer(x, None, None).shape == x.shape and (weights @ v).shape == v.shape
         shapes.append((kept, f"{tuple(weights.shape[2:])}·{tuple(v.shape[2:])} = {tuple((weights @ v).shape[2:])}"))

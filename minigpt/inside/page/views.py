@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from minigpt.inside.extract import Extraction, extract, head_outputs, logit_lens
 from minigpt.inside.page.packing import pack_attention, pack_exact, pack_scaled, pack_whole
 from minigpt.inside.passage import Passage, characters, glyph
 from minigpt.inside.scores import MEASURES, PATTERNS, Score, divergence, head_scores, in_word, kinds
-from minigpt.model import GPT, rotary_angles
+from minigpt.kernels import rotate_by_torch
+from minigpt.model import GPT, Block, rotary_angles
 from minigpt.runs import CHECKPOINTS
 from minigpt.tokenizer import Ids
 
@@ -196,16 +197,12 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     left out, or with rotary ones the key one place before. OV is what attending fully to the row's character adds to
     the logit of the column's, the mean over columns taken off, before the division by the last norm.
     """
-    block, config, N = model.blocks[layer], model.config, len(embeddings)
+    block, config = cast(Block, model.blocks[layer]), model.config
     D = config.n_embd // config.n_head
     stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
-    qkv = block.attention.qkv(block.norm1(stream)).view(N, 3, config.n_head, D).float()  # type: ignore[union-attr, operator]
-    q, k, v = qkv.permute(1, 2, 0, 3)  # (H, N, D) each
-    q, k = (block.attention.qk_norm(x) for x in (q, k))  # type: ignore[union-attr, operator]
+    ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(stream)[None])  # (H, N, D) each
     if config.position == "rotary":
-        cos, sin = rotary_angles(2, D)[:, 1].to(q.device)
-        a, b = q.chunk(2, dim=-1)
-        q = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        q = rotate_by_torch(q, rotary_angles(2, D)[:, 1].to(q.device))
     written = v.cpu() @ head_outputs(model, layer)  # (H, N, C)
     if config.norm == "layernorm":
         written = written - written.mean(-1, keepdim=True)
