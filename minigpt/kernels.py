@@ -82,22 +82,22 @@ class _BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        parts, saved, scale = [], [], q.size(-1) ** -0.5
+        outputs, saved, scale = [], [], q.size(-1) ** -0.5
         with torch.autocast(q.device.type, enabled=False):  # which would compute the softmax in float32
             for start, end in _blocks(q.size(1)):
-                hidden = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu(start + 1)
-                scores = torch.baddbmm(hidden, q[:, start:end], k[:, :end].mT, alpha=scale)  # (N, block, end)
+                mask = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu(start + 1)
+                scores = torch.baddbmm(mask, q[:, start:end], k[:, :end].mT, alpha=scale)  # (N, block, end)
                 weights = scores.softmax(-1)
                 keep = _kept(weights, dropout) if dropout else None
-                parts.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))
+                outputs.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))  # (N, block, D)
                 saved += [weights, keep]
         ctx.save_for_backward(q, k, v, *saved)
-        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
-        scale, parts = q.size(-1) ** -0.5, []
+        scale, dq_blocks = q.size(-1) ** -0.5, []
         dk = dv = None
         # From the last block on, which sees all keys, so that nothing needs to begin as zeros.
         for (start, end), weights, keep in reversed(
@@ -108,16 +108,17 @@ class _BlockedAttention(torch.autograd.Function):
             dropped = weights
             if keep is not None:
                 dropped, dweights = weights * keep, dweights.mul_(keep)
-            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
-            parts.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)  # (N, block, end)
+            dq_blocks.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))  # (N, block, D)
             dv_block = torch.bmm(dropped.mT, dout)  # (N, end, D)
-            dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)
+            dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)  # (N, end, D)
             if dk is None or dv is None:
                 dk, dv = dk_block, dv_block
             else:
                 dk[:, :end] += dk_block
                 dv[:, :end] += dv_block
-        return torch.cat(parts[::-1], 1) if len(parts) > 1 else parts[0], dk, dv, None
+        dq = torch.cat(dq_blocks[::-1], 1) if len(dq_blocks) > 1 else dq_blocks[0]
+        return dq, dk, dv, None
 
 
 def drop_by_bytes(x: Tensor, probability: float) -> Tensor:
@@ -188,10 +189,10 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dy = gradients[0]
-        rows, columns = dy.reshape(-1, dy.size(-1)), x.reshape(-1, x.size(-1))
-        wide = rows.size(1) > columns.size(1)  # the longer side second, which oneDNN does better
-        dweight = _product(columns.mT, rows.mT).mT if wide else _product(rows.mT, columns.mT)  # (out, in)
-        return _product(dy, weight.mT), dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
+        outputs, inputs = dy.reshape(-1, dy.size(-1)), x.reshape(-1, x.size(-1))  # (N, out), (N, in)
+        is_tall = outputs.size(1) > inputs.size(1)  # the longer side second, which oneDNN does better
+        dweight = _product(inputs.mT, outputs.mT).mT if is_tall else _product(outputs.mT, inputs.mT)  # (out, in)
+        return _product(dy, weight.mT), dweight, outputs.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -49,7 +49,7 @@ Probe = Callable[[int, GPT, Metrics], None]
 SPIKE = 1.5
 """How many times the mean before a step's loss must be to be noted."""
 BUSY, BUSY_AFTER = 0.3, 10.0
-"""The share of the time waited for a core from which on fewer threads are advised, and the seconds before that."""
+"""From which share of the time waited for a core fewer threads are advised, and after how many seconds at first."""
 RAW = "weights/"
 """Prefix under which a checkpoint keeps the raw weights where the model's are an average of them."""
 
@@ -150,7 +150,9 @@ class Training:
         if loaded:
             self._restore(loaded)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
-        self.lr_factor, self.gradient_norm, self.told_busy = 0.0, 0.0, False
+        self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
+        self.marked = (0.0, 0)  # seconds and tokens at the last log line
+        self.told_busy = False
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
@@ -476,7 +478,7 @@ class Training:
         if not (self.length_reached or self.stopped_early):
             return
         if not self.length_reached:
-            ending, longer = "stopped, for validation no longer improved,", "train.patience=0"
+            ending, longer = "stopped, because validation no longer improved,", "train.patience=0"
         elif train.minutes:
             ending, longer = "is finished", f"train.minutes={2 * train.minutes:g}"
         else:

@@ -16,7 +16,6 @@ import numpy as np
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.corpus import open_corpus, scan
-from minigpt.errors import UserError
 from minigpt.memory import peak_memory
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -105,8 +104,6 @@ def _copy(text: Sequence[str], folder: Path) -> tuple[str, Path]:
     with open(path, "wb") as file:
         for block in corpus.blocks():
             file.write(block.encode())
-    if not path.stat().st_size:
-        raise UserError(f"{corpus.name} is empty")
     return corpus.name, path
 
 

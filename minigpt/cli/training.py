@@ -100,7 +100,7 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
         stopped = f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}"
         notice(f"{stopped}, everything is saved", f"  go on:  {resume}")
         raise typer.Exit(128 + outcome.signal)
-    ending = "stopped early, for validation no longer improves," if outcome.stopped_early else "finished"
+    ending = "stopped early, because validation no longer improves," if outcome.stopped_early else "finished"
     share = f"{outcome.evaluation_share:.0%} of it evaluating"
     notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {share}")
     notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
