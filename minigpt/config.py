@@ -150,7 +150,7 @@ class TrainConfig(Section):
     batch_size: int = Field(32, ge=1)
     """Sequences in one update, over all processes."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences in one forward pass, by default all. Fewer need less memory and change dropout's masks only."""
+    """Sequences in one forward pass, by default all. Fewer need less memory; dropout draws other masks then."""
     seed: int = Field(1337, ge=0)
     """Names every random draw of the run: weights, batches, dropout."""
     log_every: int = Field(10, ge=1)
@@ -206,7 +206,7 @@ class RuntimeConfig(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the matrix products; weights and optimizer stay in float32."""
+    """Precision of the matrix products (`float32` on a GPU: TF32); weights and optimizer stay in float32."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"

@@ -325,9 +325,13 @@ def _inside(folder: Path, encoding: str) -> _Found:
     return _texts(files, where, encoding)
 
 
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""How paths begin that are this process's own streams; shells name pipes so."""
+
+
 def is_read_once(entry: str) -> bool:
     """Return whether a source is a stream that cannot be opened again: standard input, or a pipe."""
-    return entry == "-" or entry.startswith("/dev/fd/") or stat.S_ISFIFO(_mode(Path(entry)) or 0)
+    return entry == "-" or entry.startswith(STREAMS) or stat.S_ISFIFO(_mode(Path(entry)) or 0)
 
 
 def _standard_input(encoding: str) -> _Found:

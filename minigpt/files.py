@@ -1,5 +1,6 @@
 """Files that a crash, a second process or a stranger cannot spoil: atomic writes, locks, careful reads."""
 
+import errno
 import hashlib
 import os
 import platform
@@ -50,11 +51,13 @@ def write_synced(path: Path, text: str) -> None:
 
 def sync(descriptor: int) -> None:
     """Wait until the disk has what was written to an open file, or done in an open folder."""
-    if sys.platform == "darwin":
-        with suppress(OSError):  # some file systems cannot
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # macOS's fsync waits for the drive's memory only
-            return
     os.fsync(descriptor)
+    if sys.platform == "darwin":  # where that waits for the drive's own memory only
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):  # some file systems cannot
+                raise
 
 
 def sync_file(path: Path) -> None:
@@ -76,9 +79,13 @@ def sync_folder(folder: Path) -> None:
 def remove_abandoned(folder: Path, pattern: str) -> None:
     """Remove the files and folders of this name that processes which were killed over a day ago left in `folder`."""
     for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # published or removed by its own process at this moment
-            if path.stat().st_mtime < time.time() - DAY:
-                path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # published or removed by its own process at this moment, or another user's
+            if path.stat().st_mtime > time.time() - DAY:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def make_folders(folder: Path) -> None:

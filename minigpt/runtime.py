@@ -91,9 +91,8 @@ def choose(
     kept = saved if saved and saved.device == device else None
     threads = config.threads
     if threads == "auto":
-        threads = saved.threads if saved else torch.get_num_threads()
-        cores = os.cpu_count() or 1
-        if threads > 2 * cores:  # the checkpoint is from a much larger machine
+        threads, cores = saved.threads if saved else torch.get_num_threads(), os.cpu_count() or 1
+        if saved and threads > 2 * cores:  # the checkpoint is from a much larger machine
             threads = cores
     torch.set_num_threads(int(threads))
     dtype: str = config.dtype
@@ -102,6 +101,8 @@ def choose(
     compile = config.compile
     if compile == "auto":
         compile = kept.compile if kept else _compilation_pays(kind, dtype, run_flops, run_seconds)
+    if kind == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
     # Compiled kernels sum in the order in which threads arrive unless told not to: exact resume needs this.
     deterministic = kind == "cpu" and bool(compile)
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports the whole compiler

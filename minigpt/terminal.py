@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
 class Interrupts:
     """Notes the first SIGINT, SIGTERM or SIGHUP in `signal` for the loop to see; a second ends the process at once.
 
-    Not so a second SIGHUP: a shell and the system both send it when a terminal closes, and a logout after a SIGTERM.
-    One that whoever started the process had it ignore, as nohup does, stays ignored.
+    A SIGHUP does not count as one of the two: of a terminal that closes, the shell and the system both send it, and a
+    logout sends it before or after a SIGTERM. Where the process was started to ignore it, as by nohup, it still does.
     """
 
     def __init__(self) -> None:
@@ -38,9 +39,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        if self.signal in (None, SIGHUP):
+            self.signal = number
         for known in self.previous:
-            signal.signal(known, signal.SIG_IGN if known == SIGHUP else signal.SIG_DFL)
+            if known == SIGHUP:
+                signal.signal(known, signal.SIG_IGN)
+            elif number != SIGHUP:
+                signal.signal(known, signal.SIG_DFL)
 
 
 @contextmanager
@@ -49,7 +54,7 @@ def heard_or_not() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in GONE:  # and so will be whoever would read the lines to come
+        if error.errno in GONE and sys.stderr.fileno() == 2:  # nor is anybody there for the lines to come
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
             os.close(nowhere)

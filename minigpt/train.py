@@ -126,12 +126,12 @@ class Training:
 
     def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
-        _refuse_if_too_large(config, data.tokenizer.vocab_size)
+        loaded = checkpoint.load_checkpoint(resume) if resume else None
+        _refuse_if_too_large(config, data.tokenizer.vocab_size, loaded.meta.runtime if loaded else None)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
         self.steps = run_steps(config, len(data.train))
-        loaded = checkpoint.load_checkpoint(resume) if resume else None
         self.state = loaded.meta.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
         self.resumed_with: tuple[RuntimeFacts, int] | None = None
@@ -392,8 +392,8 @@ class Training:
         self.told_busy, runtime = True, self.runtime
         if runtime.device == "cpu" and runtime.threads > 1:
             self.metrics.say(
-                f"{self.clock.waiting_share:.0%} of the time goes into waiting for a core that other programs use; "
-                f"--set runtime.threads={runtime.threads // 2} loses less to that, also with --resume"
+                f"{self.clock.waiting_share:.0%} of the time goes into waiting for a core that is busy with something "
+                f"else; --set runtime.threads={runtime.threads // 2} loses less to that, also with --resume"
             )
 
     # --- before the first step -----------------------------------------------------------------------
@@ -495,15 +495,15 @@ class Training:
         self.metrics.histograms(self.state.step, tensors)
 
 
-def _refuse_if_too_large(config: RunConfig, vocab_size: int) -> None:
+def _refuse_if_too_large(config: RunConfig, vocab_size: int, saved: RuntimeFacts | None = None) -> None:
     """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory.
 
-    Where a GPU trains, only the weights are ever here.
+    Where a GPU trains, what a checkpoint copies at once is here: the averages, two or with `ema` three.
     """
     free = free_memory_bytes("cpu")
     parameters = count_parameters(config.model, vocab_size)
     averages = 3 if config.train.ema else 2
-    needed = 4 * parameters * (2 + averages if pick_device(config.runtime.device) == "cpu" else 1)
+    needed = 4 * parameters * (averages + 2 * (pick_device(config.runtime.device, saved) == "cpu"))
     if free is not None and needed > free:
         raise UserError(
             f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "

@@ -16,11 +16,11 @@ from minigpt.runs import (
     CHECKPOINTS,
     ENVIRONMENT_LIMIT,
     RUNS,
-    WRITTEN,
     all_runs,
     checkpoint_steps,
     pointed_step,
     step_folder,
+    was_started,
 )
 
 LINE_LIMIT, RECORD_LIMIT = 1 << 20, 64 << 20
@@ -38,7 +38,7 @@ class Checked:
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
     """Check every file of every run under `root`, also of those that have lost their settings."""
-    folders = {file.parent for name in WRITTEN for file in root.glob(f"*/{name}")} - set(all_runs(root))
+    folders = {path for path in root.glob("*") if was_started(path)} - set(all_runs(root))
     for run in [*all_runs(root), *sorted(folders)]:
         for what, check, path in _checks(run):
             problem = None

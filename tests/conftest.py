@@ -14,8 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("minigpt")
 
-# A shell starts what runs in its background deaf to Ctrl-C, and so would be all that the tests start and interrupt.
+# A shell starts what runs in its background deaf to Ctrl-C, and nohup deaf to a closed terminal; so would be all that
+# the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -339,12 +339,14 @@ print(json.dumps([found.fingerprint, found.tokenizer.to_json(), found.characters
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
-@pytest.mark.parametrize("gone", ["/dev/fd/63", "a pipe that is there and would be waited for"])
+@pytest.mark.parametrize(
+    "gone", ["/dev/fd/63", "/proc/self/fd/11", "/dev/stdin", "a pipe that is there and would be waited for"]
+)
 def test_a_text_from_a_pipe_is_resumed_from_the_cache(cache: Path, tmp_path: Path, gone: str) -> None:
     """As in `minigpt train <(command)`, whose pipe ends with the command line."""
     text = write(tmp_path, "to be or not to be")
     found = data.prepare(DataConfig(source=(text,)))
-    if not gone.startswith("/dev"):
+    if not gone.startswith("/"):
         gone = str(tmp_path / "pipe")
         os.mkfifo(gone)
     again = data.prepare(DataConfig(source=(gone,)), known=(found.fingerprint, found.tokenizer))

@@ -101,7 +101,7 @@ def test_a_run_that_fails_costs_no_other_its_result(found: tuple[Path, list[dict
     assert {line["variant"] for line in lines} == {"baseline", "batch"}
 
 
-@pytest.mark.parametrize("change", ["settings", "tweaks", "text"])
+@pytest.mark.parametrize("change", ["settings", "tweaks", "name", "text", "steps", "timing"])
 def test_results_of_other_conditions_are_not_gone_on_with(
     found: tuple[Path, list[dict[str, Any]]], tmp_path: Path, change: str
 ) -> None:
@@ -111,16 +111,19 @@ def test_results_of_other_conditions_are_not_gone_on_with(
         question["variants"]["large"]["train"]["batch_size"] = 256
     if change == "tweaks":
         question["variants"]["mixed"]["tweaks"] = {"shift": True}
+    if change == "steps":
+        question["settings"] = {"train": {"steps": 7}}
     (tmp_path / "batch.yaml").write_text(yaml.safe_dump(question))
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-    text = tmp_path / ("other.txt" if change == "text" else "text.txt")
-    text.write_bytes((folder / "text.txt").read_bytes())
+    text = tmp_path / ("other.txt" if change == "name" else "text.txt")
+    text.write_bytes((folder / "text.txt").read_bytes() + b"Z" * (change == "text"))
     before = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "batch.jsonl").write_text(before)
     run = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", str(text), "--seeds", "3", "--out", "."]
+    run += ["--steps-as-given"] * (change == "timing")
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "with other settings, tweaks or text; move it away" in done.stderr
+    assert "with other settings, tweaks, text or timing; move it away" in done.stderr
     assert (tmp_path / "batch.jsonl").read_text() == before
 
 

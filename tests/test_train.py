@@ -568,19 +568,22 @@ def test_what_a_resumed_run_holds_already_is_not_asked_for_again(go: Any, monkey
     weights = 4 * sum(p.numel() for p in load_checkpoint(str(run)).model.parameters())
     monkeypatch.setattr(training, "backward_bytes", lambda compute, weights: 1000)
     monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights + 4000)
-    monkeypatch.setattr(training, "_refuse_if_too_large", lambda config, vocab_size: None)
+    monkeypatch.setattr(training, "_refuse_if_too_large", lambda *_: None)
     assert go(resume=True, train__steps=4)[1].state.step == 4
     with pytest.raises(UserError, match="training needs about"):
         go("new", train__steps=3)
 
 
-def test_where_a_gpu_trains_only_the_weights_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_gpu_trains_only_what_a_checkpoint_copies_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     weights = 4 * count_parameters(config.model, 30)
     monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights)
     with pytest.raises(UserError, match=r"a model of [0-9,]+ parameters needs about"):
         training._refuse_if_too_large(config, 30)
+    monkeypatch.setattr(training, "free_memory_bytes", lambda device: 2 * weights)
     training._refuse_if_too_large(make_config(runtime__device="cuda"), 30)
+    with pytest.raises(UserError):
+        training._refuse_if_too_large(make_config(runtime__device="cuda", train__ema=0.9), 30)
 
 
 def test_what_micro_batches_change_is_said() -> None:

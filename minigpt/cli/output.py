@@ -12,8 +12,8 @@ from minigpt.terminal import heard_or_not
 
 def notice(*lines: str) -> None:
     """Print lines for the person at the terminal."""
-    with heard_or_not():
-        for line in lines:
+    for line in lines:
+        with heard_or_not():
             print(shown(line), file=sys.stderr)
 
 
