@@ -289,7 +289,7 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{shown(origin)}: expected sections such as 'model:', got {show(tree)}")
+        raise UserError(f"{shown(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):

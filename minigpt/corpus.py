@@ -462,7 +462,9 @@ def _decoded(part: Part) -> Iterator[str]:
 def _undecodable(part: Part, error: UnicodeError, done: int, size: int) -> UserError:
     """The error for bytes that do not decode: the `size` bytes after the first `done` of the file."""
     if part.encoding == "utf-8":
-        advice = "set the encoding, e.g. --set data.encoding=latin-1 (eval and data info: --encoding latin-1)"
+        byte = error.object[error.start] if isinstance(error, UnicodeDecodeError) else 0
+        likely = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"  # which has control characters there
+        advice = f"set the encoding, e.g. --set data.encoding={likely} (eval and data info: --encoding {likely})"
     else:
         advice = "set another encoding, e.g. --set data.encoding=utf-8"
     if not isinstance(error, UnicodeDecodeError):

@@ -19,7 +19,7 @@ from minigpt.corpus import Corpus, Scan, cache_folder, is_read_once, open_corpus
 from minigpt.errors import UserError
 from minigpt.files import remove_abandoned, sync
 from minigpt.seeds import mix_seed, shuffled
-from minigpt.tokenizer import Ids, Tokenizer, build
+from minigpt.tokenizer import Ids, Tokenizer, Unknown, build
 
 LARGE_VOCABULARY = 20_000
 
@@ -55,16 +55,27 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
     cache when it was standard input or a pipe, and must be the same otherwise. Raises UserError.
     """
-    if known and any(map(is_read_once, (*config.source, *config.val_source))):
-        return _from_cache(config, *known)
+    read_once = known and any(map(is_read_once, (*config.source, *config.val_source)))
+    if known and read_once and (cached := _from_cache(config, *known)):
+        return cached
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    corpora = [open_corpus(source, config.encoding) for source in sources]
+    try:
+        corpora = [open_corpus(source, config.encoding) for source in sources]
+    except UserError as error:
+        if not read_once:
+            raise
+        raise UserError(
+            "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
+            "send it the same text again"
+        ) from error
     scans = [scan(corpus) for corpus in corpora]
     if len({found.fingerprint for found in scans}) < len(scans):
         raise UserError("data.val_source is the same text as data.source: its loss would say nothing about new text")
     fingerprint = "+".join(found.fingerprint for found in scans)
     if known and fingerprint != known[0]:
-        raise UserError(f"the text of {corpora[0].name} is not the one this run was trained on")
+        raise UserError(
+            f"the text of {corpora[0].name} is not the one this run was trained on; put that back, or start a new run"
+        )
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))
     train, validation = split(encoded, config.val_fraction)
@@ -130,6 +141,11 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     return _open_encoded(folder)
 
 
+def encode_known(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown) -> Ids:
+    """Return the tokens of `corpus`, characters that the tokenizer does not know skipped or replaced; kept nowhere."""
+    return np.concatenate([tokenizer.encode(block, unknown) for block in corpus.blocks()])
+
+
 def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> None:
     tokens = characters = 0
     checksum = 0
@@ -174,13 +190,10 @@ def _encoded_folder(fingerprint: str, tokenizer: Tokenizer) -> Path:
     return cache_folder() / "encoded" / key
 
 
-def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TextData:
+def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TextData | None:
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
     if not all(folder.is_dir() for folder in folders):
-        raise UserError(
-            "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
-            "save the text as a file and start a new run"
-        )
+        return None
     encoded = tuple(_open_encoded(folder) for folder in folders)
     train, validation = split(encoded, config.val_fraction)
     characters = sum(tokenizer.characters(tokens) for tokens in encoded)

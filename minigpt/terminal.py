@@ -41,6 +41,8 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal in (None, SIGHUP):
             self.signal = number
+        if number == signal.SIGINT and os.isatty(2):  # written past what a line may be in the middle of
+            os.write(2, b"\nsaving after this step; Ctrl-C again ends without that\n")
         for known in self.previous:
             if known == SIGHUP:
                 signal.signal(known, signal.SIG_IGN)

@@ -19,6 +19,10 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 _TYPEWRITER = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
 
 
+class UnknownCharacter(UserError):
+    """A text has a character that the model never saw."""
+
+
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     """Return the smallest unsigned integer type that holds every id below `vocab_size`."""
     return next(kind for kind in (np.uint8, np.uint16, np.uint32) if vocab_size - 1 <= np.iinfo(kind).max)
@@ -53,7 +57,7 @@ class CharTokenizer:
     def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
         """Return the ids of `text`, shape (characters,), which begins `offset` characters into the whole.
 
-        Raises UserError, naming its position in the whole, for a character outside the vocabulary, unless
+        Raises UnknownCharacter, naming its position in the whole, for a character outside the vocabulary, unless
         `unknown` is "skip" (leave it out) or "replace" (take its nearest relative).
         """
         if self.vocab_size <= 255 and text.isascii():
@@ -65,7 +69,7 @@ class CharTokenizer:
         if not missing:
             return ids.astype(self.dtype, copy=False)
         if unknown == "error":
-            raise UserError(self._describe_unknown(text, offset))
+            raise UnknownCharacter(self._describe_unknown(text, offset))
         stand_in: dict[str, str | int | None] = {
             c: "" if unknown == "skip" else self.relatives(c)[0] for c in set(text) - self._known
         }

@@ -133,7 +133,7 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "train": "--config --name --resume --set -c -s",
         "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
         " -l -n -o -p -t",
-        "eval": "--checkpoint --device --encoding --json --stride",
+        "eval": "--checkpoint --device --encoding --json --stride --unknown",
         "attention": "--checkpoint --encoding --file --head --json --layer --max-chars --npz --png --probe --query"
         " --text --tty --unknown --val",
         "inspect": "--ablate --checkpoint --compare --detail --encoding --file --force --layers --max-chars --open"
@@ -469,6 +469,18 @@ def test_sample_refuses_what_makes_no_sense(cli: Cli, at_home: Path, option: str
 
 
 # ---- eval ----
+
+
+@pytest.mark.parametrize(("unknown", "characters"), [("skip", 5), ("replace", 7)])
+def test_a_text_with_new_characters_is_evaluated_without_them_or_with_others(
+    cli: Cli, at_home: Path, tmp_path: Path, unknown: str, characters: int
+) -> None:
+    text = tmp_path / "strange.txt"
+    text.write_text("the☃☃ see", encoding="utf-8")
+    assert "--unknown skip or --unknown replace goes on" in cli("eval", "verse-1", text).error
+    found = cli("eval", "verse-1", text, "--unknown", unknown, "--json").json
+    assert found["characters"] == characters + 1
+    assert found["text"].endswith({"skip": "unknown ones skipped", "replace": "unknown ones replaced"}[unknown])
 
 
 def test_what_eval_prints_is_json_and_names_its_unit(cli: Cli, at_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,12 @@ def test_the_offset_of_an_undecodable_byte_is_exact(before: bytes, offset: int) 
     assert text("notes.txt", "latin-1").endswith("é after")
 
 
+def test_quotes_of_old_windows_files_name_their_encoding() -> None:
+    Path("notes.txt").write_bytes("“so” she said".encode("cp1252"))
+    assert "e.g. --set data.encoding=cp1252 (eval and data info: --encoding cp1252)" in error("notes.txt")
+    assert text("notes.txt", "cp1252") == "“so” she said"
+
+
 def test_a_character_cut_off_by_the_end_of_the_file_is_reported() -> None:
     Path("a.txt").write_bytes(b"x" * (BLOCK - 1) + "日".encode()[:2])
     assert error("a.txt").startswith(f"a.txt: byte {BLOCK - 1} (0xe697) is not valid utf-8")

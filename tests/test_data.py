@@ -1,8 +1,10 @@
 """Tokens on disk and in batches: encoded once, split without overlap, drawn by seed and step."""
 
 import hashlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -336,6 +338,22 @@ from minigpt.data import prepare
 found = prepare(DataConfig(source=("-",), tokenizer=sys.argv[1]))
 print(json.dumps([found.fingerprint, found.tokenizer.to_json(), found.characters, found.train.tolist()]))
 """
+
+
+def test_a_text_that_came_by_a_stream_can_be_sent_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(text: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    sent(b"to be or not to be")
+    found = data.prepare(DataConfig(source=("-",)))
+    known = (found.fingerprint, found.tokenizer)
+    shutil.rmtree(cache)
+    sent(b"to be or not to be")
+    assert data.prepare(DataConfig(source=("-",)), known=known).train.tolist() == found.train.tolist()
+    shutil.rmtree(cache)
+    sent(b"to be or not to bee")
+    with pytest.raises(UserError, match="is not the one this run was trained on"):
+        data.prepare(DataConfig(source=("-",)), known=known)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")

@@ -195,6 +195,16 @@ def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> in
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    monkeypatch.setattr(os, "write", lambda descriptor, text: written.append(text))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with Interrupts():
+            os.kill(os.getpid(), number)
+    assert written == [b"\nsaving after this step; Ctrl-C again ends without that\n"]
+
+
 def test_a_closed_terminal_saves(tmp_path: Path) -> None:
     assert train_at_a_terminal_that_closes(tmp_path, "", 1_000_000) == 128 + signal.SIGHUP
     assert checkpoint_steps(tmp_path / "runs/r")[-1] < 1_000_000

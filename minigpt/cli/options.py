@@ -1,5 +1,7 @@
 """The options and arguments that commands share, and how the settings are shown in --help."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -57,9 +59,18 @@ def checked_device(device: str) -> str:
 
 def encode(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
     """Return the tokens of `text`. Raises UserError for a character unknown to the model, with what to do."""
-    try:
+    with what_to_do_about_unknown():
         return tokenizer.encode(text, unknown)
-    except UserError as error:
+
+
+@contextmanager
+def what_to_do_about_unknown() -> Iterator[None]:
+    """Add to the error of a character unknown to the model how to go on."""
+    from minigpt.tokenizer import UnknownCharacter
+
+    try:
+        yield
+    except UnknownCharacter as error:
         raise UserError(f"{error}; --unknown skip or --unknown replace goes on") from error
 
 

@@ -19,6 +19,7 @@ from minigpt.cli.options import (
     checked_unknown,
     encode,
     read_text,
+    what_to_do_about_unknown,
 )
 from minigpt.cli.output import json_text, notice, write
 from minigpt.errors import UserError, quoted
@@ -127,6 +128,7 @@ def evaluate(
     stride: Annotated[
         int | None, Option(min=1, help="Slide windows by this many tokens; not comparable, mostly lower.")
     ] = None,
+    unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -144,13 +146,18 @@ def evaluate(
 
     if Path(run).is_file():
         raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
-    loaded = load_checkpoint(run, checkpoint)
+    on_unknown, loaded = checked_unknown(unknown), load_checkpoint(run, checkpoint)
     runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)
     loaded.model.to(runtime.device)
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
-        tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
+        with what_to_do_about_unknown():
+            if on_unknown == "error":
+                tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
+            else:
+                tokens = data.encode_known(corpus, loaded.tokenizer, on_unknown)
+                name = f"{corpus.name}, unknown ones {'skipped' if on_unknown == 'skip' else 'replaced'}"
     else:
         tokens, name = validation(loaded), "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
