@@ -153,6 +153,27 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["train", "--steps", 20],
+            "No such option: --steps .*; a setting goes by --set train.steps=VALUE; see .*--help",
+        ),
+        (["train", "--batch-size", 2], "a setting goes by --set train.batch_size=VALUE"),
+        (["eval", "--stride", 0], "Invalid value for '--stride': Input should be greater than or equal to 1"),
+        (["train", "--resume"], "Option '--resume' requires an argument"),
+        (["tran"], "No such command 'tran'.*; see .* --help"),
+    ],
+    ids=str,
+)
+def test_a_command_line_that_cannot_be_is_one_line(cli: Cli, arguments: list[object], says: str) -> None:
+    done = cli(*arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith("Error: ")
+    assert re.search(says, done.err)
+
+
 def test_version_and_help_in_both_forms(cli: Cli) -> None:
     assert cli("--version") == Done(0, f"minigpt {__version__}\n", "")
     assert cli("-h").out == cli("--help").out

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from typer import Option
+from typer.exceptions import TyperException
 
 from minigpt.cli.bench import bench_app
 from minigpt.cli.inside import attention, claims, inspect
@@ -53,9 +54,16 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         try:
-            app(windows_expand_args=False)  # a prompt may hold * and ~; what names texts is expanded by corpus.py
+            # A prompt may hold * and ~; what names texts is expanded by corpus.py.
+            code = app(standalone_mode=False, windows_expand_args=False)
         finally:
             print(end="", flush=True)
+        sys.exit(code or 0)
+    except TyperException as error:
+        message = error.format_message()
+        is_help = "\n" in message  # of a group of commands that was given none
+        print(message if is_help else f"Error: {shown(_usage(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except UserError as error:
         _show_traceback()
         print(f"minigpt: {shown(error)}", file=sys.stderr)
@@ -75,6 +83,17 @@ def main() -> None:
             print(f"minigpt: {where}{reason(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at exit
         sys.exit(1)
+
+
+def _usage(error: TyperException) -> str:
+    """Return in one line what is wrong with a command line, and where to read on."""
+    from minigpt.config import flatten, resolve
+
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    if option and (settings := [key for key in flatten(resolve().config) if key.endswith(f".{option}")]):
+        message += f"; a setting goes by --set {settings[0]}=VALUE"
+    return f"{message}; see {context.command_path} --help" if context else message
 
 
 def _show_traceback() -> None:
