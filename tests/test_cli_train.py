@@ -3,6 +3,7 @@
 
 import gzip
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -204,6 +205,15 @@ def test_resume_refuses_a_run_without_checkpoints_and_a_damaged_one(cli: Cli, ru
     shutil.rmtree(run / "checkpoints")
     assert "no checkpoint" in cli("train", "--resume", "last", *MORE).error
     assert "no checkpoint" in cli("sample").error
+
+
+def test_what_a_resumed_run_is_said_to_compute_on_is_what_it_computes_on(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a GPU has come since, it goes on where it was."""
+    monkeypatch.setattr("minigpt.runtime._devices", lambda: ["cuda:0", "cpu"])
+    assert "on cpu" in cli("train", "--resume", "last", "-s", "runtime.device=auto", *MORE).err
+    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))[-1]["device"] == "cpu"
 
 
 # ---- stopping and failing ----
