@@ -42,7 +42,8 @@ class Interrupts:
         if self.signal in (None, SIGHUP):
             self.signal = number
         if number == signal.SIGINT and os.isatty(2):  # written past what a line may be in the middle of
-            os.write(2, b"\nsaving after this step; Ctrl-C again ends without that\n")
+            with heard_or_not():
+                os.write(2, b"\nsaving after this step; Ctrl-C again ends without that\n")
         for known in self.previous:
             if known == SIGHUP:
                 signal.signal(known, signal.SIG_IGN)

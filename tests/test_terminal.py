@@ -205,6 +205,17 @@ def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.
     assert written == [b"\nsaving after this step; Ctrl-C again ends without that\n"]
 
 
+def test_a_ctrl_c_that_cannot_be_answered_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    monkeypatch.setattr(os, "write", full)
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.signal == signal.SIGINT
+
+
 def test_a_closed_terminal_saves(tmp_path: Path) -> None:
     assert train_at_a_terminal_that_closes(tmp_path, "", 1_000_000) == 128 + signal.SIGHUP
     assert checkpoint_steps(tmp_path / "runs/r")[-1] < 1_000_000

@@ -61,7 +61,7 @@ def main() -> None:
         sys.exit(code or 0)
     except TyperException as error:
         message = error.format_message()
-        is_help = "\n" in message  # of a group of commands that was given none
+        is_help = message.startswith("Usage:")  # of a group of commands that was given none
         print(message if is_help else f"Error: {shown(_usage(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except UserError as error:
