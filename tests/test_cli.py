@@ -2,10 +2,12 @@
 
 import gzip
 import io
+import itertools
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ import typer
 from minigpt import __version__, config
 from minigpt.cli import app, main
 from minigpt.evaluate import EvalResult
+from minigpt.sample import Piece, generate
 
 SMALL = [
     *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),
@@ -459,6 +462,39 @@ def test_many_samples_are_set_apart_and_can_go_to_a_file(cli: Cli, at_home: Path
     assert cli("sample", "-n", 3, "-l", 6, "-p", "do", "-o", tmp_path / "s.txt").out == ""
     assert (tmp_path / "s.txt").read_bytes().decode() == shown
     assert "cannot write" in cli("sample", "-l", 2, "-o", tmp_path / "s.txt" / "x").error
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_ctrl_c_keeps_what_was_drawn(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    arguments, out = ["sample", *form, "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
+    cli(*arguments, out)
+    whole = out.read_text(encoding="utf-8")
+
+    def interrupted(*given: Any, **settings: Any) -> Iterator[Piece]:
+        yield from itertools.islice(generate(*given, **settings), 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minigpt.sample.generate", interrupted)
+    done = cli(*arguments, out)
+    assert (done.code, done.err) == (130, "stopped by Ctrl-C; this is what was drawn until then\n")
+    found = out.read_text(encoding="utf-8")
+    if form:
+        texts, all_texts = ([one["text"] for one in json.loads(text)["samples"]] for text in (found, whole))
+    else:
+        texts, all_texts = (text.removesuffix("\n").split("\n--------\n") for text in (found, whole))
+    assert [len(text.removeprefix("do")) for text in texts] == [5, 5]
+    assert all(text == one[: len(text)] for text, one in zip(texts, all_texts, strict=True))
+
+
+@pytest.mark.parametrize("text", ["DUCHESS:", "Once upon a time", "class Dog(object):"])
+def test_a_text_in_the_place_of_a_run_is_told_where_it_goes(cli: Cli, at_home: Path, text: str) -> None:
+    error = cli("sample", text).error
+    assert f"no run is called '{text}'" in error
+    advice = error.partition("; a text to continue goes by ")[2]
+    assert cli("sample", "-l", 1, "--unknown", "skip", *shlex.split(advice)).code == 0
+    assert "--prompt" not in cli("sample", "nobody").error
 
 
 def test_a_stop_string_ends_a_sample_before_it(cli: Cli, at_home: Path) -> None:

@@ -1,12 +1,14 @@
 """`minigpt sample` and `minigpt eval`."""
 
 import math
+import re
+import signal
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from minigpt.cli.options import (
     CheckpointOption,
@@ -59,13 +61,12 @@ def sample(
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model."""
-    from minigpt.checkpoint import load_checkpoint
     from minigpt.config import RuntimeConfig
     from minigpt.runtime import choose, sampling_threads
     from minigpt.sample import generate
 
     given, on_unknown, device = _given(prompt, prompt_file), checked_unknown(unknown), checked_device(device)
-    loaded = load_checkpoint(run, checkpoint)
+    loaded = _loaded(run, checkpoint)
     threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
     runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads))
     loaded.model.to(runtime.device)
@@ -87,12 +88,29 @@ def sample(
             write(piece.text)
         print()
         return
-    samples = _by_sample(pieces, num_samples)
+    samples, is_whole = _by_sample(pieces, num_samples, settings.length)
     if as_json:
         drawn = settings.model_dump(exclude={"prompt", "preview"})
         write(json_text({"checkpoint": str(loaded.path), "prompt": text, "settings": drawn, "samples": samples}), out)
     else:
         write("\n--------\n".join(text + one["text"] for one in samples) + "\n", out)
+    if not is_whole:
+        notice("stopped by Ctrl-C; this is what was drawn until then")
+        raise Exit(128 + signal.SIGINT)
+
+
+def _loaded(run: str, checkpoint: str | None) -> "Checkpoint":
+    """Load the checkpoint to draw from. Raises UserError, which says where a text goes that stands in RUN's place."""
+    from minigpt.checkpoint import load_checkpoint
+    from minigpt.runs import RUNS
+
+    try:
+        return load_checkpoint(run, checkpoint)
+    except UserError as error:
+        is_name = re.fullmatch(r"[\w.+/\\-]*", run)
+        if is_name or Path(run).exists() or (RUNS / run).exists():
+            raise
+        raise UserError(f"{error}; a text to continue goes by --prompt {quoted(run)}") from error
 
 
 def _given(prompt: str | None, file: str | None) -> str | None:
@@ -110,13 +128,21 @@ def _as_read(loaded: "Checkpoint", prompt: str, unknown: str) -> str:
     return loaded.tokenizer.decode(ids)
 
 
-def _by_sample(pieces: "Iterable[Piece]", count: int) -> list[dict[str, Any]]:
-    """Gather what was drawn: for each sample its text, and its characters with their log-probabilities."""
+def _by_sample(pieces: "Iterable[Piece]", count: int, length: int) -> tuple[list[dict[str, Any]], bool]:
+    """Gather each sample's text and its characters with their log-probabilities, and say whether that is all.
+
+    A Ctrl-C ends the drawing, and loses nothing of it.
+    """
+    from tqdm import tqdm
+
     samples: list[dict[str, Any]] = [{"text": "", "characters": []} for _ in range(count)]
-    for piece in pieces:
-        samples[piece.sample]["text"] += piece.text
-        samples[piece.sample]["characters"].append([piece.text, piece.logprob])
-    return samples
+    try:
+        for piece in tqdm(pieces, total=count * length, unit="character", disable=None, leave=False):
+            samples[piece.sample]["text"] += piece.text
+            samples[piece.sample]["characters"].append([piece.text, piece.logprob])
+    except KeyboardInterrupt:
+        return samples, False
+    return samples, True
 
 
 def evaluate(
