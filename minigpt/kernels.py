@@ -217,8 +217,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         full = _at_least_float32(x)
-        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (..., 1)
+        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)  # (..., 1)
+        scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / x.size(-1)).rsqrt_()
         ctx.save_for_backward(full, scale, weight)
         ctx.dtype = x.dtype
         y: Tensor = full * scale
@@ -264,16 +264,16 @@ class _Rotation(torch.autograd.Function):
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = _at_least_float32(x).chunk(2, dim=-1)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    first, second = y.chunk(2, dim=-1)
-    first.copy_((a * cos).addcmul_(b, sin, value=-1))
-    second.copy_((a * sin).addcmul_(b, cos))
-    return y
+    full = _at_least_float32(x)
+    y = torch.empty(x.shape, dtype=full.dtype, device=x.device)
+    (a, b), (first, second) = full.chunk(2, dim=-1), y.chunk(2, dim=-1)
+    torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+    torch.mul(a, sin, out=second).addcmul_(b, cos)
+    return y.to(x.dtype)
 
 
 TORCH = Kernels(attend_fused, F.dropout, F.linear, rms_norm_by_torch, rotate_by_torch)
