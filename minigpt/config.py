@@ -84,7 +84,7 @@ class ModelConfig(Section):
     """The shape of the network. The vocabulary size comes from the tokenizer."""
 
     family: Literal["classic", "modern"] = "modern"
-    """Sets the switches below at once. `classic` is GPT-2; `modern` is what later work found to learn faster."""
+    """Sets `bias` and all below it at once. `classic` is GPT-2; `modern` is what later work found to learn faster."""
     n_layer: int = Field(4, ge=1, le=1000)
     """Number of blocks."""
     n_head: int = Field(4, ge=1)
@@ -113,7 +113,7 @@ class OptimConfig(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "muon"] = "muon"
-    """`muon` updates the matrices of the blocks with Muon, evened out as in NorMuon, and everything else with AdamW."""
+    """`muon`: Muon, its updates scaled as in NorMuon, for the matrices of the blocks; AdamW for everything else."""
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate of AdamW."""
     muon_lr: float = Field(0.02, gt=0)
@@ -129,17 +129,17 @@ class OptimConfig(Section):
     warmup: float = Field(0.02, ge=0, lt=1)
     """Share of the run over which the learning rate rises from zero."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
-    """How it falls after the warm-up; `wsd` is warm-up, stable, decay."""
+    """How the learning rate falls after the warm-up; `wsd` is warm-up, stable, decay."""
     decay: float = Field(0.4, gt=0, le=1)
-    """Share of the run over which `wsd` falls, at its end."""
+    """Last share of the run, over which `wsd` decays."""
     min_lr: float = Field(0.0, ge=0, le=1)
-    """Where it falls to, as a share of the peak."""
+    """Final learning rate, as a share of the peak."""
     grad_clip: float = Field(1.0, ge=0)
     """Largest gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
 
 
 class TrainConfig(Section):
-    """The length and rhythm of a run. One of `steps`, `epochs` and `minutes` is set; without any, it is 2000 steps."""
+    """The length and rhythm of a run. Set one of `steps`, `epochs` and `minutes`; the default is 2000 steps."""
 
     steps: int | None = Field(None, ge=1)
     """Length of the run in updates."""
@@ -152,7 +152,7 @@ class TrainConfig(Section):
     micro_batch_size: int | None = Field(None, ge=1)
     """Sequences in one forward pass, by default all. Fewer need less memory; dropout draws other masks then."""
     seed: int = Field(1337, ge=0)
-    """Names every random draw of the run: weights, batches, dropout."""
+    """Seed of every random draw of the run: weights, batches, dropout."""
     log_every: int = Field(10, ge=1)
     """Steps between two points of the training curves."""
     eval_every: int = Field(250, ge=1)
@@ -193,15 +193,15 @@ class SampleConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     """Keep the likeliest characters that together reach this probability (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Drop characters less likely than this share of the likeliest one. 0: none."""
+    """Drop characters below this share of the likeliest one's probability. 0: none."""
     repetition_penalty: float = Field(1.0, gt=0)
     """Above 1, makes characters that already stand in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
-    """Names the random draws; sample i of a seed is the same however many are drawn."""
+    """Seed of the random draws; sample i of a seed is the same however many are drawn."""
 
 
 class RuntimeConfig(Section):
-    """Where and how it is computed. `auto` picks what is fast here and says what it picked."""
+    """Where and how a run is computed. `auto` picks what is fast here and says what it picked."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
@@ -210,7 +210,7 @@ class RuntimeConfig(Section):
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """How attention, dropout (`cpu`: to 1/256) and products are computed: as PyTorch ships them, or as suits a CPU."""
+    """Attention, dropout, products, norms: PyTorch's (`torch`), or faster on a CPU (`cpu`; dropout in steps of 1/256)."""
     threads: int | Literal["auto"] = "auto"
     """CPU threads."""
 

@@ -141,7 +141,7 @@ def board(
     port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 6006,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
-    """Open TensorBoard on the runs."""
+    """Serve TensorBoard on the runs."""
     from tensorboard import default, program
 
     if not folder.is_dir():

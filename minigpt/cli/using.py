@@ -51,7 +51,7 @@ def sample(
         float | None, Option(help="Above 1: what is in the context gets less likely.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.", metavar="S")] = None,
-    seed: Annotated[int | None, Option(help="Names the random draws.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the random draws.")] = None,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     device: DeviceOption = "cpu",

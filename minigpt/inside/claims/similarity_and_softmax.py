@@ -129,7 +129,7 @@ def scale_keeps_gradients() -> Finding:
 
 
 def softmax_cannot_explode() -> Finding:
-    """No gradient gets through a softmax larger than by 1/2, whatever the scale: there is nothing to explode.
+    """A softmax multiplies a gradient by at most 1/2, whatever the scale: there is nothing to explode.
 
     The softmax's derivatives are the matrix diag(a) - a a^T, whose largest eigenvalue says by what the luckiest
     direction is multiplied. Where one key takes all, all of it is near zero, and the query learns nothing. (The

@@ -156,7 +156,7 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
 def places_differ(evidence: Evidence) -> tuple[str, str]:
     """The cosine between two places of one character, where the blocks begin and where they end."""
     alike = torch.tensor([_alikeness(seen) for seen in evidence.seen])  # (N, L + 1)
-    measured = f"cosine of equal characters by layer {figures(alike.mean(0).tolist())}"
+    measured = f"cosine of equal characters by layer: {figures(alike.mean(0).tolist())}"
     return judge(alike[:, 0] - alike[:, -1], VISIBLE), measured
 
 
@@ -232,7 +232,7 @@ def deeper_is_further(evidence: Evidence) -> tuple[str, str]:
     """
     distance, uniform = evidence.scores("distance without first")
     layers = distance.nanmean(2)  # (N, L)
-    measured = f"by layer {figures(layers.mean(0).tolist())} characters, uniform {figure(uniform.mean())}"
+    measured = f"by layer: {figures(layers.mean(0).tolist())} characters, uniform {figure(uniform.mean())}"
     return (judge(in_order(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
 
 
@@ -256,7 +256,7 @@ def written_length_tells(evidence: Evidence) -> tuple[str, str]:
     """
     written = torch.stack([(s.weights * s.written[:, :, None]).sum(-1).mean(-1) for s in evidence.seen]).mean(0)
     found, by_chance = rank_correlation(written, evidence.costs.mean(0))  # of (L, H) each
-    measured = f"rank correlation {figure(found)} within layers, 95 % by chance below {figure(by_chance)}"
+    measured = f"rank correlation {figure(found)} within layers, 95 % of shuffles below {figure(by_chance)}"
     if math.isnan(found) or written.numel() < 6:
         return INCONCLUSIVE, measured
     return (SUPPORTED if found > by_chance else NOT_SUPPORTED if found < -by_chance else INCONCLUSIVE), measured
@@ -306,7 +306,7 @@ def kinds_of_characters(evidence: Evidence) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(mix_seed("claim", "kinds"))
     chance = [gap(kind[torch.randperm(len(kind), generator=generator)]) for _ in range(SHUFFLES)]
     found, limit = gap(kind), float(np.quantile(chance, 0.99))
-    measured = f"cosines within a kind are {figure(found)} higher, 99 % by chance below {figure(limit)}"
+    measured = f"cosines within a kind are {figure(found)} higher, 99 % of shuffles below {figure(limit)}"
     return (SUPPORTED if found > limit else NOT_SUPPORTED if found < 0 else INCONCLUSIVE), measured
 
 
@@ -319,7 +319,7 @@ def _kind(sign: str) -> int:
 def stream_comes_to_know(evidence: Evidence) -> tuple[str, str]:
     """Read the stream after each block as if it were the last: the loss it would have falls with each of them."""
     losses = torch.stack([_lens_losses(evidence.model, seen) for seen in evidence.seen])  # (N, L + 1)
-    measured = f"loss by layer {figures(losses.mean(0).tolist())}"
+    measured = f"loss by layer: {figures(losses.mean(0).tolist())}"
     return judge(torch.minimum(in_order(-losses) - 0.5, losses[:, 0] - losses[:, -1] - VISIBLE)), measured
 
 
@@ -334,7 +334,7 @@ def layers_bring_context(evidence: Evidence) -> tuple[str, str]:
     if length < 2 * SHORT:
         return INCONCLUSIVE, f"a window has {length} tokens, {2 * SHORT} are needed"
     worth = torch.stack([_worth_of_context(evidence.model, window) for window in evidence.windows])[:, 1:]  # (N, L)
-    measured = f"beyond {SHORT} tokens, by layer {figures(worth.mean(0).tolist())} nats"
+    measured = f"beyond {SHORT} tokens, by layer: {figures(worth.mean(0).tolist())} nats"
     if worth.size(1) < 2:
         return INCONCLUSIVE, measured
     return judge(torch.minimum(in_order(worth) - 0.5, worth[:, -1] - worth[:, 0] - VISIBLE)), measured
