@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minigpt import config, tokenizer
 from minigpt.config import ModelConfig, RunConfig
+from minigpt.data import prepare
 from minigpt.errors import UserError, reason, shown
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.meta import (
@@ -38,7 +39,7 @@ from minigpt.meta import (
 from minigpt.model import GPT, count_parameters
 from minigpt.runs import ASIDE, CHECKPOINTS, as_argument, checkpoint_steps, find_checkpoint, step_folder
 from minigpt.runtime import free_memory_bytes
-from minigpt.tokenizer import Tokenizer
+from minigpt.tokenizer import Ids, Tokenizer
 
 PAUSES = (1.0, 4.0)
 """Seconds to wait before a save that failed is tried again."""
@@ -75,6 +76,12 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
             if not pruned or look == LOOKS:
                 raise UserError(f"{error}{_what_else(path)}") from error
     raise AssertionError("the last look returns or raises")
+
+
+def validation_tokens(loaded: Checkpoint) -> Ids:
+    """Return the validation split that a model was measured on. Raises UserError where its text is not at hand."""
+    known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
+    return prepare(loaded.config.data, known).validation
 
 
 def _load(path: Path, device: str) -> Checkpoint:
@@ -127,8 +134,9 @@ def _refuse_other_size(path: Path, shape: ModelConfig, vocab_size: int) -> None:
         raise UserError(
             f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
         )
-    position = shape.n_embd if shape.position == "sinusoidal" else shape.n_embd // shape.n_head
-    needed, free = 3 * weights + 24 * shape.context * position, free_memory_bytes("cpu")
+    # The bytes of the file, its tensors and the model; angles and what is made of them, mostly in float64.
+    width = shape.n_embd if shape.position == "sinusoidal" else shape.head_size
+    needed, free = 3 * weights + 24 * shape.context * width, free_memory_bytes("cpu")
     if free is not None and needed > free:
         raise UserError(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
 

@@ -108,6 +108,11 @@ class ModelConfig(Section):
     zero_init: bool = True
     """Start the output projection of each branch at zero, so that every block begins as the identity."""
 
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.n_embd // self.n_head
+
 
 class OptimConfig(Section):
     """The optimizer and its schedule."""
@@ -141,14 +146,14 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """The length and rhythm of a run. Set one of `steps`, `epochs` and `minutes`; the default is 2000 steps."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=10**12)
     """Length of the run in updates."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run as a number of times the training text is read."""
-    minutes: float | None = Field(None, gt=0)
+    minutes: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run in minutes of training. The clock decides, so such a run cannot be repeated bit for bit."""
-    batch_size: int = Field(32, ge=1)
-    """Sequences in one update, over all processes."""
+    batch_size: int = Field(32, ge=1, le=1_000_000)
+    """Sequences in one update."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Sequences in one forward pass, by default all. Fewer need less memory; dropout draws other masks then."""
     seed: int = Field(1337, ge=0)
@@ -175,6 +180,11 @@ class TrainConfig(Section):
     """Write histograms of weights and gradients to TensorBoard at each evaluation."""
     hparams: bool = False
     """Write the settings with the final loss to TensorBoard's hyper-parameter table."""
+
+    @property
+    def sequences_at_once(self) -> int:
+        """How many sequences one forward pass takes."""
+        return self.micro_batch_size or self.batch_size
 
 
 class SampleConfig(Section):
@@ -210,7 +220,7 @@ class RuntimeConfig(Section):
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """Attention, dropout, products, norms: PyTorch's (`torch`), or faster on a CPU (`cpu`; dropout in steps of 1/256)."""
+    """Attention, dropout, products, norms: PyTorch's (`torch`) or faster on a CPU (`cpu`; dropout in 1/256ths)."""
     threads: int | Literal["auto"] = "auto"
     """CPU threads."""
 
@@ -321,11 +331,12 @@ def parse_overrides(assignments: Iterable[str]) -> Layer:
 # --- merging and checking ----------------------------------------------------------------------------
 
 
-def resolve(*layers: Layer) -> Resolved:
+def resolve(*layers: Layer, complete: bool = True) -> Resolved:
     """Merge layers, the later one winning, over the defaults and the model family's values.
 
     A layer that sets one of train.steps, epochs and minutes overrules all three of the layers before it.
-    Raises UserError that names every unknown key, wrong value and contradiction at once.
+    Raises UserError that names every unknown key, wrong value and contradiction at once; where the layers are not
+    complete, what contradicts one another may yet be overruled, and is let pass.
     """
     family = next((values["model.family"] for _, values in reversed(layers) if "model.family" in values), "modern")
     switches = FAMILIES.get(str(family), {})
@@ -348,7 +359,8 @@ def resolve(*layers: Layer) -> Resolved:
     config, wrong = _validate(values)
     problems += wrong.values()
     # Where a value was left out as wrong, its default contradicts nothing that the user said.
-    problems += [line for line in contradictions(config) if not any(key in line for key in wrong)]
+    found = contradictions(config) if complete else []
+    problems += [line for line in found if not any(key in line for key in wrong)]
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise UserError(f"configuration: {count}{'; '.join(problems)}")
@@ -400,9 +412,8 @@ def contradictions(config: RunConfig) -> list[str]:
     model, train, found = config.model, config.train, []
     if model.n_embd % model.n_head:
         found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
-    elif model.position == "rotary" and (model.n_embd // model.n_head) % 2:
-        head_size = model.n_embd // model.n_head
-        found.append(f"model.position rotary needs an even head size, model.n_embd / model.n_head is {head_size}")
+    elif model.position == "rotary" and model.head_size % 2:
+        found.append(f"model.position rotary needs an even head size, model.n_embd / model.n_head is {model.head_size}")
     if model.position == "sinusoidal" and model.n_embd % 2:
         found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
     if train.micro_batch_size and train.batch_size % train.micro_batch_size:
@@ -464,7 +475,7 @@ def show(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(show(one) for one in value) if value else "none"
     if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return value if value and value.isprintable() and " " not in value else repr(value)
     if isinstance(value, (list, dict)):
@@ -479,7 +490,7 @@ def type_name(annotation: Any) -> str:
         float: "number",
         bool: "true or false",
         str: "text",
-        type(None): "none",
+        type(None): "null",
     }
     if annotation in names:
         return names[annotation]

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
     cache when it was standard input or a pipe, and must be the same otherwise. Raises UserError.
     """
-    read_once = known and any(map(is_read_once, (*config.source, *config.val_source)))
+    read_once = known is not None and any(map(is_read_once, (*config.source, *config.val_source)))
     if known and read_once and (cached := _from_cache(config, *known)):
         return cached
     sources = [config.source, config.val_source] if config.val_source else [config.source]
@@ -66,7 +66,7 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
             raise
         raise UserError(
             "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
-            "send it the same text again"
+            f"send it the same text again ({error})"
         ) from error
     scans = [scan(corpus) for corpus in corpora]
     if len({found.fingerprint for found in scans}) < len(scans):
@@ -128,7 +128,8 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder.parent, "building-*")
-        building = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+        building = folder.with_name(f"building-{uuid4().hex}")
+        building.mkdir()  # readable as the user's other folders are: a cache may be shared
     except OSError as error:
         raise UserError(f"cannot write to the cache: {error}; set MINIGPT_CACHE to another folder") from error
     try:
@@ -147,20 +148,18 @@ def encode_known(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown) -> Ids:
 
 
 def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> None:
-    tokens = characters = 0
-    checksum = 0
+    characters = checksum = 0
     with open(folder / "tokens.bin", "wb") as file:
         for block in corpus.blocks():
             ids = tokenizer.encode(block, offset=characters)
             file.write(ids.data)
             checksum = zlib.crc32(ids.data, checksum)
-            tokens += len(ids)
             characters += len(block)
         file.flush()
         sync(file.fileno())
     if characters != scanned.characters:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
-    description = {"dtype": np.dtype(tokenizer.dtype).name, "tokens": tokens, "crc32": checksum}
+    description = {"dtype": np.dtype(tokenizer.dtype).name, "crc32": checksum}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
 
 

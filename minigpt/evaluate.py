@@ -44,10 +44,10 @@ def evaluate(
 ) -> EvalResult:
     """Predict every token of `tokens` but the first, once, from what stands before it in its window.
 
-    Windows are one context long and do not overlap. With `stride` they begin that far apart, so each
-    prediction after the first window sees at least context - stride characters; the loss is mostly
-    lower and not comparable. Dropout is off; two calls agree to the last digit. `progress` is told the number of
-    tokens scored after each batch.
+    Windows are one context long and do not overlap. With `stride` they begin that far apart, so each prediction after
+    the first window sees at least context - stride tokens; the loss is mostly lower and not comparable. Dropout is
+    off; two calls agree to the last digit. `progress` is told the number of tokens scored after each batch. Raises
+    UserError for a stride beyond the context or a text too short.
     """
     context = model.config.context
     stride = context if stride is None else stride
@@ -59,14 +59,14 @@ def evaluate(
     total = 0.0
     vocab_size = model.token_embedding.num_embeddings
     batch = max(1, min(TOKENS_AT_ONCE[device.type], LOGITS_AT_ONCE // vocab_size) // context)
-    for x, y, new in evaluation_windows(tokens, context, stride, batch):
-        precision = autocast() if autocast else torch.autocast(device.type, enabled=False)
-        with evaluating(model), precision:
-            logits = model(x.to(device))[:, -new:]  # (B, new, V)
-        targets = y[:, -new:].to(device)
-        total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
-        if progress:
-            progress(targets.numel())
+    with evaluating(model):
+        for x, y, new in evaluation_windows(tokens, context, stride, batch):
+            with autocast() if autocast else torch.autocast(device.type, enabled=False):
+                logits = model(x.to(device))[:, -new:]  # (B, new, V)
+            targets = y[:, -new:].to(device)
+            total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
+            if progress:
+                progress(targets.numel())
     loss = total / (len(tokens) - 1)
     characters = tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)

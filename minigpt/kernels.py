@@ -1,6 +1,6 @@
-"""What a CPU computes slowly as PyTorch ships it, computed otherwise: attention, dropout, products, norms, rotations.
+"""For a CPU, faster versions of what PyTorch computes slowly there: attention, dropout, products, norms, rotations.
 
-Each gives what torch's own gives: to the rounding of the precision, or, for dropout, in distribution to 1/256.
+Their results agree with torch's up to rounding; dropout's in distribution, its probability rounded to 1/256.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class _NoWayBack:
 
 
 def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
-    """Apply `function`; where no gradient is wanted without torch's bookkeeping, which takes longer than a norm."""
+    """Apply `function`. Where no gradient is wanted, skip autograd's bookkeeping, which takes longer than a norm."""
     if torch.is_grad_enabled():
         out: Tensor = function.apply(*inputs)
     else:
@@ -198,15 +198,15 @@ class _Linear(torch.autograd.Function):
 def rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight in x's precision.
 
-    Of two precisions torch would make it in several passes.
+    Were the two of different precisions, torch would take several passes.
     """
     return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)
 
 
 def rms_norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return what rms_norm_by_torch does, the weight as precise as it is.
+    """Return what rms_norm_by_torch does, but the weight keeps its own precision.
 
-    On a CPU torch's is a row of small steps, each with its own way back.
+    On a CPU torch's is a chain of small operations, each with a backward pass of its own.
     """
     if torch.compiler.is_compiling():  # which fuses them
         return rms_norm_by_torch(x, weight, eps)
@@ -217,8 +217,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         full = _at_least_float32(x)
-        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)  # (..., 1)
-        scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / x.size(-1)).rsqrt_()
+        norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (..., 1)
         ctx.save_for_backward(full, scale, weight)
         ctx.dtype = x.dtype
         y: Tensor = full * scale
@@ -228,7 +228,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, weight = ctx.saved_tensors
         dy, size = _at_least_float32(gradients[0]), x.size(-1)
-        # That of layer norm, which is one pass in torch, at a mean of zero; it also takes away the gradient's mean.
+        # Layer norm's, one pass in torch, at a mean of zero. It also takes away the gradient's mean, added back below.
         zeros = torch.zeros_like(scale)
         wanted = [True, True, False]
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [size], zeros, scale, weight, None, wanted)

@@ -30,8 +30,7 @@ LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss
 BINS = np.concatenate((-np.geomspace(1e20, 1e-12, 771), [0.0], np.geomspace(1e-12, 1e20, 771)))
 """Edges of the bins of a histogram, each a tenth further from zero than the one before."""
 
-
-LIMIT = 1 << 30
+CURVES_LIMIT = 1 << 30
 """Bytes that metrics.jsonl can have at most when it is gone on with: some million lines."""
 
 
@@ -218,7 +217,7 @@ def _take_back(path: Path, step: int) -> None:
     """Cut off the lines of metrics.jsonl after `step`, and what a kill left of a line, from its end."""
     if not path.exists():
         return
-    content = read_within(path, path.parent, LIMIT)
+    content = read_within(path, path.parent, CURVES_LIMIT)
     end = len(content)
     while end and not _is_line_up_to(step, content[content.rfind(b"\n", 0, end - 1) + 1 : end]):
         end = content.rfind(b"\n", 0, end - 1) + 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from minigpt.config import ModelConfig
 from minigpt.kernels import Kernels, best_for, squared_relu
 
-ROTARY_BASE = 10_000.0
+POSITION_BASE = 10_000.0
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 
 
@@ -27,8 +27,9 @@ NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 class KVCache:
     """Keys and values of the tokens seen so far, so that each new token costs one token's work.
 
-    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. It is
-    passed into the model's forward, which appends to it; no module keeps it.
+    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. It is passed into the
+    model's forward, which appends to it; no module keeps it. `length` moves on when that forward is over, for every
+    layer appends at the same place.
     """
 
     k: Tensor
@@ -39,7 +40,7 @@ class KVCache:
     def empty(model: "GPT", batch: int) -> "KVCache":
         """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights."""
         config, weight = model.config, model.token_embedding.weight
-        shape = (config.n_layer, batch, config.n_head, config.context, config.n_embd // config.n_head)
+        shape = (config.n_layer, batch, config.n_head, config.context, config.head_size)
         return KVCache(weight.new_empty(shape), weight.new_empty(shape))
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,39 +70,48 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
 
 def sinusoidal_positions(context: int, width: int) -> Tensor:
     """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
-    position = torch.arange(context, dtype=torch.float64)[:, None]
-    rate = ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = position * rate  # (context, width / 2)
+    angle = _position_angles(context, width)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
 def rotary_angles(context: int, head_size: int) -> Tensor:
     """Return cosines and sines (2, context, D / 2) of rotary positions (Su et al. 2021, section 3.2.2)."""
-    rate = ROTARY_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angle = torch.arange(context, dtype=torch.float64)[:, None] * rate
+    angle = _position_angles(context, head_size)
     return torch.stack((angle.cos(), angle.sin())).float()
 
 
-class Linear(nn.Linear):
-    """A learned affine map of the last dimension."""
+def _position_angles(context: int, size: int) -> Tensor:
+    """Return each position times each frequency, (context, size / 2), in float64."""
+    rate = POSITION_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return torch.arange(context, dtype=torch.float64)[:, None] * rate
+
+
+class UsesKernels:
+    """What computes in one of several ways: as `GPT.use` was told, else as is best for the device."""
 
     kernels: Kernels | None = None
 
+    def kernels_for(self, x: Tensor) -> Kernels:
+        return self.kernels or best_for(x.device)
+
+
+class Linear(UsesKernels, nn.Linear):
+    """nn.Linear, computed by the model's kernels."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return (self.kernels or best_for(x.device)).linear(x, self.weight, self.bias)
+        return self.kernels_for(x).linear(x, self.weight, self.bias)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(UsesKernels, nn.RMSNorm):
     """Divides by the root mean square of the last dimension, and multiplies by learned gains."""
 
     eps: float
-    kernels: Kernels | None = None
 
     def __init__(self, size: int) -> None:
         super().__init__(size, eps=NORM_EPS["rmsnorm"])
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.kernels or best_for(x.device)).rms_norm(x, self.weight, self.eps)
+        return self.kernels_for(x).rms_norm(x, self.weight, self.eps)
 
 
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
@@ -111,15 +121,13 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
     return RMSNorm(config.n_embd)
 
 
-class Attention(nn.Module):
+class Attention(UsesKernels, nn.Module):
     """Masked multi-head self-attention."""
-
-    kernels: Kernels | None = None
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.n_head, self.dropout = layer, config.n_head, config.dropout
-        self.qk_norm = RMSNorm(config.n_embd // config.n_head) if config.qk_norm else nn.Identity()
+        self.qk_norm = RMSNorm(config.head_size) if config.qk_norm else nn.Identity()
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -127,7 +135,7 @@ class Attention(nn.Module):
         T = x.size(1)
         q, k, v = self.queries_keys_values(x, angles)  # (B, H, T, D) each
         if cache is None:
-            y = self._kernels(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+            y = self.kernels_for(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         else:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
             mask = causal_mask(T, k.size(2), x.device) if T > 1 else None
@@ -142,12 +150,9 @@ class Attention(nn.Module):
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
         qk = self.qk_norm(qk)
         if angles is not None:
-            qk = self._kernels(x).rotate(qk, angles[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
+            qk = self.kernels_for(x).rotate(qk, angles[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
         q, k = qk.permute(2, 0, 3, 1, 4)
         return q, k, v.squeeze(2).transpose(1, 2)
-
-    def _kernels(self, x: Tensor) -> Kernels:
-        return self.kernels or best_for(x.device)
 
 
 def hidden_width(config: ModelConfig) -> int:
@@ -157,7 +162,7 @@ def hidden_width(config: ModelConfig) -> int:
 
 
 class MLP(nn.Module):
-    """The position-wise half of a block: wider by four, a non-linearity, and back."""
+    """The position-wise half of a block: to a wider layer, a non-linearity, and back."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -180,10 +185,8 @@ class MLP(nn.Module):
         return out
 
 
-class Dropout(nn.Module):
+class Dropout(UsesKernels, nn.Module):
     """Zeroes activations in training, and scales the others up (Srivastava et al. 2014)."""
-
-    kernels: Kernels | None = None
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -192,7 +195,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.probability:
             return x
-        return (self.kernels or best_for(x.device)).dropout(x, self.probability)
+        return self.kernels_for(x).dropout(x, self.probability)
 
 
 class Block(nn.Module):
@@ -228,7 +231,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
         sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
-        rotary = rotary_angles(config.context, config.n_embd // config.n_head) if config.position == "rotary" else None
+        rotary = rotary_angles(config.context, config.head_size) if config.position == "rotary" else None
         self.register_buffer("positions", sinusoidal, persistent=False)
         self.register_buffer("angles", rotary, persistent=False)
         self.init_weights()
@@ -236,11 +239,11 @@ class GPT(nn.Module):
     def use(self, kernels: Kernels | None) -> None:
         """Compute with these kernels in every layer; None takes the best for the device."""
         for module in self.modules():
-            if isinstance(module, Linear | RMSNorm | Attention | Dropout):
+            if isinstance(module, UsesKernels):
                 module.kernels = kernels
 
     def init_weights(self) -> None:
-        """Draw fresh weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.
+        """Draw a new model's weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.
 
         The projections that write to the residual stream start smaller by sqrt(2 L) (Radford et al.
         2019, section 2.3), or at zero with `zero_init`. Then the stream still holds each token's own
@@ -258,7 +261,7 @@ class GPT(nn.Module):
                 if name.endswith(("attention.proj.weight", "mlp.down.weight")):
                     parameter.mul_(scale)
             if self.config.zero_init:
-                self.norm.weight[1::2].neg_()
+                self.norm.weight[1::2] = -1.0
 
     def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return logits (B, T, V) for ids (B, T).
@@ -289,9 +292,20 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     norm = 2 * C if config.norm == "layernorm" and config.bias else C
     outputs = [(3 * C, C), (C, C), *[(hidden, C)] * (2 if config.activation == "swiglu" else 1), (C, hidden)]
     block = 2 * norm + sum(rows * columns + rows * config.bias for rows, columns in outputs)
-    block += config.qk_norm * C // config.n_head
+    block += config.qk_norm * config.head_size
     positions = config.context * C if config.position == "learned" else 0
     return vocab_size * C + positions + config.n_layer * block + norm
+
+
+def flops_per_token(model: GPT) -> int:
+    """Return the floating-point operations of training on one token: forward, and backward at twice that.
+
+    Two for each weight of a matrix, the output embedding included, and 4 T C in each layer for the two
+    products of attention, counted in full though half of it is masked (Kaplan et al. 2020, table 1).
+    """
+    config = model.config
+    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
+    return 3 * (2 * matrices + 4 * config.n_layer * config.context * config.n_embd)
 
 
 @contextmanager

@@ -20,18 +20,19 @@ ROUNDS = 5
 class Rule:
     """How some parameters move. Not a torch.optim.Optimizer, whose making imports the compiler, nearly a second."""
 
-    kept: ClassVar[dict[str, Callable[[Tensor], tuple[int, ...]]]]
+    state_shapes: ClassVar[dict[str, Callable[[Tensor], tuple[int, ...]]]]
     """What is remembered of each parameter, and in which shape. It begins as zeros."""
 
     def __init__(self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float) -> None:
         self.parameters, self.peak_rate, self.weight_decay = list(parameters), peak_rate, weight_decay
         self.state: dict[str, list[Tensor]] = {}
 
-    def remembered(self) -> list[list[Tensor]]:
-        """Return for each kind in `kept` what is remembered of the parameters."""
-        if not self.state:
-            self.state = {kind: [p.new_zeros(shape(p)) for p in self.parameters] for kind, shape in self.kept.items()}
-        return [self.state[kind] for kind in self.kept]
+    def state_tensors(self) -> list[list[Tensor]]:
+        """Return for each kind in `state_shapes` what is remembered of the parameters."""
+        for kind, shape in self.state_shapes.items():
+            if kind not in self.state:
+                self.state[kind] = [p.new_zeros(shape(p)) for p in self.parameters]
+        return [self.state[kind] for kind in self.state_shapes]
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each parameter; each must have one."""
@@ -49,7 +50,11 @@ class Rule:
 class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as torch's fused kernel computes it."""
 
-    kept: ClassVar = {"step": lambda p: (), "exp_avg": lambda p: tuple(p.shape), "exp_avg_sq": lambda p: tuple(p.shape)}
+    state_shapes: ClassVar = {
+        "step": lambda p: (),
+        "exp_avg": lambda p: tuple(p.shape),
+        "exp_avg_sq": lambda p: tuple(p.shape),
+    }
 
     def __init__(
         self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float, beta1: float, beta2: float
@@ -59,7 +64,7 @@ class AdamW(Rule):
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        steps, averages, squares = self.remembered()
+        steps, averages, squares = self.state_tensors()
         gradients = self.gradients()
         adamw(
             self.parameters,
@@ -80,15 +85,15 @@ class AdamW(Rule):
 
 
 class Muon(Rule):
-    """Nesterov momentum, made orthogonal: each update turns and scales all directions alike (Jordan et al. 2024).
+    """Nesterov momentum whose update of each matrix is replaced by the nearest orthogonal one (Jordan et al. 2024).
 
-    That leaves the vectors of a matrix's longer side, such as those of the MLP's units, with updates of unlike sizes.
-    These are then divided by their average size, after NorMuon (Li et al. 2025), which does so with the rows of any
-    matrix, and sets the norm of the whole where here it stays. Matrices of one shape are stacked, which for small
-    ones saves 40 % of the time.
+    That makes the vectors along a matrix's shorter side equally long, but not those along the longer one, such as one
+    for each unit of the MLP. So each of those is divided by a running root mean square of its entries, and the whole
+    scaled back to its norm. NorMuon (Li et al. 2025) does this to the rows of every matrix, and also sets the norm.
+    Matrices of one shape are stacked, which for small ones saves 40 % of the time.
     """
 
-    kept: ClassVar = {"momentum_buffer": lambda p: tuple(p.shape), "squared_size": lambda p: (1, max(p.shape))}
+    state_shapes: ClassVar = {"momentum_buffer": lambda p: tuple(p.shape), "squared_size": lambda p: (1, max(p.shape))}
     size_decay = 0.95
     """Of the average of squared sizes."""
 
@@ -98,34 +103,35 @@ class Muon(Rule):
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        momenta, sizes = self.remembered()
+        momenta, sizes = self.state_tensors()
         gradients = self.gradients()
         torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
         updates = torch._foreach_lerp(gradients, momenta, self.momentum)
         torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
         stacks: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
-            stacks[_lying(matrix).shape].append((matrix, update, size))
+            stacks[_wide(matrix).shape].append((matrix, update, size))
         for stack in stacks.values():
-            turns = orthogonal([_lying(update) for _, update, _ in stack])  # (N, R, C)
-            evened = self.evened(turns, [size for *_, size in stack])
-            for (matrix, _, _), update in zip(stack, evened, strict=True):
+            turned = orthogonal([_wide(update) for _, update, _ in stack])  # (N, R, C)
+            equal = self.equalize_columns(turned, [size for *_, size in stack])
+            for (matrix, _, _), update in zip(stack, equal, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
-                _lying(matrix).add_(update, alpha=-lr * scale)
+                _wide(matrix).add_(update, alpha=-lr * scale)
 
-    def evened(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
-        """Return updates (N, R, C), R at most C, each column over its average size, each matrix's norm as it was.
+    def equalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
+        """Return updates (N, R, C), R at most C, each column over its running RMS, each matrix's norm as it was.
 
-        The averages of the squares, (1, C) each, move on. Of a square matrix the columns are the inputs.
+        `squared_sizes`, (1, C) each, are the running mean squares, and are updated in place. Of a square matrix the
+        columns are the inputs.
         """
         x = updates.to(squared_sizes[0].dtype)
         torch._foreach_lerp_(squared_sizes, list(x.square().mean(1, keepdim=True)), 1 - self.size_decay)
-        even = x / torch.stack(squared_sizes).sqrt().clamp(min=EPS)
-        before, after = (y.norm(dim=(1, 2), keepdim=True) for y in (x, even))
-        return even.mul_(before / after.clamp(min=EPS))
+        equal = x / torch.stack(squared_sizes).sqrt().clamp(min=EPS)
+        before, after = (y.norm(dim=(1, 2), keepdim=True) for y in (x, equal))
+        return equal.mul_(before / after.clamp(min=EPS))
 
 
-def _lying(matrix: Tensor) -> Tensor:
+def _wide(matrix: Tensor) -> Tensor:
     """Return the matrix or its transpose, whichever has no more rows than columns."""
     return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
@@ -150,24 +156,25 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self.config = config
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        hidden = [p for p, name in self.names.items() if p.ndim == 2 and name.startswith("blocks.")]
-        muon = hidden if config.name == "muon" else []
-        rest = [p for p in self.names if not any(p is matrix for matrix in muon)]
+
+        def takes_muon(p: Tensor) -> bool:
+            return config.name == "muon" and p.ndim == 2 and self.names[p].startswith("blocks.")
+
+        matrices = [p for p in self.names if takes_muon(p)]
+        rest = [p for p in self.names if not takes_muon(p)]
         betas = (config.beta1, config.beta2)
         rules = [
             AdamW([p for p in rest if p.ndim == 2], config.lr, config.weight_decay, *betas),
             AdamW([p for p in rest if p.ndim != 2], config.lr, 0.0, *betas),
-            Muon(muon, config.muon_lr, config.weight_decay, config.momentum),
+            Muon(matrices, config.muon_lr, config.weight_decay, config.momentum),
         ]
         self.rules = [rule for rule in rules if rule.parameters]
-        self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if muon else {})
+        self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if matrices else {})
 
-    def step(self, progress: float) -> float:
-        """Apply the gradients at this point of the run, and return the factor on the peak learning rates."""
-        factor = lr_factor(progress, self.config)
+    def step(self, factor: float) -> None:
+        """Apply the gradients, with this share of the peak learning rates."""
         for rule in self.rules:
             rule.step(rule.peak_rate * factor)
-        return factor
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -185,20 +192,22 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state_dict` returned. Raises ValueError when it is not of these parameters."""
+        if not state:  # saved before the first update
+            return
         expected = {
             f"{kind}/{self.names[parameter]}": shape(parameter)
             for rule in self.rules
-            for kind, shape in rule.kept.items()
+            for kind, shape in rule.state_shapes.items()
             for parameter in rule.parameters
         }
         found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        if found and found != expected:
+        if found != expected:
             wrong = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
             raise ValueError(f"the optimizer's {wrong} does not fit the model")
-        for rule in self.rules if found else ():
+        for rule in self.rules:
             rule.state = {
                 kind: [state[f"{kind}/{self.names[p]}"].to(p.device).clone() for p in rule.parameters]
-                for kind in rule.kept
+                for kind in rule.state_shapes
             }
 
 
@@ -206,14 +215,15 @@ def lr_factor(progress: float, config: OptimConfig) -> float:
     """Return the learning rate at `progress` (0 to 1 of the run) as a share of its peak.
 
     It rises in a line over `warmup`, then falls to `min_lr`: along half a cosine (Loshchilov and Hutter
-    2017), in a line, or, with "wsd", in a line over the last `decay` of the run only (Hu et al. 2024).
+    2017), in a line, or, with "wsd", in a line over the last `decay` of the run only (Hu et al. 2024). With "constant"
+    it stays at its peak.
     """
     if progress < config.warmup:
         return progress / config.warmup
-    fall = config.decay if config.schedule == "wsd" else 1 - config.warmup
-    fallen = max(0.0, 1 - (1 - progress) / fall)  # 0 at the peak, 1 at the end
     if config.schedule == "constant":
         return 1.0
+    fall = config.decay if config.schedule == "wsd" else 1 - config.warmup
+    fallen = max(0.0, 1 - (1 - progress) / fall)  # 0 at the peak, 1 at the end
     if config.schedule == "cosine":
         fallen = (1 - math.cos(math.pi * fallen)) / 2
     return 1 - (1 - config.min_lr) * fallen

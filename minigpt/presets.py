@@ -46,9 +46,19 @@ def read_layer(name: str) -> Layer:
 # --- what a shipped preset reaches ---------------------------------------------------------------------
 
 INDIFFERENT = (
-    *("sample.", "runtime.", "data.source", "data.encoding", "train.seed", "train.micro_batch_size"),
-    *("train.keep_last", "train.log_every", "train.eval_every", "train.save_every"),
-    *("train.attention", "train.histograms", "train.hparams"),
+    "sample.",
+    "runtime.",
+    "data.source",
+    "data.encoding",
+    "train.seed",
+    "train.micro_batch_size",
+    "train.keep_last",
+    "train.log_every",
+    "train.eval_every",
+    "train.save_every",
+    "train.attention",
+    "train.histograms",
+    "train.hparams",
 )
 """Settings that leave the expected loss as it is, or move it by less than another seed does."""
 

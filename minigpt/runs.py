@@ -119,13 +119,13 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
     taken or is no name, or the folder cannot be made.
     """
     if name is not None and (not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED):
-        allowed = "letters, digits, '-', '_' and '.', and not 'last' or 'best'"
+        allowed = "letters, digits, '-', '_', '.', '+' and spaces, and not 'last' or 'best'"
         raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
     candidates = [root / name] if name else (root / f"{stem}-{number}" for number in itertools.count(1))
     with ExitStack() as held:
         folder = next((folder for folder in candidates if _claim(folder, held)), None)
         if folder is None:
-            resume = f"go on with it: minigpt train --resume {name}, or choose another --name"
+            resume = f"go on with it: minigpt train --resume {quoted(str(name))}, or choose another --name"
             raise UserError(f"run '{name}' exists; {resume}")
         try:
             yield folder

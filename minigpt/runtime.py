@@ -91,7 +91,8 @@ def choose(
     kept = saved if saved and saved.device == device else None
     threads = config.threads
     if threads == "auto":
-        threads, cores = saved.threads if saved else torch.get_num_threads(), os.cpu_count() or 1
+        threads = saved.threads if saved else torch.get_num_threads()
+        cores = os.cpu_count() or 1
         if saved and threads > 2 * cores:  # the checkpoint is from a much larger machine
             threads = cores
     torch.set_num_threads(int(threads))
@@ -114,7 +115,7 @@ def choose(
 
 
 def sampling_threads(parameters: int, num_samples: int) -> int | Literal["auto"]:
-    """Return how many threads to draw with: one where a step of one stream is over before a second were of use.
+    """Return how many threads to draw with: one where a step of one stream is too short for a second to help.
 
     On a busy machine, as beside a training run, waiting for that second thread would take most of the time.
     """

@@ -79,7 +79,7 @@ def generate_ids(
     start, store = 0, None
     for step in range(settings.length):
         previous, start = start, window_start(ids.size(1), prompt.numel(), context)
-        with torch.inference_mode(), evaluating(model):
+        with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             if not cache:
                 logits = model(ids[:, start:])[:, -1]
             elif store is None or start != previous:

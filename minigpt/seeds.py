@@ -15,10 +15,10 @@ def mix_seed(*key: int | str) -> int:
 
 
 def shuffled(places: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
-    """Return where these places of range(size) stand in an order named by the seed.
+    """Return the images of these places under a permutation of range(size) that the seed names.
 
-    A permutation that is never written down, so that a text of any length can be read in random order from
-    any point on: a Feistel network (Luby and Rackoff 1988), applied until it falls below `size`.
+    The permutation is never written down, so that a text of any length can be read in random order from any point
+    on: a Feistel network (Luby and Rackoff 1988), applied again until the result is below `size`.
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     low = np.uint64((1 << bits) - 1)

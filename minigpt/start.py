@@ -42,7 +42,7 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(config.parse_overrides(assignments))
-    resolved = config.resolve(*layers)
+    resolved = config.resolve(*layers, complete=bool(preset or not text))  # else what fits the text comes below them
     data = prepare(resolved.config.data)
     notices = list(data.notices)
     if text and not preset:

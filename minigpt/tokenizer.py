@@ -117,7 +117,7 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """The 256 bytes of UTF-8: any text, forever, at one to four tokens a character."""
+    """The 256 bytes of UTF-8: any text, at one to four tokens a character."""
 
     vocab_size = 256
     dtype = np.uint8

@@ -24,7 +24,7 @@ from minigpt.errors import UserError, reason
 from minigpt.evaluate import evaluate
 from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
-from minigpt.model import GPT, count_parameters
+from minigpt.model import GPT, count_parameters, evaluating, flops_per_token
 from minigpt.optim import Optimizer, lr_factor
 from minigpt.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.runtime import (
@@ -64,9 +64,11 @@ class Outcome:
     signal: int | None
     """The signal that stopped it, if one did."""
     stopped_early: bool
-    """Whether it ended because the validation loss stopped falling."""
+    """Whether it ended before its length, because the validation loss stopped falling."""
     evaluation_share: float
-    """Share of the time in the loop that went into evaluations."""
+    """Share of this call's time in the loop that went into evaluations."""
+    longer: str
+    """The `--set` options with which `--resume` goes on for longer."""
 
 
 def train(
@@ -82,12 +84,12 @@ def train(
         training = Training(config, run, data, resume)
         loop_reached = True
         return training.loop(probes)
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        micro = config.train.micro_batch_size or config.train.batch_size
-        fitting = [m for m in range(1, micro // 2 + 1) if config.train.batch_size % m == 0] if loop_reached else []
-        smaller = f"--set train.micro_batch_size={fitting[-1]}, which gives {same_result(config)}" if fitting else ""
+        micro = config.train.sequences_at_once
+        fitting = _micro_batch_size(config.train.batch_size, micro // 2) if loop_reached else None
+        smaller = f"--set train.micro_batch_size={fitting}, which gives {same_result(config)}" if fitting else ""
         raise UserError(f"out of memory with {micro} sequences at once; try {smaller or 'a smaller model'}") from error
     except OSError as error:
         raise UserError(f"cannot write to {run}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
@@ -122,7 +124,10 @@ class Clock:
 
 
 class Training:
-    """A run in memory. Everything that changes and is no tensor lives in `state`."""
+    """A run in memory. What must outlast a resumption and is no tensor lives in `state`."""
+
+    metrics: Metrics
+    """Where the loop writes its curves and lines; open while it runs."""
 
     def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
@@ -132,6 +137,8 @@ class Training:
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
         self.steps = run_steps(config, len(data.train))
+        self.seconds = 60 * (config.train.minutes or 0)
+        """The length of a run that is given in minutes, which has no number of steps."""
         self.state = loaded.meta.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
         self.resumed_with: tuple[RuntimeFacts, int] | None = None
@@ -141,7 +148,7 @@ class Training:
             config.runtime,
             loaded.meta.runtime if loaded else None,
             run_flops=tokens * self.flops_per_token,
-            run_seconds=60 * (config.train.minutes or 0),
+            run_seconds=self.seconds,
         )
         self.model.to(self.runtime.device)
         self.model.use(self.runtime.use_kernels())
@@ -156,8 +163,7 @@ class Training:
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
-        train = loaded.config.train
-        self.resumed_with = (loaded.meta.runtime, train.micro_batch_size or train.batch_size)
+        self.resumed_with = (loaded.meta.runtime, loaded.config.train.sequences_at_once)
         training = checkpoint.read_training_tensors(loaded)
         names = [name for name in training if name.startswith(RAW)]
         weights = {name.removeprefix(RAW): training.pop(name) for name in names}
@@ -173,10 +179,10 @@ class Training:
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the run's length is reached, validation stops improving, or a signal comes."""
-        every, state = self.config.train, self.state
-        total, unit = (every.minutes * 60, "second") if every.minutes else (float(self.steps or 0), "step")
-        aside = checkpoint.repair(self.run, state)
+        settings, state = self.config.train, self.state
         self._refuse_if_finished()
+        aside = checkpoint.repair(self.run, state)
+        total, unit = (self.seconds, "second") if self.steps is None else (float(self.steps), "step")
         logs = Metrics(self.run, state.step, self.position, total, unit)
         with Interrupts() as interrupts, logs as self.metrics:
             for name in aside:
@@ -190,21 +196,22 @@ class Training:
             while not (last or interrupts.signal):
                 self.step()
                 last = self.length_reached
-                if last or state.step % every.log_every == 0:
+                if last or state.step % settings.log_every == 0:
                     self.log()
-                improved = (last or state.step % every.eval_every == 0) and self.evaluate(probes)
+                improved = (last or state.step % settings.eval_every == 0) and self.evaluate(probes)
                 last = last or self.stopped_early
-                if last or improved or state.step % every.save_every == 0:
+                if last or improved or state.step % settings.save_every == 0:
                     self.save()
             if self.saved_step != state.step:
                 self.save()
-            if every.hparams and last:
+            if settings.hparams and last:
                 losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
                 self.metrics.hparams(state.step, configuration.flatten(self.config), losses)
         folder = step_folder(self.run, state.step)
         share = self.clock.evaluating / max(1e-9, self.clock.session)
         stopped_by = None if last else interrupts.signal  # a signal in the last step stopped nothing
-        return Outcome(state, self.runtime, folder, stopped_by, self.stopped_early, share)
+        stopped_early = self.stopped_early and not self.length_reached
+        return Outcome(state, self.runtime, folder, stopped_by, stopped_early, share, self.longer)
 
     def step(self) -> None:
         """Make one update, or leave it out where it would not be finite and `train.on_nonfinite` is skip.
@@ -213,10 +220,9 @@ class Training:
         """
         train, state, device = self.config.train, self.state, self.runtime.device
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
-        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))
+        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))  # 0: the rank, were there more processes
         self.optimizer.zero_grad()
-        progress = self.progress
-        self.lr_factor = lr_factor(progress, self.config.optim)
+        self.lr_factor = lr_factor(self.progress, self.config.optim)
         loss = self._forward_backward(x.to(device), y.to(device))
         limit = self.config.optim.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
@@ -226,7 +232,7 @@ class Training:
         if not math.isfinite(loss_value + self.gradient_norm):
             self._skip_or_stop(loss_value)
             return
-        self.optimizer.step(progress)
+        self.optimizer.step(self.lr_factor)
         if self.average is not None:
             self._update_average(self.average)
         state.loss_sum += loss_value
@@ -246,6 +252,7 @@ class Training:
                 state.skipped += 1
                 self.metrics.say(f"step {state.step}: {problem}; its update is left out ({state.skipped} so far)")
                 self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
+                self.optimizer.zero_grad()  # clipping has made all of it NaN
                 return
             problem += f", after {state.skipped} updates were left out"
         raise UserError(self._not_finite(state.step, problem))
@@ -260,7 +267,7 @@ class Training:
 
     def _forward_backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the gradients of the mean loss over the batch, a micro-batch at a time; return that loss."""
-        micro = self.config.train.micro_batch_size or len(x)
+        micro = self.config.train.sequences_at_once
         total = torch.zeros((), device=x.device)
         for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
             loss = self.loss(x_part, y_part)
@@ -293,29 +300,39 @@ class Training:
     def progress(self) -> float:
         """Return how much of the run is done, 0 to 1, in the middle of the coming step."""
         if self.steps is None:
-            return min(1.0, self.clock.total / (60 * (self.config.train.minutes or 1)))
+            return min(1.0, self.clock.total / self.seconds)
         return (self.state.step + 0.5) / self.steps
 
     @property
     def length_reached(self) -> bool:
-        if self.steps is None:
-            return self.clock.total >= 60 * (self.config.train.minutes or 0)
-        return self.state.step >= self.steps
+        return self.clock.total >= self.seconds if self.steps is None else self.state.step >= self.steps
 
     @property
     def stopped_early(self) -> bool:
         return 0 < self.config.train.patience <= self.state.evaluations_since_best
+
+    @property
+    def longer(self) -> str:
+        """Return the `--set` options with which a run that has ended goes on."""
+        changes = []
+        if self.length_reached:
+            minutes = self.config.train.minutes
+            changes.append(f"train.minutes={2 * minutes:g}" if minutes else f"train.steps={2 * self.state.step}")
+        if self.stopped_early:
+            changes.append("train.patience=0")
+        return " ".join(f"--set {change}" for change in changes)
 
     # --- what the loop does now and then -------------------------------------------------------------
 
     def log(self) -> None:
         """Write the means since the last log line."""
         state, (marked_seconds, marked_tokens) = self.state, self.marked
-        speed = (state.tokens_seen - marked_tokens) / max(1e-9, self.clock.training - marked_seconds)
+        seconds, tokens = self.clock.training - marked_seconds, state.tokens_seen - marked_tokens
         self.marked = (self.clock.training, state.tokens_seen)
-        characters = speed * self.data.characters_per_token
         if not state.loss_count:  # all updates since were left out
             return
+        speed = tokens / max(1e-9, seconds)
+        characters = speed * self.data.characters_per_token
         state.train_loss = state.loss_sum / state.loss_count
         scalars = {
             "loss/train": state.train_loss,
@@ -355,12 +372,11 @@ class Training:
         self.metrics.say(
             f"step {state.step}: {train_loss}validation {result.loss:.4f}{', the best' if improved else ''}"
         )
-        model.eval()
-        for probe in probes:
-            probe(state.step, model, self.metrics)
+        with evaluating(model):
+            for probe in probes:
+                probe(state.step, model, self.metrics)
         if self.config.train.histograms:
             self._log_histograms()
-        self.model.train()
         self.clock.evaluating += time.perf_counter() - started
         return improved
 
@@ -416,7 +432,7 @@ class Training:
             return
         say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
-        self.loss, compiled = compile_loss(self._loss, self._example(self._micro_batch_size), say)
+        self.loss, compiled = compile_loss(self._loss, self._example(self.config.train.sequences_at_once), say)
         self.optimizer.zero_grad()
         if compiled:
             say(f"compiled in {time.perf_counter() - started:.0f} s")
@@ -426,16 +442,12 @@ class Training:
         """Say what is not as it was when the checkpoint was written, and so changes the last bits from here on."""
         if self.resumed_with is None:
             return
-        before, micro_batch_size = self.resumed_with
+        (before, at_once_before), at_once = self.resumed_with, self.config.train.sequences_at_once
         changes = self.runtime.facts().changes(before)
-        if self._micro_batch_size != micro_batch_size:
-            changes.append(f"micro-batches of {self._micro_batch_size} in place of {micro_batch_size}")
+        if at_once != at_once_before:
+            changes.append(f"micro-batches of {at_once} in place of {at_once_before}")
         if changes:
             self.metrics.say(f"from here on not bit for bit what an undisturbed run would give: {', '.join(changes)}")
-
-    @property
-    def _micro_batch_size(self) -> int:
-        return self.config.train.micro_batch_size or self.config.train.batch_size
 
     def _example(self, sequences: int) -> tuple[Tensor, Tensor]:
         x, y = batch_at(self.data.train, self.config.model.context, sequences, seed=0, step=0)
@@ -446,18 +458,18 @@ class Training:
         free = free_memory_bytes(self.runtime.device)
         if free is None:
             return
-        weights, batch_size = list(self.model.parameters()), self.config.train.batch_size
+        weights, train = list(self.model.parameters()), self.config.train
         each = backward_bytes(lambda: self._loss(*self._example(1)), weights)
         missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
         fixed = missing * sum(p.numel() * p.element_size() for p in weights)
-        needed = fixed + self._micro_batch_size * each
+        needed = fixed + train.sequences_at_once * each
         if needed <= free:
             return
-        fitting = [m for m in range(1, batch_size) if batch_size % m == 0 and fixed + m * each <= 0.8 * free]
+        fitting = _micro_batch_size(train.batch_size, int((0.8 * free - fixed) // each))
         problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-        if not fitting:
+        if fitting is None:
             raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
-        advice = f"--set train.micro_batch_size={fitting[-1]} fits and gives {same_result(self.config)}"
+        advice = f"--set train.micro_batch_size={fitting} fits and gives {same_result(self.config)}"
         raise UserError(f"{problem}; {advice}")
 
     # --- words and extras ----------------------------------------------------------------------------
@@ -466,24 +478,27 @@ class Training:
         rates = ", ".join(
             f"{name.replace('_', ' ')} {peak * self.lr_factor:.2g}" for name, peak in self.optimizer.peak_rates.items()
         )
-        exact = " or --set runtime.dtype=float32" if self.runtime.dtype != "float32" else ""
-        skip = f" --set train.on_nonfinite=skip{exact}" if checkpoint_steps(self.run) else ""
+        train, ways = self.config.train, []
+        if train.on_nonfinite == "stop":
+            ways.append("--set train.on_nonfinite=skip")
+        elif self.state.skipped >= train.max_skipped:
+            ways.append(f"--set train.max_skipped={2 * max(1, train.max_skipped)}")
+        if self.runtime.dtype != "float32":
+            ways.append("--set runtime.dtype=float32")
+        differently = f" {' or '.join(ways)}, or" if ways and checkpoint_steps(self.run) else ";"
         kept = checkpoint.what_is_kept(self.run)
         advice = "start anew with a lower optim.lr or optim.muon_lr or a longer optim.warmup"
         figures = f"{rates}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
-        return f"step {step}: {problem} ({figures}); {kept}{skip}{', or' if skip else ';'} {advice}"
+        return f"step {step}: {problem} ({figures}); {kept}{differently} {advice}"
 
     def _refuse_if_finished(self) -> None:
-        name, state, train = as_argument(self.run), self.state, self.config.train
+        state = self.state
         if not (self.length_reached or self.stopped_early):
             return
-        if not self.length_reached:
-            ending, longer = "stopped, because validation no longer improved,", "train.patience=0"
-        elif train.minutes:
-            ending, longer = "is finished", f"train.minutes={2 * train.minutes:g}"
-        else:
-            ending, longer = "is finished", f"train.steps={2 * state.step}"
-        advice = f"minigpt train --resume {name} --set {longer}"
+        if checkpoint_steps(self.run)[-1:] == [state.step]:
+            checkpoint.repair(self.run, state)  # its last save may have been killed
+        ending = "is finished" if self.length_reached else "stopped, because validation no longer improved,"
+        advice = f"minigpt train --resume {as_argument(self.run)} {self.longer}"
         raise UserError(f"run {self.run.name} {ending} at step {state.step}; to go on: {advice}")
 
     def _log_histograms(self) -> None:
@@ -496,9 +511,10 @@ class Training:
 
 
 def _refuse_if_too_large(config: RunConfig, vocab_size: int, saved: RuntimeFacts | None = None) -> None:
-    """Raise UserError when weights, gradients and the optimizer's averages alone exceed this machine's memory.
+    """Raise UserError when weights, gradients and averages alone exceed this machine's memory.
 
-    Where a GPU trains, what a checkpoint copies at once is here: the averages, two or with `ema` three.
+    On a CPU these are the weights, their gradients, the optimizer's two averages and, with `ema`, the weights'. Where a
+    GPU trains, only the averages are counted, which a save copies here.
     """
     free = free_memory_bytes("cpu")
     parameters = count_parameters(config.model, vocab_size)
@@ -509,6 +525,11 @@ def _refuse_if_too_large(config: RunConfig, vocab_size: int, saved: RuntimeFacts
             f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "
             "free; make model.n_embd or model.n_layer smaller"
         )
+
+
+def _micro_batch_size(batch_size: int, most: int) -> int | None:
+    """Return the largest part of a batch that divides it, of at most `most` sequences; None where there is none."""
+    return next((m for m in range(min(most, batch_size - 1), 0, -1) if batch_size % m == 0), None)
 
 
 def same_result(config: RunConfig) -> str:
@@ -522,14 +543,3 @@ def run_steps(config: RunConfig, train_tokens: int) -> int | None:
     if train.epochs is not None:
         return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
     return train.steps
-
-
-def flops_per_token(model: GPT) -> int:
-    """Return the floating-point operations of training on one token: forward, and backward at twice that.
-
-    Two for each weight of a matrix, the output embedding included, and 4 T C in each layer for the two
-    products of attention, counted in full though half of it is masked (Kaplan et al. 2020, table 1).
-    """
-    config = model.config
-    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
-    return 3 * (2 * matrices + 4 * config.n_layer * config.context * config.n_embd)

@@ -193,7 +193,7 @@ def biases_nobody_asked_for(patch: Patch) -> None:
 
 
 def positions_on_another_base(patch: Patch) -> None:
-    patch.setattr(model, "ROTARY_BASE", 1000.0)
+    patch.setattr(model, "POSITION_BASE", 1000.0)
 
 
 def positions_forgotten(patch: Patch) -> None:

@@ -106,6 +106,14 @@ def test_a_text_gets_fitting_settings_and_is_told_which(cli: Cli, run: Path) -> 
     assert "fitted" not in cli("train", "verse.txt", "-c", "tiny", *SMALL, "-s", "train.steps=1").err
 
 
+def test_what_goes_with_the_fitted_settings_alone_is_no_contradiction(cli: Cli) -> None:
+    """Of four heads, the default, 36 is no multiple that rotation can use; of the two that fit the text it is."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    done = cli("train", "verse.txt", "-s", "model.n_embd=36", "-s", "model.context=16", "-s", "train.steps=1")
+    assert done.code == 0, done.err
+    assert "must be divisible" in cli("train", "verse.txt", "-s", "model.n_embd=35").error
+
+
 def test_a_name_in_use_shows_how_to_resume_and_touches_nothing(cli: Cli, run: Path) -> None:
     before = content(run)
     assert "minigpt train --resume verse-1" in cli("train", "verse.txt", "--name", "verse-1", *SMALL).error

@@ -175,12 +175,12 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("model.n_layer='6'", "model.n_layer: expected whole number, got '6'"),
         ("model.n_layer=six", "model.n_layer: expected whole number, got 'six'"),
         ("model.n_layer=1.5", "model.n_layer: expected whole number, got 1.5"),
-        ("model.n_layer=", "model.n_layer: expected whole number, got none"),
+        ("model.n_layer=", "model.n_layer: expected whole number, got null"),
         ("model.n_layer=[1]", "model.n_layer: expected whole number, got a list"),
         ("model.n_layer=010", "model.n_layer: expected whole number, got '010'"),  # in YAML 1.1: 8
         ("model.n_layer=2020-99-99", "model.n_layer: expected whole number, got '2020-99-99'"),
         ("model.n_layer=0", "model.n_layer: input should be greater than or equal to 1, got 0"),
-        ("train.minutes=1:30", "train.minutes: expected number or none, got '1:30'"),  # in YAML 1.1: 90
+        ("train.minutes=1:30", "train.minutes: expected number or null, got '1:30'"),  # in YAML 1.1: 90
         ("optim.lr=true", "optim.lr: expected number, got true"),
         ("optim.lr=.nan", "optim.lr: expected number, got '.nan'"),
         ("optim.lr=1e999", "optim.lr: input should be a finite number, got inf"),
@@ -196,6 +196,11 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
             "model.context: input should be less than or equal to 1000000, got 1000000000000",
         ),
         ("model.n_embd=1000000000", "model.n_embd: input should be less than or equal to 100000, got 1000000000"),
+        (
+            "train.batch_size=10000000000",
+            "train.batch_size: input should be less than or equal to 1000000, got 10000000000",
+        ),
+        ("train.epochs=1e308", "train.epochs: input should be less than or equal to 1000000, got 1e+308"),
         ("train.max_skipped=-1", "train.max_skipped: input should be greater than or equal to 0, got -1"),
         ("train.on_nonfinite=go", "train.on_nonfinite: input should be 'stop' or 'skip', got go"),
         ("runtime.threads=true", "runtime.threads: expected whole number or auto, got true"),
@@ -352,7 +357,7 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
     assert rows["train.seed"] == ("6", "--set")
     assert rows["model.dropout"] == ("0.1", "--set")
     assert rows["train.steps"] == ("2000", "default")
-    assert rows["train.minutes"] == ("none", "default")
+    assert rows["train.minutes"] == ("null", "default")
     assert rows["sample.prompt"] == (r"'\n'", "default")
 
 

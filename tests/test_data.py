@@ -220,6 +220,19 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, cache: Path, name: str, co
     assert encode(source)[0].tolist() == before
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no such modes there")
+def test_what_is_cached_is_readable_as_the_user_s_other_files_are(tmp_path: Path, cache: Path) -> None:
+    """A folder for the user's eyes alone once made a shared cache useless to all others."""
+    before = os.umask(0o022)
+    try:
+        encode(write(tmp_path, "some text"))
+    finally:
+        os.umask(before)
+    (folder,) = cache.iterdir()
+    assert oct(folder.stat().st_mode & 0o777) == oct(0o755)
+    assert {oct(file.stat().st_mode & 0o777) for file in folder.iterdir()} == {oct(0o644)}
+
+
 @pytest.mark.parametrize("what", ["a file stands in the way", "no permission"])
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     folder = tmp_path / "closed"

@@ -223,8 +223,8 @@ def muon_after(**wanted: Any) -> Muon:
 def test_tweaks_of_muon_reach_the_optimizer_of_the_run() -> None:
     assert muon_after(size_decay=0.5).size_decay == 0.5
     updates = torch.randn(1, 2, 4)
-    assert torch.equal(muon_after(plain_muon=True).evened(updates, []), updates)
-    assert not torch.equal(muon_after(plain_muon=False).evened(updates, [torch.zeros(1, 4)]), updates)
+    assert torch.equal(muon_after(plain_muon=True).equalize_columns(updates, []), updates)
+    assert not torch.equal(muon_after(plain_muon=False).equalize_columns(updates, [torch.zeros(1, 4)]), updates)
     of_adamw = SimpleNamespace(model=model(), config=RunConfig(optim=OptimConfig(name="adamw")))
     with pytest.raises(ValueError, match="unpack"):
         tweaks.apply(of_adamw, {"size_decay": 0.5})

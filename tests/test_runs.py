@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, quoted
 from minigpt.meta import META, digest
 from minigpt.runs import (
     all_runs,
@@ -244,8 +244,10 @@ def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
     make_run("runs/a", (5,))
     Path("runs/file").touch()
     Path("runs/link").symlink_to("nowhere")
-    for name in ("a", "file", "link"):
-        resume = f"run '{name}' exists; go on with it: minigpt train --resume {name}, or choose another --name"
+    Path("runs/my run").mkdir()
+    Path("runs/my run/a file").touch()
+    for name in ("a", "file", "link", "my run"):
+        resume = f"run '{name}' exists; go on with it: minigpt train --resume {quoted(name)}, or choose another --name"
         with pytest.raises(UserError, match=resume), new_run(name, "tiny"):
             pass
     assert Path("runs/link").is_symlink()

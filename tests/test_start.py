@@ -143,6 +143,17 @@ def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
     assert checkpoint_steps(run) == [2, 4, 6]
 
 
+def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
+    """It once set the damaged one aside without a word, and kept the length that was refused."""
+    spoil(run, 6)
+    before = contents(run)
+    error = cli("train", "--resume", "stopped", "-s", "train.steps=4").error
+    assert "run stopped is finished at step 4; to go on: minigpt train --resume stopped --set train.steps=8" in error
+    after = contents(run)
+    assert after.pop(run / "environment.json") != before.pop(run / "environment.json"), "it says what was tried"
+    assert after == before
+
+
 def test_sample_and_eval_of_what_is_damaged_say_what_to_type(cli: Cli, run: Path) -> None:
     """And that works."""
     spoil(run, 6)

@@ -269,6 +269,30 @@ def test_a_finished_run_says_how_to_go_on_and_does(go: Any) -> None:
     assert outcome.state.step == 24
 
 
+def test_a_run_that_is_out_of_patience_at_its_last_step_goes_on_as_it_says(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once advised patience=0 alone, and when that was typed more steps alone, for ever."""
+    scripted(monkeypatch, [3.0, 2.0, *[2.5] * 11])
+    settings = {"train__eval_every": 3, "train__patience": 3}
+    run, done = go(**settings)
+    assert (done.state.step, done.stopped_early) == (12, False)
+    assert done.longer == "--set train.steps=24 --set train.patience=0"
+    on = rf"minigpt train --resume {re.escape(str(run))} {done.longer}"
+    with pytest.raises(UserError, match=rf"run run is finished at step 12; to go on: {on}$"):
+        go(resume=True, **settings)
+    _, longer = go(resume=True, **{**settings, "train__steps": 24, "train__patience": 0})
+    assert longer.state.step == 24
+
+
+def test_early_stopping_of_a_run_in_minutes_asks_for_patience_and_not_for_minutes(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, [3.0, 2.0, 2.5, 2.5])
+    _, early = go(train__minutes=60, train__eval_every=1, train__patience=2)
+    assert (early.stopped_early, early.state.step, early.longer) == (True, 3, "--set train.patience=0")
+
+
 def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     """Let the validation losses of the coming evaluations be these; the models stay what they are."""
     coming = iter(losses)
@@ -443,6 +467,15 @@ def test_a_skipped_step_changes_nothing_but_the_count(
         assert not same(loop.model.state_dict(), before[0])
 
 
+def test_histograms_are_written_when_an_evaluation_falls_on_a_skipped_step(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clipping makes every gradient of such a step NaN, of which there is no histogram."""
+    disturbed(monkeypatch, {5: "gradient"})
+    _, done = go(train__on_nonfinite="skip", train__histograms=True, train__eval_every=5)
+    assert (done.state.step, done.state.skipped) == (12, 1)
+
+
 @pytest.mark.parametrize("stop", [6, 8])
 def test_a_run_with_skipped_steps_is_resumed_exactly(go: Any, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
     disturbed(monkeypatch, {4: "loss", 6: "gradient", 7: "loss", 10: "loss", 11: "loss", 12: "loss"})
@@ -467,8 +500,10 @@ def test_no_more_updates_are_left_out_than_allowed_over_all_resumptions(
     settings = {"train__on_nonfinite": "skip", "train__max_skipped": most}
     with pytest.raises(
         UserError, match=rf"step {(4, 6, 8)[most]}: the loss is nan, after {most} updates were left out"
-    ):
+    ) as error:
         go(**settings)
+    assert "on_nonfinite" not in str(error.value), "it is set already"
+    assert ("--set train.max_skipped=4, or start anew" in str(error.value)) == (most == 2), "0 has no checkpoint yet"
     lines = [f"step {step}: the loss is nan; its update is left out ({n} so far)" for n, step in ((1, 4), (2, 6))]
     printed = capsys.readouterr().err
     assert [line for line in printed.splitlines() if "left out" in line] == lines[:most]

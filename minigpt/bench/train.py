@@ -15,12 +15,12 @@ from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at, prepare
 from minigpt.errors import UserError
 from minigpt.kernels import TORCH
-from minigpt.model import GPT, evaluating
+from minigpt.model import GPT, evaluating, flops_per_token
 from minigpt.runtime import Runtime, measure_matmul, memory_bytes
 from minigpt.seeds import mix_seed
 from minigpt.start import open_new
 from minigpt.tokenizer import Tokenizer
-from minigpt.train import Training, flops_per_token
+from minigpt.train import Training
 
 LONGEST = 3600.0
 Known = tuple[str, Tokenizer]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from minigpt.cli.input import encode, read_text
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -17,8 +18,6 @@ from minigpt.cli.options import (
     RunArgument,
     UnknownOption,
     checked_unknown,
-    encode,
-    read_text,
 )
 from minigpt.cli.output import json_text, notice, table, write, write_bytes
 from minigpt.errors import UserError, shown, visible
@@ -129,16 +128,14 @@ def inspect(
     """Write one web page, complete in itself, to explore what a model does with a text."""
     from tqdm import tqdm
 
-    from minigpt.checkpoint import load_checkpoint
+    from minigpt.checkpoint import load_checkpoint, validation_tokens
     from minigpt.inside.page import inspect_page
-    from minigpt.inside.passage import validation
 
     loaded = load_checkpoint(run, checkpoint)
     if detail and max_chars is None:
         max_chars = DETAILED
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
-    if passage.left_out:
-        notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
+    _notice_left_out(passage)
     other = load_checkpoint(compare) if compare else None
     with tqdm(unit="head", disable=None if ablate else True, leave=False) as bar:
 
@@ -150,7 +147,7 @@ def inspect(
             loaded, passage,
             layers=_numbers("--layers", layers) if layers is not None else None,
             detail=detail,
-            ablate=validation(loaded)[:ABLATED] if ablate else None,
+            ablate=validation_tokens(loaded)[:ABLATED] if ablate else None,
             steps=(load_checkpoint(path) for path in _film(loaded, steps)),  # one at a time
             compare=other, force=force, say=notice,
             progress=tell,
@@ -177,14 +174,13 @@ def claims(
     if run is not None:
         from tqdm import tqdm
 
-        from minigpt.checkpoint import load_checkpoint
+        from minigpt.checkpoint import load_checkpoint, validation_tokens
         from minigpt.inside.claims import trained
-        from minigpt.inside.passage import validation
 
         loaded = load_checkpoint(run, checkpoint)
         _notice_checkpoint(loaded)
         with tqdm(total=len(trained.QUESTIONS), unit="question", disable=None, leave=False) as bar:
-            asked = trained.ask(loaded, validation(loaded), bar.update)
+            asked = trained.ask(loaded, validation_tokens(loaded), bar.update)
     found = sorted([*run_claims(), *asked], key=lambda result: result.id)
     if as_json:
         write(json_text([asdict(result) for result in found]))
@@ -247,6 +243,7 @@ def _passage(
     max_chars: int | None,
 ) -> "Passage":
     """Return the text to look at: the one given, or else a part of the validation split, or of the model's own."""
+    from minigpt.checkpoint import validation_tokens
     from minigpt.inside import passage
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
@@ -261,7 +258,7 @@ def _passage(
         name = "standard input" if file == "-" else Path(file).name
         return passage.given(loaded, encode(loaded.tokenizer, content, on_unknown), name, max_chars)
     try:
-        tokens = passage.validation(loaded)
+        tokens = validation_tokens(loaded)
     except UserError as error:
         if val is not None:
             raise
@@ -285,9 +282,13 @@ def _notice_checkpoint(loaded: "Checkpoint") -> None:
         notice(problem)
 
 
-def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction") -> None:
+def _notice_left_out(passage: "Passage") -> None:
     if passage.left_out:
         notice(f"looking at the last {len(passage.ids)} of {len(passage.ids) + passage.left_out:,} tokens")
+
+
+def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction") -> None:
+    _notice_left_out(passage)
     _notice_checkpoint(loaded)
     notice(f"{len(passage.ids)} tokens, {passage.source}; fast path and formula agree to {seen.disagreement:.1e}")
 

@@ -1,16 +1,11 @@
 """The options and arguments that commands share, and how the settings are shown in --help."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 from typer.core import TyperCommand
 
 from minigpt.errors import UserError
-
-if TYPE_CHECKING:
-    from minigpt.tokenizer import Ids, Tokenizer
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
 """How every group of commands is set up."""
@@ -55,27 +50,3 @@ def checked_device(device: str) -> str:
     from minigpt.config import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device
-
-
-def encode(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
-    """Return the tokens of `text`. Raises UserError for a character unknown to the model, with what to do."""
-    with what_to_do_about_unknown():
-        return tokenizer.encode(text, unknown)
-
-
-@contextmanager
-def what_to_do_about_unknown() -> Iterator[None]:
-    """Add to the error of a character unknown to the model how to go on."""
-    from minigpt.tokenizer import UnknownCharacter
-
-    try:
-        yield
-    except UnknownCharacter as error:
-        raise UserError(f"{error}; --unknown skip or --unknown replace goes on") from error
-
-
-def read_text(path: str, encoding: str = "utf-8") -> str:
-    """Return the text of a file, or of standard input for "-"."""
-    from minigpt.corpus import open_corpus
-
-    return "".join(open_corpus([path], encoding).blocks())

@@ -59,19 +59,27 @@ def _train(run: Path, start: "Start") -> None:
         from minigpt.inside.probe import attention_probe
 
         probes.append(attention_probe(data))
-    settings, saved = run / "config.yaml", runs.checkpoint_steps(run)
+    settings, saved = run / "config.yaml", _published(run)
     before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
         write_atomically(settings, to_yaml(config))
         runs.record_start(run, start.step, sys.argv, pick_device(config.runtime.device, start.runtime))
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
-        if checkpoint and runs.checkpoint_steps(run) == saved:
+        if checkpoint and _published(run) <= saved:
             write_atomically(settings, before)  # it did not go on: the run is as it was
         elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
             notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
     _report(run, config, outcome, data.fingerprint)
+
+
+def _published(run: Path) -> set[tuple[int, int]]:
+    """Return the steps of a run's checkpoints, and when each was written."""
+    from minigpt.meta import META
+    from minigpt.runs import checkpoint_steps, step_folder
+
+    return {(step, (step_folder(run, step) / META).stat().st_mtime_ns) for step in checkpoint_steps(run)}
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
@@ -101,8 +109,8 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
         notice(f"{stopped}, everything is saved", f"  go on:  {resume}")
         raise typer.Exit(128 + outcome.signal)
     ending = "stopped early, because validation no longer improves," if outcome.stopped_early else "finished"
-    share = f"{outcome.evaluation_share:.0%} of it evaluating"
-    notice(f"{ending} at step {state.step} after {state.seconds:.0f} s, {share}")
+    share = f"{outcome.evaluation_share:.0%} of this session went into evaluating"
+    notice(f"{ending} at step {state.step} after {state.seconds:.0f} s; {share}")
     notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
     expected = expectation(config, fingerprint)
     if expected and state.validation_loss is not None:
@@ -111,14 +119,9 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
         notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f}, whatever the seed")
     if state.overfitting:
         notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
-    longer = f"--set train.steps={2 * state.step}"
-    if config.train.minutes:
-        longer = f"--set train.minutes={2 * config.train.minutes:g}"
-    elif outcome.stopped_early:
-        longer = "--set train.patience=0"
     notice(
         f"checkpoint: {outcome.checkpoint}",
         f"  sample:   minigpt sample {name}",
-        f"  longer:   {resume} {longer}",
+        f"  longer:   {resume} {outcome.longer}",
         f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + quoted(str(run.parent))}",
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
+from minigpt.cli.input import advice_on_unknown, encode, read_text
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -19,9 +20,6 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_device,
     checked_unknown,
-    encode,
-    read_text,
-    what_to_do_about_unknown,
 )
 from minigpt.cli.output import json_text, notice, write
 from minigpt.errors import UserError, quoted
@@ -163,11 +161,10 @@ def evaluate(
     from tqdm import tqdm
 
     from minigpt import data
-    from minigpt.checkpoint import load_checkpoint
+    from minigpt.checkpoint import load_checkpoint, validation_tokens
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
-    from minigpt.inside.passage import validation
     from minigpt.runtime import choose
 
     if Path(run).is_file():
@@ -178,14 +175,14 @@ def evaluate(
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
-        with what_to_do_about_unknown():
+        with advice_on_unknown():
             if on_unknown == "error":
                 tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
             else:
                 tokens = data.encode_known(corpus, loaded.tokenizer, on_unknown)
                 name = f"{corpus.name}, unknown ones {'skipped' if on_unknown == 'skip' else 'replaced'}"
     else:
-        tokens, name = validation(loaded), "validation split"
+        tokens, name = validation_tokens(loaded), "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             loaded.model, tokens, loaded.tokenizer,
@@ -194,8 +191,9 @@ def evaluate(
     how = protocol(loaded.config.model.context, stride)
     if as_json:
         facts = {"protocol": how, "text": name, "checkpoint": str(loaded.path), "dtype": runtime.dtype}
+        # JSON has no infinity.
         figures = {name: value if math.isfinite(value) else None for name, value in asdict(result).items()}
-        write(json_text({**figures, **facts}))  # JSON has no infinity
+        write(json_text({**figures, **facts}))
         return
     print(f"loss                {result.loss:.4f} nats{' a byte' if loaded.config.data.tokenizer == 'byte' else ''}")
     print(f"bits per character  {result.bits_per_character:.4f}")

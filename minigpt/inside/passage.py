@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt import data
 from minigpt.checkpoint import Checkpoint
 from minigpt.errors import UserError
 from minigpt.sample import generate
@@ -46,12 +45,6 @@ def of_validation(loaded: Checkpoint, tokens: Ids, offset: int, most: int | None
         raise UserError(f"--val {offset}: the validation split has {len(tokens):,} tokens, counted from 0")
     length = min(most or USUAL, loaded.config.model.context)
     return given(loaded, np.asarray(tokens[offset : offset + length]), f"validation split from {offset}", most)
-
-
-def validation(loaded: Checkpoint) -> Ids:
-    """Return the tokens of the run's validation split. Raises UserError where its text is not at hand any more."""
-    known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
-    return data.prepare(loaded.config.data, known).validation
 
 
 def of_the_model(loaded: Checkpoint, most: int | None = None) -> Passage:

@@ -212,7 +212,7 @@ def masks_over_time(run: Any, argument: Any) -> None:
 def plain_muon(rule: Any, wanted: bool) -> None:
     """Leave the updates of the longer side's vectors as unlike in size as Newton and Schulz leave them."""
     if wanted:
-        rule.evened = lambda updates, squared_sizes: updates
+        rule.equalize_columns = lambda updates, squared_sizes: updates
 
 
 def size_decay(rule: Any, decay: float) -> None:
@@ -222,32 +222,32 @@ def size_decay(rule: Any, decay: float) -> None:
 
 def rows_of_square_matrices(rule: Any, argument: Any) -> None:
     """Of square matrices make the rows' updates of one size, which are the outputs', not the columns'."""
-    columns = rule.evened
+    columns = rule.equalize_columns
 
-    def evened(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
+    def equalized(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         square = updates.size(1) == updates.size(2)
         out: Tensor = columns(updates.mT, squared_sizes).mT if square else columns(updates, squared_sizes)
         return out
 
-    rule.evened = evened
+    rule.equalize_columns = equalized
 
 
 def rows_of_all_matrices(rule: Any, argument: Any) -> None:
     """Make the updates of the rows of all matrices of one size, as NorMuon does (Li et al. 2025)."""
     sizes: dict[Tensor, Tensor] = {}
 
-    def evened(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
+    def equalized(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         of_this_shape = [p for p in rule.parameters if {*p.shape} == {*updates.shape[1:]}]
         out = []
         for matrix, update in zip(of_this_shape, updates.float(), strict=True):
-            across = 0 if matrix.size(0) > matrix.size(1) else 1  # standing matrices come lying
+            across = 0 if matrix.size(0) > matrix.size(1) else 1  # tall matrices come transposed
             squared = update.square().mean(across, keepdim=True)
             size = sizes.setdefault(matrix, torch.zeros_like(squared)).lerp_(squared, 1 - rule.size_decay)
-            even = update / size.sqrt().clamp(min=1e-8)
-            out.append(even * (update.norm() / even.norm().clamp(min=1e-8)))
+            equal = update / size.sqrt().clamp(min=1e-8)
+            out.append(equal * (update.norm() / equal.norm().clamp(min=1e-8)))
         return torch.stack(out)
 
-    rule.evened = evened
+    rule.equalize_columns = equalized
 
 
 # --- batches and the loss ------------------------------------------------------------------------------

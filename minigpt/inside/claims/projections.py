@@ -131,7 +131,7 @@ CLAIMS = (
         "Three linear maps make Q, K and V, and one usually starts them as He et al. do.",
         ("001",),
         first_weights,
-        correction="He initialisation is made for ReLU. Xavier's keeps the variance in a linear map; GPT-2 takes N(0, 0.02).",
+        correction="He initialisation is for ReLU. Xavier's keeps a linear map's variance; GPT-2 takes N(0, 0.02).",
     ),
     Claim(
         30,

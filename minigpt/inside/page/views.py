@@ -198,7 +198,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     the logit of the column's, the mean over columns taken off, before the division by the last norm.
     """
     block, config = cast(Block, model.blocks[layer]), model.config
-    D = config.n_embd // config.n_head
+    D = config.head_size
     stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
     ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(stream)[None])  # (H, N, D) each
     if config.position == "rotary":
@@ -215,7 +215,7 @@ def positions_view(model: GPT, T: int) -> Data:
     """Return the table of positions, where there is one, (T, C), and what the page needs to say of the others."""
     config = model.config
     table = model.position_embedding.weight[:T] if config.position == "learned" else model.positions
-    found: Data = {"kind": config.position, "head_size": config.n_embd // config.n_head, "width": config.n_embd}
+    found: Data = {"kind": config.position, "head_size": config.head_size, "width": config.n_embd}
     if table is not None:
         found["table"] = pack_scaled(table[:T].detach().float().cpu()[None], 63)
     return found
