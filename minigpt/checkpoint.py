@@ -43,6 +43,8 @@ from minigpt.tokenizer import Ids, Tokenizer
 
 PAUSES = (1.0, 4.0)
 """Seconds to wait before a save that failed is tried again."""
+TRAINING_COPIES = 3
+"""What optimizer.safetensors has of a tensor: two averages, and where the model's weights are averages the raw one."""
 SAVING, OLD = ".saving-", ".old-"
 """How the names begin of folders that are being written, and removed."""
 LOOKS = 5
@@ -60,6 +62,10 @@ class Checkpoint:
     path: Path
 
 
+class NoRoom(UserError):
+    """The memory that is free does not suffice for a model; nor does it for the others of its run."""
+
+
 def load_checkpoint(run: str | Path = "last", which: str | None = None, device: str = "cpu") -> Checkpoint:
     """Load a model to sample from, evaluate or look into.
 
@@ -71,6 +77,8 @@ def load_checkpoint(run: str | Path = "last", which: str | None = None, device: 
         before = _identity(path)
         try:
             return _load(path, device)
+        except NoRoom:
+            raise
         except UserError as error:
             pruned = before is None or _identity(path) != before
             if not pruned or look == LOOKS:
@@ -89,9 +97,10 @@ def _load(path: Path, device: str) -> Checkpoint:
     stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
     vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
     _refuse_other_size(path, stored.model, vocabulary.vocab_size)
+    _refuse_if_too_large(path, stored.model, vocabulary.vocab_size)
     model = GPT(stored.model, vocabulary.vocab_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, 3))
+    verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, TRAINING_COPIES))
     weights = read_tensors(path, "model.safetensors", meta, _most_bytes(shapes, 1))
     for name in sorted(shapes.keys() | weights.keys()):
         found = tuple(weights[name].shape) if name in weights else "absent"
@@ -122,11 +131,11 @@ def read_tensors(path: Path, name: str, meta: Meta, limit: int) -> dict[str, Ten
 def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
     """Return the optimizer's state, and under "weights/NAME" the raw weights where the model's are averages."""
     shapes = {name: tuple(tensor.shape) for name, tensor in loaded.model.state_dict().items()}
-    return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, 3))
+    return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, TRAINING_COPIES))
 
 
 def _refuse_other_size(path: Path, shape: ModelConfig, vocab_size: int) -> None:
-    """Raise UserError when the file of weights is not the model described, or there is no memory for that."""
+    """Raise UserError when the file of weights is smaller than the model described, before memory is taken for it."""
     with open_within(path / "model.safetensors", path) as file:
         size = os.fstat(file.fileno()).st_size
     weights = 4 * count_parameters(shape, vocab_size)
@@ -134,11 +143,16 @@ def _refuse_other_size(path: Path, shape: ModelConfig, vocab_size: int) -> None:
         raise UserError(
             f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
         )
-    # The bytes of the file, its tensors and the model; angles and what is made of them, mostly in float64.
+
+
+def _refuse_if_too_large(path: Path, shape: ModelConfig, vocab_size: int) -> None:
+    """Raise NoRoom when there is no memory for the bytes of the file, its tensors and the model."""
+    # And for angles and what is made of them, mostly in float64.
     width = shape.n_embd if shape.position == "sinusoidal" else shape.head_size
-    needed, free = 3 * weights + 24 * shape.context * width, free_memory_bytes("cpu")
+    needed = 12 * count_parameters(shape, vocab_size) + 24 * shape.context * width
+    free = free_memory_bytes("cpu")
     if free is not None and needed > free:
-        raise UserError(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
+        raise NoRoom(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
 
 
 def _most_bytes(shapes: Mapping[str, tuple[int, ...]], copies: int) -> int:
@@ -163,7 +177,7 @@ def _what_else(path: Path) -> str:
             with suppress(UserError):  # that one is no help
                 verify(other)
                 intact.append(str(step))
-    return f"; intact: --checkpoint {' or '.join(intact)}" if intact else "; the run has no other checkpoint"
+    return f"; intact: --checkpoint {' or '.join(intact)}" if intact else "; no other checkpoint of the run is intact"
 
 
 # --- writing -----------------------------------------------------------------------------------------

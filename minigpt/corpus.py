@@ -183,11 +183,7 @@ def _find(entry: str, encoding: str) -> _Found:
         return _standard_input(encoding)
     if not entry:
         raise UserError("a source of text has an empty name")
-    path = Path(entry)
-    mode = _mode(path)
-    if mode is None:
-        path = Path(os.path.expanduser(entry))
-        mode = _mode(path)
+    path, mode = _located(entry)
     if mode is None and _is_glob(entry):
         return _matched(entry, path, encoding)
     if mode is None:
@@ -199,6 +195,16 @@ def _find(entry: str, encoding: str) -> _Found:
     if not stat.S_ISREG(mode):
         raise UserError(f"{shown(path)}: is neither a file nor a folder")
     return _Found(shown(path.name), [_direct(_file(path, encoding))])
+
+
+def _located(entry: str) -> tuple[Path, int | None]:
+    """The path that an entry names, as it stands or else with `~` expanded, and its file mode."""
+    path = Path(entry)
+    mode = _mode(path)
+    if mode is None:
+        path = Path(os.path.expanduser(entry))
+        mode = _mode(path)
+    return path, mode
 
 
 def _mode(path: Path) -> int | None:
@@ -331,11 +337,13 @@ STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 def is_read_once(entry: str) -> bool:
     """Return whether a source is a stream that cannot be opened again: standard input, or a pipe."""
-    return entry == "-" or entry.startswith(STREAMS) or stat.S_ISFIFO(_mode(Path(entry)) or 0)
+    return entry == "-" or entry.startswith(STREAMS) or stat.S_ISFIFO(_located(entry)[1] or 0)
 
 
 def _standard_input(encoding: str) -> _Found:
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None:
+        raise UserError("standard input is closed; send a text into it, e.g. minigpt train - < my.txt")
+    if sys.stdin.isatty():
         raise UserError("standard input is a terminal; send a text into it, e.g. minigpt train - < my.txt")
     return _spooled(sys.stdin.buffer, "standard input", encoding)
 

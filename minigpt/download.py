@@ -44,8 +44,14 @@ class Download:
     licence: str = ""
 
     @property
-    def filename(self) -> str:
-        return self.name + PurePosixPath(urlsplit(self.url).path).suffix
+    def path(self) -> Path:
+        """Where it is kept once it is downloaded."""
+        return cache_folder() / "downloads" / (self.name + PurePosixPath(urlsplit(self.url).path).suffix)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was downloaded. Its hash was checked then; its size tells of later damage at no cost."""
+        return self.path.is_file() and self.path.stat().st_size == self.bytes
 
 
 def cache_folder() -> Path:
@@ -120,10 +126,9 @@ def download(name: str, registry: Path | None = None, timeout: float = 30.0) -> 
         near = did_you_mean(name, known)
         raise UserError(f"there is no download named {name!r}{near} (known: {', '.join(known)})")
     item = known[name]
-    destination = cache_folder() / "downloads" / item.filename
+    destination = item.path
     try:
-        # The hash was checked when the file was published here; its size tells of later damage at no cost.
-        if destination.is_file() and destination.stat().st_size == item.bytes:
+        if item.is_here:
             return destination
         destination.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(destination.parent, ".*.part")

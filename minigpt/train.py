@@ -167,6 +167,8 @@ class Training:
         training = checkpoint.read_training_tensors(loaded)
         names = [name for name in training if name.startswith(RAW)]
         weights = {name.removeprefix(RAW): training.pop(name) for name in names}
+        if not training and self.state.step > self.state.skipped:
+            raise UserError(f"{loaded.path} cannot be gone on from: it lacks the optimizer's state")
         try:
             self.model.load_state_dict(weights or loaded.model.state_dict())
             self.optimizer.load_state_dict(training)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt import config, meta
-from minigpt.errors import UserError
+from minigpt.errors import UserError, reason, shown
 from minigpt.files import open_within, read_text_within, read_within
 from minigpt.meta import LIMITS
 from minigpt.runs import (
@@ -46,6 +46,8 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
                 check(path)
             except UserError as error:
                 problem = str(error)
+            except OSError as error:  # as of a bad sector
+                problem = f"{shown(path)} cannot be read: {reason(error)}"
             yield Checked(run.name, what, problem)
 
 
@@ -54,9 +56,10 @@ def _checks(run: Path) -> Iterator[tuple[str, Callable[[Path], object], Path]]:
     optional = {"environment.json": _check_json, "metrics.jsonl": _check_curves}
     yield from ((name, check, run / name) for name, check in optional.items() if (run / name).exists())
     yield from (("curves", _check_events, path) for path in sorted((run / "tensorboard").glob("events.*")))
-    for step in (steps := checkpoint_steps(run)):
-        yield f"step {step}", meta.verify, step_folder(run, step)
-    yield from ((f"pointer {name}", _check_pointer, run / CHECKPOINTS / name) for name in ("last", "best") if steps)
+    steps = checkpoint_steps(run)
+    yield from ((f"step {step}", meta.verify, step_folder(run, step)) for step in steps)
+    if steps:
+        yield from ((f"pointer {name}", _check_pointer, run / CHECKPOINTS / name) for name in ("last", "best"))
     yield from ((path.name, _report_aside, path) for path in sorted((run / CHECKPOINTS).glob(f"{ASIDE}*")))
 
 
@@ -77,8 +80,10 @@ def _check_curves(path: Path) -> None:
     with open_within(path, path.parent) as file:
         while line := file.readline(LINE_LIMIT):
             number += 1
+            if not line.endswith(b"\n") and len(line) < LINE_LIMIT:
+                return
             try:
-                step = json.loads(line)["step"] if line.endswith(b"\n") or len(line) == LINE_LIMIT else last
+                step = json.loads(line)["step"]
                 in_order = step >= last
             except (ValueError, KeyError, TypeError, RecursionError):
                 in_order = False

@@ -198,7 +198,12 @@ def test_one_is_told_which_other_checkpoints_are_intact(tmp_path: Path) -> None:
     damaged = [step_folder(tmp_path, step) / "model.safetensors" for step in (8, 6, 5, 7)]
     for path, advice in zip(
         damaged,
-        ["--checkpoint 5 or 6 or 7", "--checkpoint 5 or 7", "--checkpoint 7", "the run has no other checkpoint"],
+        [
+            "--checkpoint 5 or 6 or 7",
+            "--checkpoint 5 or 7",
+            "--checkpoint 7",
+            "no other checkpoint of the run is intact",
+        ],
         strict=True,
     ):
         path.write_bytes(path.read_bytes()[:-1])

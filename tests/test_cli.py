@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ import typer
 from minigpt import __version__, config
 from minigpt.cli import app, main
 from minigpt.evaluate import EvalResult
+from minigpt.presets import fit
 from minigpt.sample import Piece, generate
 
 SMALL = [
@@ -348,6 +350,16 @@ def test_data_list_names_builtins_and_downloads(cli: Cli) -> None:
     assert names >= {"builtin:python", "builtin:pydoc", "download:shakespeare", "download:text8", "download:enwik8"}
 
 
+def test_data_info_names_what_is_rare_and_what_fits(cli: Cli) -> None:
+    text = b"ab" * 50 + b"z"
+    shown = cli("data", "info", "-", stdin=text).out
+    assert "rare         1 stand fewer than 5 times: 'z'" in shown
+    assert "fitted (CPU) data.val_fraction=0.1, model.n_layer=2" in shown
+    assert cli("data", "info", "-", "--json", stdin=text).json["fitted"] == fit(101, gpu=False)[1]
+    fractions = [fit(size, gpu=False)[1]["data.val_fraction"] for size in (1000, 500_000, 10**6, 10**9)]
+    assert fractions == [0.1, 0.1, 0.05, 5e-5], "a tenth, or about 50,000 characters"
+
+
 @pytest.mark.parametrize(
     "text", ["a", "one\r\ntwo\r\n", "春眠不覺曉", "👩‍🚀 e\u0301", "".join(map(chr, range(32, 127)))]
 )
@@ -607,6 +619,27 @@ def test_runs_json_of_nothing_is_an_empty_list(cli: Cli) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to send")
+def test_board_serves_this_machine_only_and_keeps_200_pictures(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Server:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def configure(self, argv: list[str]) -> None:
+            seen.extend(argv)
+
+        def main(self) -> int:
+            return 0
+
+    parts = {"default": SimpleNamespace(get_plugins=list), "program": SimpleNamespace(TensorBoard=Server)}
+    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace(**parts))
+    Path("runs").mkdir()
+    assert cli("board").code == 0
+    for option, value in (("--host", "localhost"), ("--port", "6006"), ("--samples_per_plugin", "images=200")):
+        assert seen[seen.index(option) + 1] == value
+
+
 def test_board_serves_until_it_is_told_to_stop(home: Path) -> None:
     """It was a child of its own once, which a SIGTERM to the command left running on its port."""
     with socket.socket() as free:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from test_cli import SMALL, VERSE, Cli, Done, cli, empty_folder, environment  # noqa: F401 - two are fixtures
 
+from minigpt.presets import Expectation
 from minigpt.runs import checkpoint_steps
 from minigpt.start import name_stem
 
@@ -112,6 +114,25 @@ def test_what_goes_with_the_fitted_settings_alone_is_no_contradiction(cli: Cli) 
     done = cli("train", "verse.txt", "-s", "model.n_embd=36", "-s", "model.context=16", "-s", "train.steps=1")
     assert done.code == 0, done.err
     assert "must be divisible" in cli("train", "verse.txt", "-s", "model.n_embd=35").error
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"), [((0.0, 99.0), "as expected"), ((0.0, 0.001), "not as expected")], ids=["in", "out"]
+)
+def test_a_known_preset_says_whether_its_loss_lies_where_others_lie(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], says: str
+) -> None:
+    monkeypatch.setattr("minigpt.presets.expectation", lambda *_: Expectation("tiny", losses))
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert re.search(rf"^{says}: tiny reaches ", cli("train", "verse.txt", *SMALL).err, re.MULTILINE)
+
+
+def test_a_run_that_learns_by_heart_is_told_so(cli: Cli) -> None:
+    Path("noise.txt").write_text("".join(random.Random(1).choices("abcdefgh", k=300)), encoding="utf-8")
+    lengths = ("train.steps=80", "train.eval_every=10", "train.log_every=10", "train.patience=0")
+    others = ("optim.lr=0.02", "optim.schedule=constant", "optim.weight_decay=0", "model.dropout=0")
+    done = cli("train", "noise.txt", *SMALL, *(word for one in (*lengths, *others) for word in ("-s", one)))
+    assert re.search(r"^overfitting since step \d+: ", done.err, re.MULTILINE), done.err
 
 
 def test_a_name_in_use_shows_how_to_resume_and_touches_nothing(cli: Cli, run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import string
 import time
 from pathlib import Path
@@ -416,6 +417,18 @@ def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
 
 
 KNOWN = plain_yaml.parse(shipped("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
+
+
+def test_the_readme_names_the_presets_whose_losses_are_known() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"After a run of (.*?), `minigpt train` says", text, re.DOTALL)
+    assert set(re.findall(r"`([\w-]+)`", names)) == set(KNOWN)
+
+
+def test_the_readme_lists_every_preset() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| preset | what it is |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(presets())
 
 
 @pytest.mark.parametrize("name", KNOWN)

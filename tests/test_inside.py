@@ -205,6 +205,9 @@ def test_a_probe_measures_what_one_string_gives_another_before_it(by_hand: Extra
     assert first.values[0, 2] == pytest.approx(1, abs=1e-6)
     assert first.values[0, 0] == pytest.approx(1 / 4, abs=1e-6)  # b at 2 alone has a before it
     assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[4]).uniform)  # no e before the only f
+    assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[5]).uniform)  # nor another f; itself is none
+    again = span_probe(by_hand.weights, ids, asking=[4], asked=[4])  # e at 15 asks e at 10
+    assert again.uniform == pytest.approx(1 / 16)
 
 
 def test_baselines_are_those_of_uniform_attention() -> None:
@@ -307,6 +310,11 @@ def test_a_terminal_shows_weights_with_colours_and_without() -> None:
     assert "\x1b[48" in coloured
     assert "\x1b\x1b" not in coloured  # the text's own escape drives nothing
     assert terminal.shaded(list("a\n\x1bd"), row, 3) == "a↵\n ▓\n␛d\n█^"
+
+
+def test_marks_without_a_width_take_no_column() -> None:
+    """Most of them are no combining characters in Unicode's narrow sense."""
+    assert [terminal.columns(word) for word in ("กำลัง", "हिन्दी", "e\u0301", "我", "a\u20dd")] == [4, 5, 1, 2, 1]
 
 
 def test_blocks_stand_below_their_characters_however_wide() -> None:

@@ -167,6 +167,21 @@ def test_what_each_filter_keeps(settings: dict[str, Any], p: list[float], tokens
     assert kept(p, **settings) == pytest.approx({token: p[token] / total for token in tokens})
 
 
+@pytest.mark.parametrize(
+    ("p", "settings", "tokens"),
+    [
+        (P, {"temperature": 0.5, "top_p": 0.5}, {1}),  # top-p first: 1 and 2
+        (P, {"temperature": 2.0, "min_p": 0.6}, {1, 2, 3}),  # min-p first: 1 and 2
+        (P, {"top_p": 0.5, "min_p": 0.6}, {1, 2}),  # min-p first: 1
+        ([0.4, 0.1, 0.3, 0.2], {"repetition_penalty": 2.0, "top_k": 1}, {2}),  # 0 was seen; top-k first: 0
+    ],
+)
+def test_the_filters_apply_in_the_order_that_is_documented(
+    p: list[float], settings: dict[str, Any], tokens: set[int]
+) -> None:
+    assert set(kept(p, **settings)) == tokens
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_temperature_divides_the_logits(temperature: float) -> None:
     powers = [p ** (1 / temperature) for p in P]

@@ -1,6 +1,7 @@
 """`minigpt runs --verify`: each kind of damage is found and named, and what a kill leaves is no damage."""
 # ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_cli import SMALL, VERSE, Cli, cli, empty_folder  # noqa: F401 - two are fixtures
 
+from minigpt import verify
 from minigpt.cli import main
 from minigpt.runs import checkpoint_steps
 from minigpt.verify import verify_runs
@@ -96,10 +98,21 @@ def test_what_a_kill_leaves_is_no_damage(run: Path, cut: int) -> None:
         path.write_bytes(path.read_bytes()[:-cut])
     (run / "checkpoints/.saving-step-00000006").mkdir()
     (run / ".config.yaml.77").touch()
+    assert problems() == {}
     shutil.rmtree("runs/a")
     for name in ("environment.json", "metrics.jsonl"):  # killed before it wrote them
         (run / name).unlink()
     assert problems() == {}
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bad_sector(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(verify, "_check_curves", bad_sector)
+    found = problems()
+    assert set(found) == {"a metrics.jsonl", "b metrics.jsonl"}
+    assert all("metrics.jsonl cannot be read: " in problem for problem in found.values())
 
 
 # --- damaged -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import import_module
@@ -62,7 +62,8 @@ class Side:
 
     def measure(self) -> None:
         """Let it do one block of its work, and wait for that."""
-        self.pipe.send("measure")
+        with suppress(OSError):  # it has ended, and answer() says how
+            self.pipe.send("measure")
         self.rounds.append(self.answer())
 
     def answer(self) -> dict[str, Any]:

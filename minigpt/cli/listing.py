@@ -20,12 +20,11 @@ config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print th
 @data_app.command("list")
 def data_list() -> None:
     """List the texts that have names."""
-    from minigpt.corpus import BUILTINS, cache_folder, downloads
+    from minigpt.corpus import BUILTINS, downloads
 
     rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
-        here = (cache_folder() / "downloads" / entry.filename).is_file()
-        where = "downloaded" if here else f"{entry.bytes / 1e6:.1f} MB to download"
+        where = "downloaded" if entry.is_here else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
     table(("name", "text", ""), rows)
 

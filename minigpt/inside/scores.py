@@ -71,9 +71,9 @@ def span_probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked
     All places in `ids` where `asking` stands are queries, and all where `asked` stands their keys; for a pronoun and a
     noun, say. The values are nan where no `asked` comes before an `asking`.
     """
-    uniform = _uniform(len(ids))
-    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & (uniform > 0)  # (T, S)
-    keys[0] = False
+    T = len(ids)
+    uniform, before = _uniform(T), torch.ones(T, T, dtype=torch.bool).tril(-1)
+    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & before  # (T, S)
     return Score(mass(weights.double(), keys), mass(uniform, keys).item())
 
 
@@ -99,8 +99,8 @@ def patterns(characters: Sequence[str]) -> dict[str, Tensor]:
     at = torch.arange(T)
     known = {character: number for number, character in enumerate(dict.fromkeys(characters))}
     kind = torch.tensor([known[character] for character in characters], dtype=torch.long)
-    past = causal_mask(T, T, at.device)
-    same = (kind[:, None] == kind) & past.tril(-1)
+    past = at[:, None] > at  # (T, S)
+    same = (kind[:, None] == kind) & past
     after_same = torch.zeros_like(same)
     after_same[:, 1:] = same[:, :-1]
     words = [in_word(character) for character in characters]
@@ -110,7 +110,7 @@ def patterns(characters: Sequence[str]) -> dict[str, Tensor]:
         "self": at[:, None] == at,
         "first": (at == 0).expand(T, T),
         "same": same,
-        "induction": after_same & past.tril(-1),
+        "induction": after_same & past,
         "word": _starts(words),
         "line": _starts(lines),
         "next": at[:, None] + 1 == at,

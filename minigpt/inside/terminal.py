@@ -46,7 +46,8 @@ def shaded(characters: Sequence[str], row: Tensor, query: int, width: int = 80) 
 def columns(text: str) -> int:
     """Return how many columns of a terminal `text` takes: two for a wide character, none for one that combines."""
     wide = {"W": 2, "F": 2}
-    return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
+    combines = ("Mn", "Me")
+    return sum(0 if unicodedata.category(c) in combines else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
 
 
 def _cell(character: str) -> str:

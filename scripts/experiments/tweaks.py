@@ -30,9 +30,10 @@ def apply(run: Any, tweaks: Mapping[str, Any]) -> None:
     if tweaks:  # the model may have other parameters now
         run.average = copy.deepcopy(run.model).eval().requires_grad_(False) if run.config.train.ema else None
         run.optimizer = Optimizer(run.model, run.config.optim)
-    for name in tweaks.keys() & TWEAKS_OF_MUON.keys():
-        (muon,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
-        TWEAKS_OF_MUON[name](muon, tweaks[name])
+    for name, argument in tweaks.items():
+        if name in TWEAKS_OF_MUON:
+            (muon,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
+            TWEAKS_OF_MUON[name](muon, argument)
 
 
 @torch.no_grad()

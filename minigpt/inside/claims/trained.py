@@ -195,16 +195,18 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
 
 def heads_differ(evidence: Evidence) -> tuple[str, str]:
     """Jensen-Shannon divergence between heads, against the same model before training: 0 for the same, 1 at most."""
+    shape = evidence.loaded.config.model
+    if shape.n_layer * shape.n_head < 2:
+        return INCONCLUSIVE, "the model has one head only"
     after = torch.stack([_apart(seen.weights) for seen in evidence.seen])
     before = torch.stack([_apart(seen.weights) for seen in evidence.untrained])
-    return judge(
-        after - before, VISIBLE
-    ), f"mean divergence {figure(after.mean())}, before training {figure(before.mean())}"
+    measured = f"mean divergence {figure(after.mean())}, before training {figure(before.mean())}"
+    return judge(after - before, VISIBLE), measured
 
 
 def _apart(weights: Tensor) -> Tensor:
     apart = divergence(weights)
-    mean: Tensor = apart.sum() / max(1, len(apart) * (len(apart) - 1))
+    mean: Tensor = apart.sum() / (len(apart) * (len(apart) - 1))
     return mean
 
 

@@ -45,7 +45,8 @@ def inspect_page(
     config = loaded.config.model
     chosen = _layers(layers, config.n_layer)
     if detail and len(passage.ids) > views.STAGED:
-        raise UserError(f"--detail shows {views.STAGED} characters at most, not {len(passage.ids)}; add --max-chars 64")
+        most = views.STAGED
+        raise UserError(f"--detail shows {most} characters at most, not {len(passage.ids)}; add --max-chars {most}")
     whole = extract(loaded.model, passage.ids)
     seen = views.chosen_layers(whole, chosen)
     signs = views.Signs()
@@ -64,7 +65,7 @@ def inspect_page(
         "detail": views.detail_view(loaded.model, seen, chosen) if detail else None,
         "ablation": views.ablation_view(loaded, ablate, chosen, progress) if ablate is not None else None,
         "film": _film(loaded, steps, passage, chosen),
-        "compare": views.compare_view(loaded, compare, passage, layers) if compare else None,
+        "compare": views.compare_view(loaded, compare, passage, chosen if layers else None) if compare else None,
     }
     data["signs"] = signs.rows()
     small = (31 * views.shrunk(seen.weights, views.SMALL).sqrt()).round().div(31).square()  # 32 shades are a third less

@@ -118,9 +118,7 @@ views.push({
       this.drawn = name;
     }
     for (const card of this.cards) {
-      const selected = card.layer === state.layer && card.head === state.head;
-      if (selected) card.button.setAttribute('aria-current', 'true');
-      else card.button.removeAttribute('aria-current');
+      markCurrent(card.button, card.layer === state.layer && card.head === state.head);
     }
   },
 });

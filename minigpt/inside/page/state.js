@@ -19,6 +19,11 @@ const state = {
 const views = []; // {name, title, build(panel), draw()}, in the order of their tabs; each file adds its own
 const followers = []; // functions that bring a control up to date
 
+function markCurrent(element, isCurrent) {
+  if (isCurrent) element.setAttribute('aria-current', 'true');
+  else element.removeAttribute('aria-current');
+}
+
 const SHORT = {
   v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key',
   m: 'mode', s: 'several', g: 'group', w: 'written',

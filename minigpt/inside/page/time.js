@@ -176,7 +176,7 @@ views.push({
       drawSmall(canvas, n, (row, column) => frame.small[start + before(row) + column]);
       badge.textContent = WORDS[frame.kinds[layer][head]];
       canvas.setAttribute('aria-label', `${headName(layer, head)} at step ${frame.step}: ${badge.textContent}`);
-      button.toggleAttribute('aria-current', layer === state.layer && head === state.head);
+      markCurrent(button, layer === state.layer && head === state.head);
     }
     const names = page.scores.patterns.filter(
       name => name !== 'next' && frames.some(one => one.values[name][state.layer][state.head] !== null),

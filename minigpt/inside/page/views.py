@@ -7,6 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -312,7 +313,7 @@ def chosen_layers(seen: Extraction, layers: Sequence[int]) -> Extraction:
     """Return an extraction with these layers only; the stream keeps all of its points."""
     at = list(layers)
     parts = {name: getattr(seen, name)[at] for name in ("q", "k", "v", "weights", "written")}
-    return Extraction(ids=seen.ids, stream=seen.stream, logits=seen.logits, disagreement=seen.disagreement, **parts)
+    return replace(seen, **parts)
 
 
 def shrunk(weights: Tensor, side: int) -> Tensor:
