@@ -288,7 +288,7 @@ def test_an_interrupt_leaves_nothing(registry: Path) -> None:
 def test_the_shipped_registry_is_well_formed() -> None:
     known = downloads()
     assert list(known) == ["shakespeare", "text8", "enwik8"]
-    assert {item.filename for item in known.values()} == {"shakespeare.txt", "text8.zip", "enwik8.zip"}
+    assert {item.path.name for item in known.values()} == {"shakespeare.txt", "text8.zip", "enwik8.zip"}
     for name, item in known.items():
         assert item.description, name
         assert item.licence, name
