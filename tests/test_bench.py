@@ -111,6 +111,15 @@ def test_what_fails_on_a_side_is_raised_here_and_leaves_no_process(
     assert not side.process.is_alive()
 
 
+def test_a_side_that_ended_while_it_waited_is_told_of() -> None:
+    """The system may end it for its memory while another works; to write to it then is no output that nobody reads."""
+    with sides.side("a", "sides_for_bench.napping", say=print) as side:
+        side.process.kill()
+        side.process.join()
+        with pytest.raises(UserError, match="the process of a ended"):
+            side.measure()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_side_ends_silently_with_the_process_that_asks(number: signal.Signals) -> None:

@@ -215,6 +215,17 @@ def test_one_is_told_which_other_checkpoints_are_intact(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "copy")
 
 
+def test_a_model_too_large_for_memory_is_not_told_to_try_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of its run are as large."""
+    for step in (5, 6):
+        publish(tmp_path, step, best=6, keep_last=9)
+    monkeypatch.setattr(checkpoint, "free_memory_bytes", lambda device: 1000)
+    with pytest.raises(UserError, match=r"needs 0\.0 GB to load, 0\.0 GB are free$"):
+        load_checkpoint(tmp_path)
+
+
 # --- interrupted -------------------------------------------------------------------------------------
 
 
@@ -233,7 +244,9 @@ def count_syncs(run: Path) -> int:
 
 def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     """A disk that fills up at any of the places where a save waits for it."""
-    for failing in range(count_syncs(tmp_path / "counted")):
+    places = count_syncs(tmp_path / "counted")
+    assert places > 5
+    for failing in range(places):
         run = tmp_path / str(failing)
         publish(run, 5, best=5)
         calls = 0

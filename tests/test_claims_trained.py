@@ -132,12 +132,28 @@ def test_order_is_kendalls() -> None:
 
 
 def test_context_is_worth_something_to_a_model_that_copies_from_afar() -> None:
-    """The loss of the same tokens, with sixteen before them and with all."""
-    loaded = untrained(context=64)
-    window = letters(64)
-    worth = trained._worth_of_context(loaded.model, window)
-    assert worth.shape == (3,)
+    """The loss of the same tokens, with sixteen before them and with all. Here each token follows 32 after the same."""
+    C, V = 128, len(LETTERS)
+    model = untrained(context=64, n_layer=1, n_head=1, n_embd=C, position="learned", qk_norm=False).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.norm.weight.fill_(1)
+        model.blocks[0].norm1.weight.fill_(1)
+        model.token_embedding.weight[:, :V] = torch.eye(V)
+        model.position_embedding.weight[:, 64:] = torch.eye(64)
+        q, k, v = model.blocks[0].attention.qkv.weight.view(3, C, C)
+        q[:64, 64:], k[:64, 64:] = 1000 * torch.eye(64).roll(31, 1), torch.eye(64)  # looks 31 back
+        v[:V, :V] = torch.eye(V)
+        model.blocks[0].attention.proj.weight[:V, :V] = 10 * torch.eye(V)
+    worth = trained._worth_of_context(model, np.tile(letters(32), 2))
+    assert worth.shape == (2,)
     assert worth[0] == pytest.approx(0, abs=1e-5)  # before the first layer a token knows of no other
+    assert worth[1] > 2
+
+
+def test_one_head_alone_has_none_to_differ_from() -> None:
+    assert trained.heads_differ(evidence(untrained(n_layer=1, n_head=1)))[0] == INCONCLUSIVE
 
 
 def test_too_short_a_split_is_one_line() -> None:
