@@ -257,7 +257,7 @@ def _publish(
     sync_folder(building)
     if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
         _withdraw(folder)
-    building.rename(folder)
+    os.rename(building, folder)
     sync_folder(folder.parent)
 
 
@@ -299,7 +299,7 @@ def _withdraw(folder: Path) -> None:
     """Take a checkpoint out of sight at once, so that none is ever seen half removed."""
     place = folder.with_name(OLD + folder.name)
     shutil.rmtree(place, ignore_errors=True)
-    folder.rename(place)
+    os.rename(folder, place)
 
 
 def _set_aside(folder: Path) -> Path:

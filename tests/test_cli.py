@@ -34,7 +34,8 @@ from minigpt.sample import Piece, generate
 SMALL = [
     *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),
     *("-s", "train.steps=4", "-s", "train.batch_size=4", "-s", "train.eval_every=2", "-s", "train.save_every=2"),
-    *("-s", "sample.preview=5", "-s", "runtime.dtype=float32", "-s", "runtime.compile=false"),
+    *("-s", "sample.preview=5", "-s", "runtime.device=cpu"),
+    *("-s", "runtime.dtype=float32", "-s", "runtime.compile=false"),
 ]
 VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
 

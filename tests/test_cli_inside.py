@@ -29,6 +29,7 @@ from minigpt.inside.probe import attention_probe
 VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
     "train.eval_every": 2, "train.batch_size": 4, "sample.preview": 0, "runtime.dtype": "float32",
+    "runtime.device": "cpu",
 }  # fmt: skip
 
 

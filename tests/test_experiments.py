@@ -24,7 +24,7 @@ BASE = {
     "settings": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
         "train": {"batch_size": 4, "steps": 6},
-        "runtime": {"dtype": "float32"},
+        "runtime": {"device": "cpu", "dtype": "float32"},
     }
 }
 QUESTION = {

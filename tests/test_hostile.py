@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import struct
 import sys
@@ -41,6 +40,9 @@ from minigpt.runs import record_start, step_folder, summaries
 from minigpt.sample import generate
 from minigpt.start import open_resumed
 from minigpt.verify import verify_runs
+
+if sys.platform != "win32":
+    import resource
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits, links and pipes as POSIX has them")
 

@@ -13,7 +13,9 @@ from minigpt.errors import UserError
 
 README = Path(__file__).parent.parent / "README.md"
 SHORT = shlex.split("-s train.steps=2 -s model.n_layer=1 -s model.n_embd=32 -s model.n_head=2 -s model.context=16")
-QUICK = shlex.split("-s train.batch_size=4 -s sample.preview=0 -s train.eval_every=2 -s runtime.dtype=float32")
+QUICK = shlex.split(
+    "-s train.batch_size=4 -s sample.preview=0 -s train.eval_every=2 -s runtime.dtype=float32 -s runtime.device=cpu"
+)
 TEXT = "All work and no play makes Jack a dull boy, said the class of def and print.\n" * 40
 
 

@@ -1,7 +1,6 @@
 """The headline: a run stopped anywhere and resumed ends in the same bits as the run that was never stopped."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -59,7 +58,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
 
     def interrupted(tokens: Any, context: int, batch_size: int, seed: int, step: int) -> Any:
         if seed == config.train.seed and step + 1 == stop:
-            os.kill(os.getpid(), random.Random(stop).choice((signal.SIGINT, signal.SIGTERM)))
+            signal.raise_signal(random.Random(stop).choice((signal.SIGINT, signal.SIGTERM)))
         return batch_at(tokens, context, batch_size, seed, step)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -27,9 +27,6 @@ from minigpt.meta import META
 from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.terminal import Interrupts, heard_or_not
 
-if sys.platform != "win32":
-    import pty
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them")
 
 EVIL = "\x1b\x07\r\x08\x7f\x9b\x85\u202e\u2066\u2028\x00"
@@ -172,27 +169,41 @@ def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
     assert not any("Traceback" in line for line in lines)
 
 
-TRAIN = ["-c", "tiny", "-s", "runtime.compile=false", "-s", "sample.preview=0", "-s", "train.patience=0", "--name", "r"]
+TRAIN = [
+    "-c",
+    "tiny",
+    "-s",
+    "runtime.device=cpu",
+    "-s",
+    "runtime.compile=false",
+    "-s",
+    "sample.preview=0",
+    "-s",
+    "train.patience=0",
+    "--name",
+    "r",
+]
 
 
 def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> int:
     """Close the terminal of a training run after its first evaluation; return how that ended, as a shell would say."""
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, "-s", f"train.steps={steps}"]
-    pid, terminal = pty.fork()
-    if not pid:
-        try:
-            os.chdir(folder)
-            os.execvpe("sh", ["sh", "-c", f'{prefix} exec "$0" "$@"', *command], environment())
-        finally:
-            os._exit(70)
+    terminal, inside = os.openpty()
+    # A process with threads, as this one may be, had better not fork: the new one takes the terminal by itself.
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    running = subprocess.Popen(
+        [sys.executable, "-c", take, "sh", "-c", f'{prefix} exec "$0" "$@"', *command],
+        cwd=folder, env=environment(), stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+    )  # fmt: skip
+    os.close(inside)
     shown = b""
     while b"step 0:" not in shown:
         piece = os.read(terminal, 1024)
         assert piece, shown
         shown += piece
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return running.wait(120)
 
 
 def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

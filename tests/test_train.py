@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 import re
 import signal
@@ -90,7 +89,7 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
 
     def probe(at: int, model: GPT, metrics: Metrics) -> None:
         if at == step:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     return probe
 
