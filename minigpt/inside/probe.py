@@ -18,7 +18,7 @@ WATCHED = 128
 """Tokens at the start of the validation split that are looked at: the same at each evaluation."""
 
 PROJECTED = 4096
-"""Characters whose embeddings are written at most."""
+"""Of a larger vocabulary no embeddings are written."""
 
 
 def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:

@@ -32,7 +32,7 @@ MEASURES = {
 DISTINCT = 0.15
 """How far above the uniform baseline the largest pattern of a head lies at least, to give the head its name."""
 MOST_COMPARED = 1 << 26
-"""Pairs of weights, of two heads and one query and key, that `divergence` compares, about."""
+"""Pairs of heads times queries times keys that `divergence` compares, about: of a longer text every n-th query."""
 BROAD = 0.9
 """Share of the largest possible entropy from which a head without a pattern is called broad."""
 

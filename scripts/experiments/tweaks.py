@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -282,26 +281,6 @@ def small_batches_first(run: Any, stages: list[list[float]]) -> None:
     wrap_loss(run, change)
 
 
-def shuffled_epochs(run: Any, argument: Any) -> None:
-    """Read every window of the text once, in random order and from a random start, before any is read again."""
-    tokens, context = np.asarray(run.data.train), run.config.model.context
-    batch, seed = run.config.train.batch_size, run.config.train.seed
-
-    def window(index: int) -> Tensor:
-        windows = (len(tokens) - context - 1) // context
-        epoch, at = divmod(index, windows)
-        rng = np.random.default_rng(mix_seed(seed, "epoch", epoch))
-        offset = rng.integers(context)
-        start = int(rng.permutation(windows)[at]) * context + int(offset)
-        return torch.from_numpy(tokens[start : start + context + 1].astype(np.int64))
-
-    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.stack([window(run.state.step * batch + i) for i in range(batch)])
-        return rows[:, :-1], rows[:, 1:]
-
-    wrap_loss(run, change)
-
-
 TWEAKS: dict[str, Callable[[Any, Any], None]] = {
     tweak.__name__: tweak
     for tweak in (
@@ -316,7 +295,6 @@ TWEAKS: dict[str, Callable[[Any, Any], None]] = {
         masks_over_time,
         short_first,
         small_batches_first,
-        shuffled_epochs,
     )
 }
 TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {

@@ -38,7 +38,7 @@ VISIBLE = 0.02
 """Nats, cosine or divergence below which a difference is called none."""
 SHUFFLES = 2000
 STUDENT = {0.995: (9.925, 5.841, 4.604, 4.032, 3.707, 3.499), 0.9995: (31.6, 12.92, 8.610, 6.869, 5.959, 5.408)}
-"""Quantiles of Student's t for 2 to 7 degrees of freedom."""
+"""Quantiles of Student's t for 2 to 7 degrees of freedom: two-sided, 99 % and 99.9 % confidence."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
     """How far training moved the embedding of each character of the windows, as a share of its length at first."""
     known = torch.cat([seen.ids for seen in evidence.seen]).unique()
     now, then = (model.token_embedding.weight.detach().cpu()[known] for model in (evidence.model, evidence.before))
-    moved = (now - then).norm(dim=-1) / then.norm(dim=-1)  # (N,)
+    moved = (now - then).norm(dim=-1) / then.norm(dim=-1)  # (characters,)
     turned = F.cosine_similarity(now, then, dim=-1).mean()
     measured = f"moved by {figure(moved.mean())} times their length at first; cosine to the start {figure(turned)}"
     return (SUPPORTED if moved.quantile(0.05) > 0.1 else NOT_SUPPORTED if moved.max() < 0.1 else INCONCLUSIVE), measured
@@ -243,9 +243,10 @@ def every_head_helps(evidence: Evidence) -> tuple[str, str]:
     costs = evidence.costs.flatten(1)  # (N, L H)
     verdicts = [judge(cost, FREE, 0.9995) for cost in costs.T]
     verdict = next((v for v in (NOT_SUPPORTED, INCONCLUSIVE) if v in verdicts), SUPPORTED)
-    means, (more, less, open_) = costs.mean(0), map(verdicts.count, (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
+    means = costs.mean(0)  # (L H,)
+    more, less, undecided = (verdicts.count(verdict) for verdict in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
     measured = (
-        f"of {len(means)} heads {more} cost more than {FREE} nats, {less} less, {open_} are undecided; "
+        f"of {len(means)} heads {more} cost more than {FREE} nats, {less} less, {undecided} are undecided; "
         f"from {figure(means.min())} to {figure(means.max())}"
     )
     return verdict, measured

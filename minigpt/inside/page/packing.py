@@ -23,8 +23,10 @@ SAFE = bytes.maketrans(b"<>&", b".,:")
 
 
 def _levels() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the first level of each of the 101 hundredths, with the end (102,); where the roots of the weights of each
-    level begin; and the weight that each stands for. The first stands for 0.
+    """Return three arrays.
+
+    The number of the first level of each of the 101 hundredths, and one past the last level, (102,); where each level
+    begins, as the root of a weight, (levels,); the weight that each stands for, (levels,). Level 0 stands for 0.
     """
     first, begins, values = [0], [0.0], [0.0]
     for hundredth in range(101):
