@@ -22,7 +22,7 @@ PALETTE = np.vstack((_ramp, (255, 255, 255), (40, 40, 40))).astype(np.uint8)
 
 
 def shades(weights: Tensor) -> npt.NDArray[np.uint8]:
-    """Return the number in the palette of each weight's colour. It grows with the root, so that a weight of 1 % shows."""
+    """Return the number in the palette of each weight's colour. It grows with the root, so that 1 % shows."""
     places: npt.NDArray[np.uint8] = np.rint((STEPS - 1) * np.sqrt(weights.clamp(0, 1).numpy())).astype(np.uint8)
     return places
 
