@@ -477,6 +477,16 @@ def test_many_samples_are_set_apart_and_can_go_to_a_file(cli: Cli, at_home: Path
     assert "cannot write" in cli("sample", "-l", 2, "-o", tmp_path / "s.txt" / "x").error
 
 
+def test_sample_and_eval_of_another_text_open_nothing_that_a_configuration_names(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a stranger's."""
+    monkeypatch.setattr("minigpt.checkpoint.prepare", lambda *_: pytest.fail("it was opened"))
+    (tmp_path / "mine.txt").write_text(VERSE, encoding="utf-8")
+    assert cli("sample", "-l", 3).code == 0
+    assert cli("eval", "last", tmp_path / "mine.txt", "--unknown", "skip").code == 0
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
 def test_ctrl_c_keeps_what_was_drawn(
     cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
@@ -654,8 +664,8 @@ def test_board_serves_until_it_is_told_to_stop(home: Path) -> None:
         finally:
             board.send_signal(signal.SIGTERM)
             board.wait(20)
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def fetched(address: str, server: "subprocess.Popen[str]") -> bytes:

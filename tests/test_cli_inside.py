@@ -193,6 +193,14 @@ def page_data(path: Path) -> Any:
     return json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
 
 
+def test_the_page_is_shown_where_that_is_asked_for(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    page = tmp_path / "my page.html"
+    assert cli("inspect", "-o", page).code == cli("inspect", "-o", page, "--open").code == 0
+    assert shown == [page.as_uri()]
+
+
 def test_a_page_of_a_run_is_one_file(cli: Cli, folder: Path) -> None:
     done = cli("inspect")
     assert done.out == ""

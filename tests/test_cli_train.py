@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_cli import SMALL, VERSE, Cli, Done, cli, empty_folder, environment  # noqa: F401 - two are fixtures
 
 from minigpt.presets import Expectation
@@ -114,6 +115,18 @@ def test_what_goes_with_the_fitted_settings_alone_is_no_contradiction(cli: Cli) 
     done = cli("train", "verse.txt", "-s", "model.n_embd=36", "-s", "model.context=16", "-s", "train.steps=1")
     assert done.code == 0, done.err
     assert "must be divisible" in cli("train", "verse.txt", "-s", "model.n_embd=35").error
+
+
+def test_tensorboard_has_a_sample_of_each_evaluation_and_attention_where_it_is_wanted(cli: Cli) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    for name, wanted in (("with", "true"), ("without", "false")):
+        done = cli("train", "verse.txt", *SMALL, "-s", f"train.attention={wanted}", "--name", name)
+        assert done.code == 0, done.err
+        curves = EventAccumulator(f"runs/{name}/tensorboard", size_guidance={"tensors": 0}).Reload()
+        assert [event.step for event in curves.Tensors("sample/text_summary")] == [0, 2, 4]
+        tags = curves.Tags()
+        assert ("attention/grid" in tags["images"]) == (wanted == "true")
+        assert any(tag.startswith(("heads/", "attention/")) for tag in tags["scalars"]) == (wanted == "true")
 
 
 @pytest.mark.parametrize(
