@@ -275,7 +275,7 @@ def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: list[str]) -> None:
         (["train", "-s", "model.n_layr=2", "-s", "train.steps=x", "-s", "model.n_embd=30"], "3 problems"),
         (["train", "-s", "train.steps=1", "-s", "train.minutes=1"], r"train\.steps.*train\.minutes"),
         (["train", "-s", "optim.lr=nan"], r"optim\.lr"),
-        (["train", "good.txt", "-s", "runtime.device=cuda:77", *SMALL], "cuda:77"),
+        (["train", "good.txt", *SMALL, "-s", "runtime.device=cuda:77"], "cuda:77"),
         (["train", "good.txt", "--name", "../x"], "cannot name a run"),
         (["train", "good.txt", "--name", "last"], "cannot name a run"),
         (["train", "--resume", "nobody"], "nobody"),
