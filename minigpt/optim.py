@@ -154,7 +154,6 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
-        self.config = config
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
         def takes_muon(p: Tensor) -> bool:

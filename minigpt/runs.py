@@ -46,6 +46,11 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(folder.name[5:]) for folder in folders if re.fullmatch(r"step-[0-9]{8,}", folder.name))
 
 
+def written_checkpoints(run: Path) -> set[tuple[int, int]]:
+    """Return the steps of a run's published checkpoints, and when each was written."""
+    return {(step, (step_folder(run, step) / META).stat().st_mtime_ns) for step in checkpoint_steps(run)}
+
+
 def all_runs(root: Path = RUNS) -> list[Path]:
     """Return the run folders under `root`, the one touched last at the end."""
     folders = [path.parent for path in root.glob("*/config.yaml")] if root.is_dir() else []

@@ -34,7 +34,7 @@ def steps(model: GPT, optimizer: Optimizer, span: range) -> None:
     for step in span:
         optimizer.zero_grad()
         gradients(model, step)
-        optimizer.step(lr_factor((step + 0.5) / 20, optimizer.config))
+        optimizer.step(lr_factor((step + 0.5) / 20, OptimConfig()))
 
 
 # --- which parameter goes where ----------------------------------------------------------------------

@@ -59,27 +59,19 @@ def _train(run: Path, start: "Start") -> None:
         from minigpt.inside.probe import attention_probe
 
         probes.append(attention_probe(data))
-    settings, saved = run / "config.yaml", _published(run)
+    settings, saved = run / "config.yaml", runs.written_checkpoints(run)
     before = settings.read_text(encoding="utf-8") if checkpoint else ""
     try:
         write_atomically(settings, to_yaml(config))
         runs.record_start(run, start.step, sys.argv, pick_device(config.runtime.device, start.runtime))
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
-        if checkpoint and _published(run) <= saved:
+        if checkpoint and runs.written_checkpoints(run) <= saved:
             write_atomically(settings, before)  # it did not go on: the run is as it was
         elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
             notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
     _report(run, config, outcome, data.fingerprint)
-
-
-def _published(run: Path) -> set[tuple[int, int]]:
-    """Return the steps of a run's checkpoints, and when each was written."""
-    from minigpt.meta import META
-    from minigpt.runs import checkpoint_steps, step_folder
-
-    return {(step, (step_folder(run, step) / META).stat().st_mtime_ns) for step in checkpoint_steps(run)}
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":

@@ -143,7 +143,7 @@ def sharpness(run: Any, argument: Mapping[str, Any]) -> None:
         if argument.get("learned"):
             nn.init.constant_(attention.qk_norm.weight, gain)
         else:
-            attention.qk_norm = FixedGains(run.config.model.n_embd // attention.n_head, gain)
+            attention.qk_norm = FixedGains(run.config.model.head_size, gain)
 
 
 def values_of_the_first(run: Any, argument: Any) -> None:
@@ -184,7 +184,7 @@ def stream_of_the_start(run: Any, argument: Any) -> None:
 
 def rotary_base(run: Any, base: float) -> None:
     """Let the last pair turn nearly `base` times as slowly as the first."""
-    size = run.config.model.n_embd // run.config.model.n_head
+    size = run.config.model.head_size
     rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
     run.model.angles = torch.stack((angle.cos(), angle.sin())).float()
