@@ -17,6 +17,7 @@ from minigpt.errors import UserError
 from minigpt.meta import FILES, META, verify
 from minigpt.runs import checkpoint_steps, lock, step_folder
 from minigpt.start import newest_intact, open_resumed
+from minigpt.train import Training
 
 SETTINGS = [
     *SMALL,
@@ -152,6 +153,24 @@ def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run
     after = contents(run)
     assert after.pop(run / "environment.json") != before.pop(run / "environment.json"), "it says what was tried"
     assert after == before
+
+
+def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what it saved has the step of what was set aside."""
+    spoil(run, 6)
+    step = Training.step
+
+    def failing(self: Training) -> None:
+        if self.state.step == 7:
+            raise UserError("not one step more")
+        step(self)
+
+    monkeypatch.setattr(Training, "step", failing)
+    assert "not one step more" in cli("train", "--resume", "stopped", *GO_ON).error
+    assert checkpoint_steps(run) == [2, 4, 6]
+    assert "steps: 8" in (run / "config.yaml").read_text(encoding="utf-8")
 
 
 def test_sample_and_eval_of_what_is_damaged_say_what_to_type(cli: Cli, run: Path) -> None:
