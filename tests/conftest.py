@@ -1,8 +1,10 @@
-"""What every test gets: no reach into the user's own files, and no time limit that a busy machine breaks."""
+"""What every test gets: no reach into the user's own files, no time limit that a busy machine breaks; and fixtures."""
 
+import io
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,12 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from command_line import SMALL, Cli, Done, called
+from forgery import STEPS, TEXT
+
+import minigpt.train as training
+from minigpt.cli import main
+from minigpt.runs import checkpoint_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,7 +33,7 @@ if hasattr(signal, "SIGHUP"):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIGPT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -47,3 +55,48 @@ def shakespeare() -> Path:
     if not path.is_file():
         pytest.skip("Tiny Shakespeare is not here; MINIGPT_SHAKESPEARE can name the file")
     return path.resolve()
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test of the command line begins, as a user does."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Call the command line in this process; `stdin` is what is piped into it."""
+
+    def call(*arguments: object, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 2 and 4, trained in this process; only to be read."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
+    smaller = ["-s", "train.keep_last=2", "-s", "model.n_embd=8", "-s", "model.context=8"]
+    called(folder, "train", str(folder / "a.txt"), "--name", "r", *SMALL, *smaller)
+    assert checkpoint_steps(folder / "runs/r") == list(STEPS)
+    return folder / "runs/r"
+
+
+@pytest.fixture
+def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No time spent on measuring this machine, and torch's global settings as they were."""
+    monkeypatch.setattr(training, "measure_matmul", lambda runtime: 1e9)
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)

@@ -1,7 +1,6 @@
 """The command line as its users meet it: what each command prints where, its exit codes, its errors in one line."""
 
 import gzip
-import io
 import itertools
 import json
 import math
@@ -15,8 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,70 +22,15 @@ from typing import Any
 import pytest
 import torch
 import typer
+from command_line import SMALL, VERSE, Cli, Done, environment, process
 
 from minigpt import __version__, config
-from minigpt.cli import app, main
+from minigpt.cli import app
 from minigpt.evaluate import EvalResult
 from minigpt.presets import fit
 from minigpt.sample import Piece, generate
 
-SMALL = [
-    *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),
-    *("-s", "train.steps=4", "-s", "train.batch_size=4", "-s", "train.eval_every=2", "-s", "train.save_every=2"),
-    *("-s", "sample.preview=5", "-s", "runtime.device=cpu"),
-    *("-s", "runtime.dtype=float32", "-s", "runtime.compile=false"),
-]
-VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line of a UserError."""
-        assert (self.code, self.out) == (1, ""), self
-        *before, last = self.err.splitlines()
-        assert last.startswith("minigpt: "), self.err
-        assert not [line for line in before if line.startswith(("minigpt: ", "Traceback"))]
-        return last.removeprefix("minigpt: ")
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
-Cli = Callable[..., Done]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line in this process; `stdin` is what is piped into it."""
-
-    def call(*arguments: object, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        code = end.value.code or 0
-        assert isinstance(code, int)
-        return Done(code, *capsys.readouterr())
-
-    return call
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where every test begins, as a user does."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="session")
@@ -108,19 +51,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(home)
     return home
-
-
-def process(*arguments: str, cwd: Path | None = None, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """Call the command line in a process of its own, where the process is what matters."""
-    command = [sys.executable, "-m", "minigpt", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, **more)
-
-
-def environment() -> dict[str, str]:
-    """This one, with the checkout's minigpt, and with buffers as users have them."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    root = str(Path(__file__).resolve().parent.parent)
-    return {**inherited, "PYTHONPATH": root, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
 
 
 # ---- the surface ----

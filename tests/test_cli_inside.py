@@ -1,9 +1,7 @@
 """`minigpt attention` as its users meet it, and what a run shows in TensorBoard of its heads."""
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import io
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,22 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import VERSE, Cli, called
 from google.protobuf import text_format
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
-from test_cli import Cli, cli  # noqa: F401 - a fixture
 
 from minigpt.checkpoint import load_checkpoint
-from minigpt.cli import main
 from minigpt.cli.inside import _spread
 from minigpt.data import TextData
 from minigpt.inside.extract import extract
 from minigpt.inside.probe import attention_probe
 
-VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
     "train.eval_every": 2, "train.batch_size": 4, "sample.preview": 0, "runtime.dtype": "float32",
     "runtime.device": "cpu",
@@ -39,12 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inside")
     (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
     settings = [part for key, value in SETTINGS.items() for part in ("-s", f"{key}={value}")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["minigpt", "train", "verse.txt", "--name", "verse", *settings])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
+    called(folder, "train", "verse.txt", "--name", "verse", *settings)
     return folder
 
 

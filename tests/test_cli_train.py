@@ -1,5 +1,4 @@
 """`minigpt train` as its users meet it: texts, names, fitting, resuming, stopping, and the commands it prints."""
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import gzip
 import hashlib
@@ -15,14 +14,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import SMALL, VERSE, Cli, Done, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_cli import SMALL, VERSE, Cli, Done, cli, empty_folder, environment  # noqa: F401 - two are fixtures
 
 from minigpt.presets import Expectation
 from minigpt.runs import checkpoint_steps
 from minigpt.start import name_stem
 
 MORE = ["-s", "train.steps=6"]
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ A damaged checkpoint is one whose hashes tell; a forged one has been given match
 it says can be judged. Every load runs under a watch that fails the test when a file is written, a program
 started, code compiled or a module imported.
 """
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import codecs
-import hashlib
 import itertools
 import json
 import os
@@ -24,17 +22,17 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Cli
+from forgery import CONFIG, MODEL, OPTIMIZER, STEPS, TOKENIZER, forge
 from safetensors.torch import load, save
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-from test_cli import SMALL, Cli, cli, empty_folder  # noqa: F401 - two are fixtures
 
 from minigpt import checkpoint as checkpoints
 from minigpt import runs
 from minigpt.checkpoint import Checkpoint, load_checkpoint
-from minigpt.cli import main
 from minigpt.config import changed_on_resume
 from minigpt.errors import UserError
-from minigpt.meta import FILES, META, digest, read_meta, verify
+from minigpt.meta import FILES, META, read_meta, verify
 from minigpt.metrics import Metrics
 from minigpt.runs import record_start, step_folder, summaries
 from minigpt.sample import generate
@@ -44,33 +42,18 @@ from minigpt.verify import verify_runs
 if sys.platform != "win32":
     import resource
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits, links and pipes as POSIX has them")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="limits, links and pipes as POSIX has them"),
+    pytest.mark.usefixtures("empty_folder"),
+]
 
-TEXT = "abacus\ncab\nbaca\n" * 40
-STEPS = (2, 4)
 ALL = (*FILES, META)
-EVERY = ["-s", "train.keep_last=2", "-s", "model.n_embd=8", "-s", "model.context=8"]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with checkpoints of steps 2 and 4, trained in this process; only to be read."""
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["minigpt", "train", str(folder / "a.txt"), "--name", "r", *SMALL, *EVERY])
-        with pytest.raises(SystemExit) as end:
-            main()
-    assert not end.value.code
-    assert runs.checkpoint_steps(folder / "runs/r") == list(STEPS)
-    return folder / "runs/r"
 
 
 @pytest.fixture
-def run(whole: Path, tmp_path: Path) -> Path:
-    """A copy of that run, to be spoilt; it is `r` under runs/ of the current folder."""
-    return Path(shutil.copytree(whole, tmp_path / "runs/r"))
+def run(finished_run: Path, empty_folder: Path) -> Path:
+    """A copy of the finished run, to be spoilt; it is `r` under runs/ of the current folder."""
+    return Path(shutil.copytree(finished_run, empty_folder / "runs/r"))
 
 
 @pytest.fixture
@@ -295,16 +278,6 @@ def test_what_a_run_tells_about_itself_may_be_damaged_in_any_way(
 # --- forgery -----------------------------------------------------------------------------------------
 
 
-def forge(folder: Path, files: dict[str, bytes] | None = None, meta: dict[str, Any] | None = None) -> None:
-    """Give a checkpoint this content, with hashes that match."""
-    for name, content in (files or {}).items():
-        (folder / name).write_bytes(content)
-    said = meta or json.loads((folder / META).read_bytes())
-    hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
-    said["sha256"] = {**hashes, META: digest(said)}
-    (folder / META).write_text(json.dumps(said), encoding="utf-8")
-
-
 def tensors(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
@@ -342,7 +315,6 @@ def said(*pairs: tuple[str, str]) -> Callable[[bytes], bytes]:
     return changed
 
 
-MODEL, OPTIMIZER, CONFIG, TOKENIZER = FILES
 BOMB = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 30))
 FORGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "header longer than the file": (MODEL, lambda old: struct.pack("<Q", 1 << 40) + old[8:]),

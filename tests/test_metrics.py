@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import make_config, make_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_train import _quick_and_clean, make_config, make_data  # noqa: F401 - a fixture
 
 from minigpt import metrics as metrics_module
 from minigpt.meta import TrainState
@@ -26,6 +26,8 @@ from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.train import Probe, train
 
 ALL = {"scalars": 0, "tensors": 0, "histograms": 0}
+
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
 
 def board(run: Path) -> EventAccumulator:

@@ -1,24 +1,21 @@
 """The headline: a run stopped anywhere and resumed ends in the same bits as the run that was never stopped."""
 
-import json
 import random
 import shutil
 import signal
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import _quick_and_clean, make_config, make_data, stop_at  # noqa: F401 - a fixture
+from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.train as training
 from minigpt.config import RunConfig
-from minigpt.meta import RuntimeFacts, read_meta
-from minigpt.runs import checkpoint_steps, pointed_step, step_folder
+from minigpt.meta import RuntimeFacts
+from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.runtime import Runtime, _has_compiler
 from minigpt.train import Probe, train
 
-TIMES = {"time", "time/seconds", "memory/bytes"}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "muon": {"model__dropout": 0.1, "train__micro_batch_size": 2},
     "adamw": {"optim__name": "adamw", "model__family": "classic", "model__dropout": 0.2},
@@ -28,26 +25,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 STEPS = 12
 
-
-def ending(run: Path) -> dict[str, Any]:
-    """All of a run that must be the same to the last bit: its last checkpoint, pointers and curves, without times."""
-    step = checkpoint_steps(run)[-1]
-    folder = step_folder(run, step)
-    meta = read_meta(folder)
-    state = asdict(meta.state)
-    state.pop("seconds")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {
-        "model": (folder / "model.safetensors").read_bytes(),
-        "optimizer": (folder / "optimizer.safetensors").read_bytes(),
-        "state": state,
-        "runtime": meta.runtime,
-        "pointers": (pointed_step(run, "last"), pointed_step(run, "best")),
-        "curves": [
-            {tag: value for tag, value in line.items() if tag not in TIMES and not tag.startswith("speed/")}
-            for line in lines
-        ],
-    }
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
 
 def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[Probe, ...] = ()) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import _quick_and_clean, make_config, make_data, same, tensors  # noqa: F401 - a fixture
+from small_runs import make_config, make_data, same, tensors
 
 from minigpt import runtime
 from minigpt.checkpoint import load_checkpoint
@@ -29,6 +29,8 @@ from minigpt.runtime import (
 from minigpt.train import train
 
 ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
+
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
 
 def config(**changes: Any) -> RuntimeConfig:

@@ -1,5 +1,4 @@
 """How a run goes on: from the newest checkpoint that is intact, exactly, and never silently from another."""
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import json
 import re
@@ -9,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import SMALL, VERSE, Cli, Done, cli, empty_folder, environment  # noqa: F401 - two are fixtures
-from test_resume import ending
+from command_line import SMALL, VERSE, Cli, called, environment
+from small_runs import ending
 
-from minigpt.cli import main
 from minigpt.errors import UserError
 from minigpt.meta import FILES, META, verify
 from minigpt.runs import checkpoint_steps, lock, step_folder
@@ -24,14 +22,7 @@ SETTINGS = [
     *("-s", "train.steps=6", "-s", "train.keep_last=3", "-s", "train.log_every=1", "-s", "model.dropout=0.1"),
 ]
 
-
-def called(folder: Path, *arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["minigpt", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,12 @@
 
 And a terminal that asks a run to end, or is closed, loses nothing of it.
 """
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,19 +18,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import Cli, environment
+from forgery import MODEL, STEPS, TEXT, TOKENIZER, forge
 from safetensors.torch import load, save
-from test_cli import Cli, cli, empty_folder, environment  # noqa: F401 - two are fixtures
-from test_hostile import MODEL, STEPS, TEXT, TOKENIZER, forge, run, whole  # noqa: F401 - two are fixtures
 
 from minigpt.cli import main
 from minigpt.meta import META
 from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.terminal import Interrupts, heard_or_not
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
+    pytest.mark.usefixtures("empty_folder"),
+]
 
 EVIL = "\x1b\x07\r\x08\x7f\x9b\x85\u202e\u2066\u2028\x00"
 VISIBLE = "abc"
+
+
+@pytest.fixture
+def run(finished_run: Path, empty_folder: Path) -> Path:
+    """A copy of the finished run; it is `r` under runs/ of the current folder."""
+    return Path(shutil.copytree(finished_run, empty_folder / "runs/r"))
 
 
 @pytest.fixture

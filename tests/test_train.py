@@ -9,65 +9,28 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import make_config, make_data, same, stop_at, tensors
 from torch import Tensor
 
 import minigpt.train as training
-from minigpt import config as configuration
 from minigpt import evaluate as evaluation
 from minigpt import kernels
 from minigpt.checkpoint import load_checkpoint, read_training_tensors
-from minigpt.config import RunConfig
-from minigpt.data import TextData, split
 from minigpt.errors import UserError
 from minigpt.meta import Meta, TrainState, read_meta
 from minigpt.metrics import Metrics
 from minigpt.model import GPT, count_parameters
 from minigpt.runs import checkpoint_steps, pointed_step, step_folder
-from minigpt.tokenizer import build
 from minigpt.train import Outcome, Probe, Training, run_steps, train
 
-SETTINGS = {
-    "model.n_layer": 2,
-    "model.n_head": 2,
-    "model.n_embd": 16,
-    "model.context": 16,
-    "train.batch_size": 4,
-    "train.steps": 12,
-    "train.log_every": 3,
-    "train.eval_every": 4,
-    "train.save_every": 5,
-    "runtime.device": "cpu",
-    "runtime.dtype": "float32",
-    "runtime.compile": False,
-    "runtime.threads": 1,
-}
-
-
-def make_config(**changes: Any) -> RunConfig:
-    """A run of a fraction of a second; changes by key, with two underscores for the dot."""
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return configuration.resolve(("small", SETTINGS), ("test", dotted)).config
-
-
-def make_data(text: str = "") -> TextData:
-    words = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler"]
-    text = text or " ".join(random.Random(0).choices(words, k=600))
-    tokenizer = build("char", text)
-    train_part, validation = split([tokenizer.encode(text)], 0.1)
-    return TextData(train_part, validation, tokenizer, "fingerprint", len(text))
-
-
-def tensors(run: Path, step: int) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: the model's and the training's."""
-    folder = step_folder(run, step)
-    return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
 
 def facts_of(meta: Meta) -> dict[str, Any]:
@@ -75,33 +38,9 @@ def facts_of(meta: Meta) -> dict[str, Any]:
     return meta.model_dump(exclude={"format", "step", "state", "sha256"})
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def curve(run: Path, tag: str) -> dict[int, float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {line["step"]: line[tag] for line in lines if tag in line}
-
-
-def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
-    """A probe that sends this process a signal in the evaluation of `step`."""
-
-    def probe(at: int, model: GPT, metrics: Metrics) -> None:
-        if at == step:
-            signal.raise_signal(number)
-
-    return probe
-
-
-@pytest.fixture(autouse=True)
-def _quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No time spent on measuring this machine, and torch's global settings as they were."""
-    monkeypatch.setattr(training, "measure_matmul", lambda runtime: 1e9)
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
 
 
 @pytest.fixture

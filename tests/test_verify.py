@@ -1,19 +1,16 @@
 """`minigpt runs --verify`: each kind of damage is found and named, and what a kill leaves is no damage."""
-# ruff: noqa: F811 - pytest hands a fixture to a test by its name
 
 import errno
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_cli import SMALL, VERSE, Cli, cli, empty_folder  # noqa: F401 - two are fixtures
+from command_line import SMALL, VERSE, Cli, called
 
 from minigpt import verify
-from minigpt.cli import main
 from minigpt.runs import checkpoint_steps
 from minigpt.verify import verify_runs
 
@@ -22,21 +19,16 @@ CHECKED = [
     *("step 2", "step 4", "pointer last", "pointer best"),
 ]
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs; only to be read."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name in ("a", "b"):
-            patch.setattr(
-                sys, "argv", ["minigpt", "train", "verse.txt", "--name", name, *SMALL, "-s", "train.keep_last=2"]
-            )
-            with pytest.raises(SystemExit) as end:
-                main()
-            assert not end.value.code
+    for name in ("a", "b"):
+        called(folder, "train", "verse.txt", "--name", name, *SMALL, "-s", "train.keep_last=2")
     return folder
 
 
