@@ -127,6 +127,19 @@ def test_results_of_other_conditions_are_not_gone_on_with(
     assert (tmp_path / "batch.jsonl").read_text() == before
 
 
+def test_results_of_other_code_are_told_of(found: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    folder, lines = found
+    for name in ("batch.yaml", "base.yaml", "text.txt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    kept = [{**line, "commit": "0123456789"} for line in lines]
+    (tmp_path / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    run = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", "text.txt", "--out", "."]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    note, refusal = done.stderr.splitlines()
+    assert note == "note: batch.jsonl has results of the code of 0123456789: which is not in this repository"
+    assert "has all of it" in refusal
+
+
 def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]]]) -> None:
     pytest.importorskip("matplotlib")
     folder, lines = found
