@@ -1,14 +1,17 @@
 """The experiment harness: same cost, same seeds, no look at the last tenth, no look at the future."""
 
 import json
+import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 
 from minigpt.config import OptimConfig, RunConfig, resolve
@@ -195,6 +198,7 @@ def test_no_tweak_of_the_network_leaks(name: str) -> None:
         ("rotary_base", 100.0),
         ("values_of_the_first", True),
         ("stream_of_the_start", True),
+        ("gated_heads", 12),
     ],
 )
 def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -> None:
@@ -203,7 +207,7 @@ def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -
     before = run.model(ids)
     tweaks.TWEAKS[name](run, argument)
     for key, parameter in run.model.named_parameters():
-        if key.endswith("share"):
+        if key.endswith(("share", "gates")):
             torch.nn.init.constant_(parameter, 0.5)
     assert not torch.equal(run.model(ids), before)
     assert tweaks.leak(run.model) == 0
@@ -261,3 +265,81 @@ def test_other_vectors_can_be_made_alike(name: str, of_all: bool) -> None:
         torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes), atol=1e-5, rtol=1e-3)
         seen.add((standing, square))
     assert seen == {(True, False), (False, True), (False, False)}
+
+
+def test_cautious_decay_spares_the_weights_that_the_update_makes_larger() -> None:
+    plain, cautious = (muon_after(**wanted) for wanted in ({"plain_muon": False}, {"cautious_decay": True}))
+    for rule in (plain, cautious):
+        rule.weight_decay *= rule is cautious  # the plain one decays nothing
+        torch.manual_seed(1)
+        for matrix in rule.parameters:
+            matrix.data = torch.randn_like(matrix)
+            matrix.grad = torch.randn_like(matrix)
+    before = [matrix.detach().clone() for matrix in plain.parameters]
+    for rule in (plain, cautious):
+        rule.step(0.1)
+    for was, update_alone, both in zip(before, plain.parameters, cautious.parameters, strict=True):
+        smaller = (update_alone - was) * was < 0
+        assert 0 < smaller.sum() < smaller.numel()
+        decayed = torch.where(smaller, update_alone - 0.1 * 0.1 * was, update_alone)
+        torch.testing.assert_close(both.detach(), decayed.detach())
+
+
+def test_other_polynomials_bring_singular_values_nearer_to_one() -> None:
+    usual, other = (
+        muon_after(**wanted) for wanted in ({"plain_muon": True}, {"plain_muon": True, "polar_express": True})
+    )
+    spread = []
+    for rule in (usual, other):
+        rule.weight_decay = 0.0
+        torch.manual_seed(1)
+        before = [matrix.detach().clone() for matrix in rule.parameters]
+        for matrix in rule.parameters:
+            matrix.grad = torch.randn_like(matrix)
+        rule.step(1.0)
+        moved = [m.detach() - was for m, was in zip(rule.parameters, before, strict=True)]
+        spread.append(
+            max((torch.linalg.svdvals(m / math.sqrt(max(1, m.size(0) / m.size(1)))) - 1).abs().max() for m in moved)
+        )
+    assert spread[1] < spread[0]
+
+
+def training_run(**wanted: Any) -> Any:
+    """What the tweaks of batches and of the loss look at of a run."""
+    of = model()
+    run = SimpleNamespace(
+        model=of, config=RunConfig(model=of.config), state=SimpleNamespace(step=0), steps=10,
+        runtime=SimpleNamespace(autocast=nullcontext),
+    )  # fmt: skip
+    run.loss = run._loss = lambda x, y: F.cross_entropy(of(x).flatten(0, 1), y.flatten())
+    tweaks.apply(run, wanted)
+    return run
+
+
+def test_the_character_after_the_next_counts_less_and_less() -> None:
+    run = training_run(further_ahead=0.5)
+    x = torch.randint(9, (2, 8))
+    y = torch.randint(9, (2, 8))
+    plain = F.cross_entropy(run.model(x).flatten(0, 1), y.flatten())
+    losses = []
+    for run.state.step in (0, 5, 10):
+        losses.append((run.loss(x, y) - plain).item())
+    with torch.no_grad():
+        hidden = {}
+        run.model.norm.register_forward_hook(lambda norm, given, out: hidden.update(h=out))
+        run.model(x)
+        later = F.cross_entropy((hidden["h"][:, :-1] @ run.model.ahead.T).flatten(0, 1), y[:, 1:].flatten()).item()
+    assert losses == pytest.approx([0.5 * later, 0.25 * later, 0.0], abs=1e-5)
+    assert any(parameter is run.model.ahead for rule in run.optimizer.rules for parameter in rule.parameters)
+
+
+def test_a_share_of_the_inputs_is_wrong_and_no_target() -> None:
+    run = training_run()
+    seen = []
+    run.loss = run._loss = lambda x, y: seen.append((x, y))
+    tweaks.apply(run, {"noise": 0.25})
+    x, y = torch.arange(4000).view(4, 1000), torch.arange(4000).view(4, 1000)
+    run.loss(x, y)
+    ((inputs, targets),) = seen
+    assert torch.equal(targets, y)
+    assert 0.2 < (inputs != x).float().mean() < 0.3

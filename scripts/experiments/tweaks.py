@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minigpt import optim
 from minigpt.kernels import CPU
 from minigpt.model import GPT, NORM_EPS, evaluating
 from minigpt.optim import Muon, Optimizer
@@ -190,6 +191,24 @@ def rotary_base(run: Any, base: float) -> None:
     run.model.angles = torch.stack((angle.cos(), angle.sin())).float()
 
 
+def gated_heads(run: Any, channels: int) -> None:
+    """Let each head's output be scaled by a gate that sees the first channels of the stream (Qiu et al. 2025)."""
+    for block in run.model.blocks:
+        attention, seen = block.attention, list[Tensor]()
+        attention.gates = nn.Parameter(torch.zeros(attention.n_head * channels))
+
+        def listen(attention: Any, arguments: tuple[Any, ...], seen: list[Tensor] = seen) -> None:
+            seen[:] = [arguments[0]]
+
+        def scale(proj: Any, arguments: tuple[Any, ...], attention: Any = attention, seen: list[Tensor] = seen) -> Any:
+            y = arguments[0]  # (B, T, C)
+            gates = 2 * F.linear(seen[0][..., :channels], attention.gates.view(-1, channels)).sigmoid()  # (B, T, H)
+            return (y.unflatten(-1, (attention.n_head, -1)) * gates.to(y.dtype)[..., None]).flatten(2)
+
+        attention.register_forward_pre_hook(listen)
+        attention.proj.register_forward_pre_hook(scale)
+
+
 def masks_over_time(run: Any, argument: Any) -> None:
     """Drop a channel of a sequence at all its positions (Gal and Ghahramani 2016), and a key for all queries."""
 
@@ -250,12 +269,63 @@ def rows_of_all_matrices(rule: Any, argument: Any) -> None:
     rule.equalize_columns = equalized
 
 
+def cautious_decay(rule: Any, argument: Any) -> None:
+    """Let decay fall on the weights alone that the update makes smaller as well (Chen et al. 2025)."""
+    decay, rule.weight_decay, step = rule.weight_decay, 0.0, rule.step
+
+    @torch.no_grad()
+    def step_and_decay(lr: float) -> None:
+        before = [matrix.clone() for matrix in rule.parameters]
+        step(lr)
+        for matrix, weight in zip(rule.parameters, before, strict=True):
+            matrix.sub_(lr * decay * weight * ((matrix - weight) * weight <= 0))
+
+    rule.step = step_and_decay
+
+
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def polar_express(rule: Any, argument: Any) -> None:
+    """Bring singular values near one by other polynomials, one for each round (Amsel et al. 2025)."""
+
+    def orthogonal(updates: list[Tensor]) -> Tensor:
+        x = torch.stack(updates).bfloat16()
+        x = x / (1.02 * x.norm(dim=(1, 2), keepdim=True) + 1e-6)
+        for a, b, c in POLAR_EXPRESS:
+            square = x @ x.mT  # (N, R, R)
+            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        return x
+
+    step = rule.step
+
+    def step_so(lr: float) -> None:
+        usual, optim.orthogonal = optim.orthogonal, orthogonal
+        try:
+            step(lr)
+        finally:
+            optim.orthogonal = usual
+
+    rule.step = step_so
+
+
 # --- batches and the loss ------------------------------------------------------------------------------
 
 
+def use_loss(run: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Let a run minimise this, also where it is compiled."""
+    run.loss = run._loss = loss
+
+
 def wrap_loss(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    inner = run.loss
-    run.loss = lambda x, y: inner(*change(x, y))
+    inner = run._loss
+    use_loss(run, lambda x, y: inner(*change(x, y)))
 
 
 def short_first(run: Any, stages: list[list[float]]) -> None:
@@ -281,6 +351,33 @@ def small_batches_first(run: Any, stages: list[list[float]]) -> None:
     wrap_loss(run, change)
 
 
+def noise(run: Any, share: float) -> None:
+    """Put characters from elsewhere in the batch in the place of that share of the inputs (Xie et al. 2017)."""
+
+    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        others = x.flatten()[torch.randperm(x.numel())].view_as(x)
+        return torch.where(torch.rand(x.shape) < share, others, x), y
+
+    wrap_loss(run, change)
+
+
+def further_ahead(run: Any, weight: float) -> None:
+    """Predict the character after the next as well, at first by this weight, at last by none (Gloeckle et al. 2024)."""
+    model, kept = run.model, list[Tensor]()
+    model.ahead = nn.Parameter(model.token_embedding.weight.detach().clone())
+    model.norm.register_forward_hook(lambda norm, given, x: kept.__setitem__(slice(None), [x]))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with run.runtime.autocast():
+            logits = model(x)
+            ahead = F.linear(kept[0][:, :-1], model.ahead)  # (B, T - 1, V)
+        share = weight * (1 - run.state.step / run.steps)
+        next_one: Tensor = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+        return next_one + share * F.cross_entropy(ahead.float().flatten(0, 1), y[:, 1:].flatten())
+
+    use_loss(run, loss)
+
+
 TWEAKS: dict[str, Callable[[Any, Any], None]] = {
     tweak.__name__: tweak
     for tweak in (
@@ -293,10 +390,21 @@ TWEAKS: dict[str, Callable[[Any, Any], None]] = {
         values_of_the_first,
         stream_of_the_start,
         masks_over_time,
+        gated_heads,
+        noise,
+        further_ahead,
         short_first,
         small_batches_first,
     )
 }
 TWEAKS_OF_MUON: dict[str, Callable[[Any, Any], None]] = {
-    tweak.__name__: tweak for tweak in (plain_muon, size_decay, rows_of_square_matrices, rows_of_all_matrices)
+    tweak.__name__: tweak
+    for tweak in (
+        plain_muon,
+        size_decay,
+        rows_of_square_matrices,
+        rows_of_all_matrices,
+        cautious_decay,
+        polar_express,
+    )
 }
