@@ -371,7 +371,7 @@ def further_ahead(run: Any, weight: float) -> None:
         with run.runtime.autocast():
             logits = model(x)
             ahead = F.linear(kept[0][:, :-1], model.ahead)  # (B, T - 1, V)
-        share = weight * (1 - run.state.step / run.steps)
+        share: float = weight * (1 - run.state.step / run.steps)
         next_one: Tensor = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
         return next_one + share * F.cross_entropy(ahead.float().flatten(0, 1), y[:, 1:].flatten())
 
