@@ -113,7 +113,7 @@ class Shape:
 
 
 SMALL_SHAPES = (
-    Shape(9_000, n_layer=2, n_head=2, n_embd=64, context=64, batch_size=16, steps=250, dropout=0.2, weight_decay=1.0),
+    Shape(9_000, n_layer=2, n_head=2, n_embd=64, context=32, batch_size=32, steps=250, dropout=0.2, weight_decay=1.0),
     Shape(60_000, n_layer=4, n_head=2, n_embd=128, context=64, batch_size=16, steps=500, dropout=0.2, weight_decay=1.0),
     Shape(600_000, n_layer=4, n_head=2, n_embd=128, context=128, batch_size=16, steps=1500, weight_decay=1.0),
 )
