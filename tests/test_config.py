@@ -584,9 +584,9 @@ def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
 @pytest.mark.parametrize(
     ("question", "characters", "variant"),
     [
-        ("small-5k", 5_000, "250 steps, 2 layers of 64"),
-        ("small-20k", 20_000, "4 layers of 128, decay 1.0"),
-        ("small-200k", 200_000, "1500 steps, 4 layers, context 128, no dropout, decay 1.0"),
+        ("fit-5k", 5_000, "context 32"),
+        ("fit-20k", 20_000, "baseline"),
+        ("fit-200k", 200_000, "baseline"),
         ("small-2m", 2_000_000, "context 256, decay 0.5"),
     ],
 )
