@@ -408,9 +408,10 @@ def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
         "shakespeare-hour",
         "shakespeare-cpu",
         "shakespeare",
+        "nanogpt",
     }
     assert set(presets()) == {"quickstart", "tiny"} | recipes
-    small, large = (resolve(read_layer(name)).config for name in ("shakespeare-cpu", "shakespeare"))
+    small, large = (resolve(read_layer(name)).config for name in ("shakespeare-cpu", "nanogpt"))
     shapes = [(m.n_layer, m.n_head, m.n_embd, m.context, m.dropout) for m in (small.model, large.model)]
     assert shapes == [(4, 4, 128, 64, 0.0), (6, 6, 384, 256, 0.2)]
     assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
