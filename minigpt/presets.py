@@ -125,16 +125,9 @@ CPU_SHAPES = (
 GPU_SHAPES = (
     *SMALL_SHAPES,
     Shape(
-        5_000_000,
-        n_layer=6,
-        n_head=6,
-        n_embd=384,
-        context=256,
-        batch_size=64,
-        steps=3000,
-        dropout=0.2,
-        weight_decay=1.0,
-    ),
+        5_000_000, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=3000,
+        dropout=0.2, weight_decay=1.0,
+    ),  # fmt: skip
     Shape(inf, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=10_000),
 )
 ENOUGH_VALIDATION = 50_000
