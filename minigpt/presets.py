@@ -127,9 +127,9 @@ GPU_SHAPES = (
     Shape(
         5_000_000, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=3000,
         dropout=0.2, weight_decay=1.0,
-    ),  # fmt: skip
+    ),
     Shape(inf, n_layer=6, n_head=6, n_embd=384, context=256, batch_size=64, steps=10_000),
-)
+)  # fmt: skip
 ENOUGH_VALIDATION = 50_000
 """Characters after which a validation loss has settled to the second digit, and more only cost time."""
 
