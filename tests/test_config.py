@@ -321,7 +321,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     ("name", "expected"),
     [
         ("tinny", "no preset and no file is called 'tinny'; did you mean 'tiny'?"),
-        ("zzz.yaml", "presets: quickstart"),
+        ("zzz.yaml", "presets: nanogpt, quickstart"),
         ("a\0b", "cannot read a\\x00b"),
         ("x" * 5000, "xxxxx"),
         (".", "cannot read .: "),
