@@ -12,9 +12,8 @@ from torch.optim.adamw import adamw
 from minigpt.config import OptimConfig
 
 EPS = 1e-8
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of a polynomial that brings any singular value near one in few rounds (Jordan et al. 2024)."""
-ROUNDS = 5
+NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
+"""Coefficients of polynomials that one after the other bring any singular value near one (Jordan et al. 2024)."""
 
 
 class Rule:
@@ -96,6 +95,7 @@ class Muon(Rule):
     state_shapes: ClassVar = {"momentum_buffer": lambda p: tuple(p.shape), "squared_size": lambda p: (1, max(p.shape))}
     size_decay = 0.95
     """Of the average of squared sizes."""
+    polynomials = NEWTON_SCHULZ
 
     def __init__(self, matrices: Sequence[Tensor], peak_rate: float, weight_decay: float, momentum: float) -> None:
         super().__init__(matrices, peak_rate, weight_decay)
@@ -112,7 +112,7 @@ class Muon(Rule):
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
             stacks[_wide(matrix).shape].append((matrix, update, size))
         for stack in stacks.values():
-            turned = orthogonal([_wide(update) for _, update, _ in stack])  # (N, R, C)
+            turned = orthogonal([_wide(update) for _, update, _ in stack], self.polynomials)  # (N, R, C)
             equal = self.equalize_columns(turned, [size for *_, size in stack])
             for (matrix, _, _), update in zip(stack, equal, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
@@ -136,12 +136,11 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
 
-def orthogonal(updates: list[Tensor]) -> Tensor:
+def orthogonal(updates: list[Tensor], polynomials: Sequence[tuple[float, float, float]]) -> Tensor:
     """Return N matrices (R, C), R at most C, with their singular values brought near one, as (N, R, C) in bfloat16."""
-    a, b, c = NEWTON_SCHULZ
     x = torch.stack(updates).bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(ROUNDS):
+    for a, b, c in polynomials:
         square = x @ x.mT  # (N, R, R)
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x

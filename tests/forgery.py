@@ -8,9 +8,8 @@ from typing import Any
 from minigpt.meta import FILES, META, digest
 
 MODEL, OPTIMIZER, CONFIG, TOKENIZER = FILES
-TEXT = "abacus\ncab\nbaca\n" * 40
+TEXT, STEPS = "abacus\ncab\nbaca\n" * 40, (2, 4)
 """What the run is trained on whose checkpoints are forged, and the steps of these."""
-STEPS = (2, 4)
 
 
 def forge(folder: Path, files: dict[str, bytes] | None = None, meta: dict[str, Any] | None = None) -> None:

@@ -433,6 +433,14 @@ def test_the_readme_lists_every_preset() -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
+def test_what_a_preset_reaches_is_what_was_written_down_when_it_was_measured(name: str) -> None:
+    text = (Path(__file__).parent.parent / "docs/benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{name}`(?: \||[,:]).*", text, re.MULTILINE)
+    losses = ", ".join(f"{loss:.4f}" for loss in KNOWN[name]["losses"])
+    assert sum(f"| {losses} |" in row for row in rows) == 1
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name: str) -> None:
     layer, text = read_layer(name), KNOWN[name]["text"]
     expected = expectation(resolve(layer).config, text)

@@ -342,4 +342,5 @@ def test_a_share_of_the_inputs_is_wrong_and_no_target() -> None:
     run.loss(x, y)
     ((inputs, targets),) = seen
     assert torch.equal(targets, y)
+    assert run._loss is run.loss, "what would be compiled is what the tweak made"
     assert 0.2 < (inputs != x).float().mean() < 0.3

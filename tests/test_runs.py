@@ -39,9 +39,7 @@ DESCRIPTION: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9, **facts: Any) -> Path:
