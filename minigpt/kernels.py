@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 QUERIES = 64
 """Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
-LARGE_PRODUCT = 1_000_000
+LARGE_PRODUCT = 400_000
 """Rows times weights from which a product of oneDNN's is worth its start."""
-LARGE_WEIGHTS = 100_000
-"""Weights from which on the product with one row is computed as two stacked halves."""
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -159,17 +157,10 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weight^T + bias, for x (..., in) and weight (out, in).
 
     torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long (docs/benchmarks.md).
-    One row, as in a step of sampling, takes as long as reading the weights does. Where these do not fit into a
-    core's cache MKL reads them at a quarter of the memory's speed, and at all of it as two stacked products.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
-    rows, weights = x.numel() // weight.size(1), weight.numel()
-    if rows == 1 and weights >= LARGE_WEIGHTS and weight.size(0) % 2 == 0 and not torch.is_grad_enabled():
-        halves = weight.view(2, -1, weight.size(1))
-        y = torch.bmm(halves, x.reshape(-1, 1).expand(2, -1, -1)).view(*x.shape[:-1], -1)  # of (2, out / 2, 1)
-        return y if bias is None else y + bias
-    if ONEDNN and rows * weights >= LARGE_PRODUCT:
+    if ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT:
         return _applied(_Linear, x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -285,6 +276,13 @@ CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn, rms_norm_by_han
 def best_for(device: torch.device) -> Kernels:
     """Return the faster kernels on this device: on a GPU those of PyTorch."""
     return CPU if device.type == "cpu" else TORCH
+
+
+def store_by_columns(model: nn.Module) -> None:
+    """Lay out each weight matrix (out, in) by columns, in which products with few rows read it faster."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def keep_freed_memory() -> None:

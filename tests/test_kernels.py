@@ -1,5 +1,6 @@
 """The CPU's own kernels: each gives what PyTorch's own gives."""
 
+import copy
 import ctypes
 import math
 import subprocess
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt import kernels
-from minigpt.config import parse_overrides, resolve
+from minigpt.config import ModelConfig, parse_overrides, resolve
 from minigpt.kernels import (
     CPU,
     QUERIES,
@@ -21,6 +22,7 @@ from minigpt.kernels import (
     drop_by_bytes,
     linear_by_onednn,
     squared_relu,
+    store_by_columns,
 )
 from minigpt.model import GPT, attention_weights, rotary_angles
 
@@ -129,7 +131,6 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Without their sizes, the ways of large products are taken by the small ones of a test too."""
     if request.param == "products of any size":
         monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
-        monkeypatch.setattr(kernels, "LARGE_WEIGHTS", 0)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -154,6 +155,7 @@ def test_products_are_torchs(shape: tuple[int, ...], inside: int, out: int, bias
 @pytest.mark.skipif(not kernels.ONEDNN, reason="this processor's products are torch's own")
 def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
+    monkeypatch.setattr(kernels, "LARGE_PRODUCT", 1_000_000)
     monkeypatch.setattr(kernels, "_product", lambda x, weight, bias=None: seen.append(x.shape) or F.linear(x, weight))
     x, weight = torch.randn(1000, 100), torch.randn(10, 100)
     linear_by_onednn(x, weight, None)
@@ -164,6 +166,18 @@ def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.Mo
         assert linear_by_onednn(x, weight, None).dtype == torch.bfloat16
     TORCH.linear(x, weight, None)
     assert len(seen) == 1
+
+
+def test_weights_stored_by_columns_are_the_same_weights() -> None:
+    model = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=16, context=8), 11).eval()
+    ids, before = torch.arange(8)[None] % 11, copy.deepcopy(model.state_dict())
+    logits = model(ids)
+    store_by_columns(model)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+        is_product = name.startswith("blocks") and weight.ndim == 2
+        assert weight.stride() == ((1, weight.size(0)) if is_product else before[name].stride())
+    torch.testing.assert_close(model(ids), logits, atol=1e-6, rtol=1e-5)
 
 
 def strided(*shape: int) -> Tensor:

@@ -79,7 +79,7 @@ def test_a_cache_changes_no_text(family: str, position: str, prompt: str) -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
-    """Wide enough for oneDNN's products and, with one stream, for the stacked ones."""
+    """Wide enough for oneDNN's products."""
     model, settings = model_of(family, n_embd=384, n_head=6), SampleConfig(length=3 * CONTEXT, temperature=1.0)
     for num_samples in (1, 4):
         cached, plain = (

@@ -14,6 +14,7 @@ from torch import Tensor
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
 from minigpt.errors import UserError
+from minigpt.kernels import store_by_columns
 from minigpt.memory import peak_memory
 from minigpt.model import GPT, count_parameters
 from minigpt.runtime import choose, sampling_threads
@@ -72,6 +73,7 @@ def ours(config: RunConfig, length: int, streams: int, cached: bool, say: Say) -
     """Build a side that draws as `minigpt sample` does."""
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(config.model, VOCABULARY).eval()
+    store_by_columns(model)
     threads = config.runtime.threads
     if threads == "auto":
         threads = sampling_threads(count_parameters(config.model, VOCABULARY), streams)
