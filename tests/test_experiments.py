@@ -333,6 +333,21 @@ def test_the_character_after_the_next_counts_less_and_less() -> None:
     assert any(parameter is run.model.ahead for rule in run.optimizer.rules for parameter in rule.parameters)
 
 
+def test_the_workers_of_a_run_that_is_killed_end_with_it(tmp_path: Path) -> None:
+    endless = {"question": "When does it end?", "base": "base.yaml", "settings": {"train": {"steps": 10**9}}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "endless.yaml").write_text(yaml.safe_dump(endless | {"variants": {"short": {"train": {"steps": 1}}}}))
+    (tmp_path / "text.txt").write_text("to be or not to be " * 100)
+    command = [sys.executable, str(ROOT / "scripts/experiments/run"), "endless.yaml", "text.txt", "--steps-as-given"]
+    with subprocess.Popen(
+        [*command, "--seeds", "1", "--out", "."], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline().startswith("short, seed 1: ")  # the other worker has begun as well
+        run.kill()
+        run.communicate(timeout=20)  # until nobody holds the pipe, which the workers inherited
+
+
 def test_a_share_of_the_inputs_is_wrong_and_no_target() -> None:
     run = training_run()
     seen = []
