@@ -22,7 +22,6 @@ from minigpt.config import ModelConfig, RunConfig
 from minigpt.data import prepare
 from minigpt.errors import UserError, reason, shown
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
-from minigpt.kernels import store_by_columns
 from minigpt.meta import (
     FILES,
     FORMAT,
@@ -109,7 +108,6 @@ def _load(path: Path, device: str) -> Checkpoint:
             expected = f"{shown(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
             raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
     model.load_state_dict(weights)
-    store_by_columns(model)
     return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
 
 

@@ -30,7 +30,7 @@ class Rule:
         """Return for each kind in `state_shapes` what is remembered of the parameters."""
         for kind, shape in self.state_shapes.items():
             if kind not in self.state:
-                self.state[kind] = [p.new_zeros(shape(p)) for p in self.parameters]
+                self.state[kind] = [_zeros(p, shape(p)) for p in self.parameters]
         return [self.state[kind] for kind in self.state_shapes]
 
     def gradients(self) -> list[Tensor]:
@@ -204,9 +204,14 @@ class Optimizer:
             raise ValueError(f"the optimizer's {wrong} does not fit the model")
         for rule in self.rules:
             rule.state = {
-                kind: [state[f"{kind}/{self.names[p]}"].to(p.device).clone() for p in rule.parameters]
-                for kind in rule.state_shapes
+                kind: [_zeros(p, shape(p)).copy_(state[f"{kind}/{self.names[p]}"]) for p in rule.parameters]
+                for kind, shape in rule.state_shapes.items()
             }
+
+
+def _zeros(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return zeros, in the parameter's own shape with its strides: the fused kernel goes through memory in order."""
+    return torch.zeros_like(parameter) if shape == parameter.shape else parameter.new_zeros(shape)
 
 
 def lr_factor(progress: float, config: OptimConfig) -> float:

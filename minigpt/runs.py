@@ -73,9 +73,9 @@ def find_run(name: str, root: Path = RUNS) -> Path:
             raise UserError(f"there is no run in {root.absolute()} yet; 'minigpt train' starts one")
         return runs[-1]
     for folder in (root / name, Path(name)):
-        if (folder / "config.yaml").is_file() and not (folder / META).is_file():
+        if os.path.isfile(folder / "config.yaml") and not os.path.isfile(folder / META):
             return folder
-    if (Path(name) / META).is_file():
+    if os.path.isfile(Path(name) / META):  # False too where the name is too long for one
         raise UserError(f"{shown(name)} is a single checkpoint; this needs the run that it belongs to")
     names = [run.name for run in runs]
     hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names[-8:])) or 'none'}"
@@ -88,7 +88,7 @@ def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> P
     `which` is "best" (the default), "last" or a step. Raises UserError when there is none.
     """
     folder = Path(name)
-    if (folder / META).is_file():
+    if os.path.isfile(folder / META):
         if which is not None:
             raise UserError(f"{name} is a single checkpoint; --checkpoint {which} needs a run")
         return folder

@@ -27,6 +27,7 @@ from command_line import SMALL, VERSE, Cli, Done, environment, process
 from minigpt import __version__, config
 from minigpt.cli import app
 from minigpt.evaluate import EvalResult
+from minigpt.model import GPT
 from minigpt.presets import fit
 from minigpt.sample import Piece, generate
 
@@ -397,6 +398,42 @@ def test_many_samples_are_set_apart_and_can_go_to_a_file(cli: Cli, at_home: Path
     assert "cannot write" in cli("sample", "-l", 2, "-o", tmp_path / "s.txt" / "x").error
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no file that is always full")
+def test_a_disk_that_is_full_is_one_line(cli: Cli, at_home: Path) -> None:
+    for command in (["sample", "-l", 2, "-o"], ["attention", "--text", "do", "--npz"]):
+        assert cli(*command, "/dev/full").error == "cannot write /dev/full: No space left on device"
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_drawn(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("minigpt.checkpoint.load_checkpoint", lambda *_: pytest.fail("began"))
+    problems = {tmp_path: "Is a directory", tmp_path / "file/x": "Not a directory", tmp_path / "no/x": "No such file"}
+    for out, problem in problems.items():
+        assert f"cannot write {out}: {problem}" in cli("sample", "-o", out).error
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # tests may run as a user who may do anything
+    for out in (tmp_path / "new", tmp_path / "file"):
+        assert f"cannot write {out}: Permission denied" in cli("sample", "-o", out).error
+    assert (tmp_path / "file").read_text() == "kept"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_to_draw_from_has_its_matrices_by_columns(
+    cli: Cli, at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = []
+
+    def look(model: GPT, *given: Any, **settings: Any) -> Iterator[Piece]:
+        matrices.extend(module.weight for module in model.modules() if isinstance(module, torch.nn.Linear))
+        return generate(model, *given, **settings)
+
+    monkeypatch.setattr("minigpt.sample.generate", look)
+    assert cli("sample", "-l", 2).code == 0
+    assert matrices
+    assert all(weight.t().is_contiguous() for weight in matrices)
+
+
 def test_sample_and_eval_of_another_text_open_nothing_that_a_configuration_names(
     cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +468,7 @@ def test_ctrl_c_keeps_what_was_drawn(
     assert all(text == one[: len(text)] for text, one in zip(texts, all_texts, strict=True))
 
 
-@pytest.mark.parametrize("text", ["DUCHESS:", "Once upon a time", "class Dog(object):"])
+@pytest.mark.parametrize("text", ["DUCHESS:", "Once upon a time", "class Dog(object):", "too long for a name " * 20])
 def test_a_text_in_the_place_of_a_run_is_told_where_it_goes(cli: Cli, at_home: Path, text: str) -> None:
     error = cli("sample", text).error
     assert f"no run is called '{text}'" in error

@@ -233,6 +233,14 @@ def test_a_page_that_cannot_be_is_one_line(cli: Cli, arguments: list[Any], probl
     assert problem in cli("inspect", "verse", *arguments).error
 
 
+@pytest.mark.parametrize("command", [["attention", "--png"], ["attention", "--npz"], ["inspect", "-o"]])
+def test_what_cannot_be_written_is_told_before_anything_is_computed(
+    cli: Cli, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.checkpoint.load_checkpoint", lambda *_: pytest.fail("began"))
+    assert cli(*command, "runs").error == "cannot write runs: Is a directory"
+
+
 def test_a_film_of_many_steps_takes_some_of_them() -> None:
     assert _spread([4]) == [4]
     assert _spread(list(range(20))) == list(range(20))

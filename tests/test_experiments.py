@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from minigpt.config import OptimConfig, RunConfig, resolve
+from minigpt.config import OptimConfig, RunConfig, TrainConfig, resolve
 from minigpt.model import GPT
 from minigpt.optim import Muon
 
@@ -134,13 +134,24 @@ def test_results_of_other_code_are_told_of(found: tuple[Path, list[dict[str, Any
     folder, lines = found
     for name in ("batch.yaml", "base.yaml", "text.txt"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    kept = [{**line, "commit": "0123456789"} for line in lines]
+    kept = [{**line, "commit": "0123456789", "uncommitted": True} for line in lines]
     (tmp_path / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     run = [sys.executable, str(ROOT / "scripts/experiments/run"), "batch.yaml", "text.txt", "--out", "."]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
-    note, refusal = done.stderr.splitlines()
+    uncommitted, note, refusal = done.stderr.splitlines()
+    assert uncommitted == "note: batch.jsonl has results of code that was not committed"
     assert note == "note: batch.jsonl has results of the code of 0123456789: which is not in this repository"
     assert "has all of it" in refusal
+
+
+def test_what_is_misspelt_is_refused(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = found
+    commands = [["run", "batch.yaml", "text.txt", "--only", "larg"], ["report", "bach"]]
+    for script, *arguments in commands:
+        command = [sys.executable, str(ROOT / "scripts/experiments" / script), *arguments, "--out", "out"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert arguments[-1] in done.stderr.splitlines()[-1]
 
 
 def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -359,3 +370,30 @@ def test_a_share_of_the_inputs_is_wrong_and_no_target() -> None:
     assert torch.equal(targets, y)
     assert run._loss is run.loss, "what would be compiled is what the tweak made"
     assert 0.2 < (inputs != x).float().mean() < 0.3
+
+
+def test_characters_that_are_left_out_of_a_batch_are_not_counted() -> None:
+    run = training_run()
+    seen: list[int] = []
+    batch, context, run.state.tokens_seen = run.config.train.batch_size, run.config.model.context, 0
+    run.loss = run._loss = lambda x, y: seen.append(x.size(0))
+
+    def step() -> None:
+        x = torch.zeros(batch, context)
+        run._loss(x, x)
+        run.state.step += 1
+        run.state.tokens_seen += x.numel()
+
+    run.step = step
+    tweaks.apply(run, {"small_batches_first": [[0.3, 0.25], [0.5, 0.5]]})
+    for _ in range(run.steps):
+        run.step()
+    assert seen == [batch // 4] * 3 + [batch // 2] * 2 + [batch] * 5
+    assert run.state.tokens_seen == context * sum(seen)
+
+
+@pytest.mark.parametrize("name", ["gated_heads", "values_of_the_first"])
+def test_a_tweak_that_an_average_of_the_weights_would_miss_is_refused(name: str) -> None:
+    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config, train=TrainConfig(ema=0.5)))
+    with pytest.raises(ValueError, match=f"{name} does not go with train.ema"):
+        tweaks.TWEAKS[name](run, 12)

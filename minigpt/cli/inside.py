@@ -19,7 +19,7 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_unknown,
 )
-from minigpt.cli.output import json_text, notice, table, write, write_bytes
+from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
 from minigpt.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def attention(
     from minigpt.inside.extract import extract
     from minigpt.inside.scores import head_scores
 
+    check_writable(npz, png)
     loaded = load_checkpoint(run, checkpoint)
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
     _check_chosen("--layer", layer, loaded.config.model.n_layer, "layers")
@@ -131,6 +132,7 @@ def inspect(
     from minigpt.checkpoint import load_checkpoint, validation_tokens
     from minigpt.inside.page import inspect_page
 
+    check_writable(out)
     loaded = load_checkpoint(run, checkpoint)
     if detail and max_chars is None:
         max_chars = DETAILED

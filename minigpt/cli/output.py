@@ -1,6 +1,8 @@
 """What commands print: results to stdout, everything else to stderr."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def json_text(document: Any) -> str:
     """Return a document as JSON with a line end."""
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def check_writable(*outs: Path | None) -> None:
+    """Raise UserError for a file that cannot be written, before the work whose result would be lost."""
+    for out in outs:
+        if out is None:
+            continue
+        try:
+            os.stat(os.path.join(out.parent, ""))  # which names what is missing or is no folder
+            if out.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not os.access(out if out.exists() else out.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
 
 
 def write(text: str, out: Path | None = None) -> None:

@@ -1,6 +1,7 @@
 """`minigpt sample` and `minigpt eval`."""
 
 import math
+import os
 import re
 import signal
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from minigpt.cli.options import (
     checked_device,
     checked_unknown,
 )
-from minigpt.cli.output import json_text, notice, write
+from minigpt.cli.output import check_writable, json_text, notice, write
 from minigpt.errors import UserError, quoted
 
 if TYPE_CHECKING:
@@ -60,14 +61,18 @@ def sample(
 ) -> None:
     """Continue a prompt with a trained model."""
     from minigpt.config import RuntimeConfig
+    from minigpt.kernels import store_by_columns
     from minigpt.runtime import choose, sampling_threads
     from minigpt.sample import generate
 
     given, on_unknown, device = _given(prompt, prompt_file), checked_unknown(unknown), checked_device(device)
+    check_writable(out)
     loaded = _loaded(run, checkpoint)
     threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
     runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads))
     loaded.model.to(runtime.device)
+    if runtime.device == "cpu":
+        store_by_columns(loaded.model)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -106,7 +111,7 @@ def _loaded(run: str, checkpoint: str | None) -> "Checkpoint":
         return load_checkpoint(run, checkpoint)
     except UserError as error:
         is_name = re.fullmatch(r"[\w.+/\\-]*", run)
-        if is_name or Path(run).exists() or (RUNS / run).exists():
+        if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # of a text too long for a name, False
             raise
         raise UserError(f"{error}; a text to continue goes by --prompt {quoted(run)}") from error
 
@@ -167,7 +172,7 @@ def evaluate(
     from minigpt.evaluate import evaluate, protocol
     from minigpt.runtime import choose
 
-    if Path(run).is_file():
+    if os.path.isfile(run):
         raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
     on_unknown, loaded = checked_unknown(unknown), load_checkpoint(run, checkpoint)
     runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)

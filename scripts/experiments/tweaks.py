@@ -146,11 +146,18 @@ def sharpness(run: Any, argument: Mapping[str, Any]) -> None:
             attention.qk_norm = FixedGains(run.config.model.head_size, gain)
 
 
+def refuse_averages(run: Any, name: str) -> None:
+    """Raise ValueError where weights are averaged: the average would go on using what belongs to the model itself."""
+    if run.config.train.ema:
+        raise ValueError(f"{name} does not go with train.ema")
+
+
 def values_of_the_first(run: Any, argument: Any) -> None:
     """Mix the values of the first layer into those of the others (Zhou et al. 2024), by a learned share each.
 
     Not beside `masks_over_time`, which replaces the same kernel, nor where weights are averaged.
     """
+    refuse_averages(run, "values_of_the_first")
     first: list[Tensor] = []
     for block in run.model.blocks:
         attention = block.attention
@@ -191,7 +198,11 @@ def rotary_base(run: Any, base: float) -> None:
 
 
 def gated_heads(run: Any, channels: int) -> None:
-    """Let each head's output be scaled by a gate that sees the first channels of the stream (Qiu et al. 2025)."""
+    """Let each head's output be scaled by a gate that sees the first channels of the stream (Qiu et al. 2025).
+
+    Not where weights are averaged.
+    """
+    refuse_averages(run, "gated_heads")
     for block in run.model.blocks:
         attention, seen = block.attention, list[Tensor]()
         attention.gates = nn.Parameter(torch.zeros(attention.n_head * channels))
@@ -322,14 +333,19 @@ def short_first(run: Any, stages: list[list[float]]) -> None:
 
 def small_batches_first(run: Any, stages: list[list[float]]) -> None:
     """Use only a `part` of each batch until that share of the run, as [share, part] in order."""
+    batch, whole_step = run.config.train.batch_size, run.step
 
-    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(of: int) -> int:
         progress = run.state.step / run.steps
-        part = next((part for share, part in stages if progress < share), 1.0)
-        rows = max(1, round(part * len(x)))
-        return x[:rows], y[:rows]
+        return max(1, round(of * next((part for share, part in stages if progress < share), 1.0)))
 
-    wrap_loss(run, change)
+    def step() -> None:
+        left_out = batch - rows(batch)
+        whole_step()
+        run.state.tokens_seen -= left_out * run.config.model.context
+
+    run.step = step
+    wrap_loss(run, lambda x, y: (x[: rows(len(x))], y[: rows(len(y))]))
 
 
 def noise(run: Any, share: float) -> None:
