@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,17 @@ QUERIES = 64
 """Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
 LARGE_PRODUCT = 400_000
 """Rows times weights from which a product of oneDNN's is worth its start."""
-ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _is_intel() -> bool:
+    table = Path("/proc/cpuinfo")
+    vendor = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else platform.processor()
+    return "GenuineIntel" in vendor or sys.platform == "darwin"  # no Mac with these instructions has another
+
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+ONEDNN = HAS_ONEDNN and not _is_intel()
+"""Whether large products in float32 go to oneDNN: MKL is the faster one on Intel's processors (docs/benchmarks.md)."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -156,7 +167,7 @@ def squared_relu(x: Tensor) -> Tensor:
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weight^T + bias, for x (..., in) and weight (out, in).
 
-    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long (docs/benchmarks.md).
+    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's processors.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)

@@ -131,6 +131,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Without their sizes, the ways of large products are taken by the small ones of a test too."""
     if request.param == "products of any size":
         monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
+        monkeypatch.setattr(kernels, "ONEDNN", kernels.HAS_ONEDNN)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -152,10 +153,11 @@ def test_products_are_torchs(shape: tuple[int, ...], inside: int, out: int, bias
         torch.testing.assert_close(linear_by_onednn(x, weight, b), torchs.detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not kernels.ONEDNN, reason="this processor's products are torch's own")
+@pytest.mark.skipif(not kernels.HAS_ONEDNN, reason="this processor's products are torch's own")
 def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(kernels, "LARGE_PRODUCT", 1_000_000)
+    monkeypatch.setattr(kernels, "ONEDNN", True)
     monkeypatch.setattr(kernels, "_product", lambda x, weight, bias=None: seen.append(x.shape) or F.linear(x, weight))
     x, weight = torch.randn(1000, 100), torch.randn(10, 100)
     linear_by_onednn(x, weight, None)
@@ -165,7 +167,16 @@ def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.Mo
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_by_onednn(x, weight, None).dtype == torch.bfloat16
     TORCH.linear(x, weight, None)
+    monkeypatch.setattr(kernels, "ONEDNN", False)
+    linear_by_onednn(x, weight, None)
     assert len(seen) == 1
+
+
+def test_on_intels_processors_products_stay_with_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    for vendor, expected in (("GenuineIntel", True), ("AuthenticAMD", False)):
+        monkeypatch.setattr(kernels.Path, "read_text", lambda *_, vendor=vendor, **__: f"vendor_id\t: {vendor}\n")
+        monkeypatch.setattr(kernels.Path, "is_file", lambda _: True)
+        assert kernels._is_intel() is (expected or sys.platform == "darwin")
 
 
 def test_weights_stored_by_columns_are_the_same_weights() -> None:
