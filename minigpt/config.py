@@ -101,8 +101,8 @@ class ModelConfig(Section):
     """How the network knows where a token stands."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     """Normalisation before each branch and before the logits."""
-    activation: Literal["gelu", "relu2", "swiglu"] = "relu2"
-    """Non-linearity of the MLP: GELU in its tanh form, squared ReLU, or SwiGLU."""
+    activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
+    """Non-linearity of the MLP: GELU in GPT-2's tanh form, GELU itself (faster on a CPU), squared ReLU, or SwiGLU."""
     qk_norm: bool = True
     """RMS-normalise queries and keys in each head, with learned gains."""
     zero_init: bool = True

@@ -175,8 +175,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.up(x)  # (B, T, hidden)
-        if self.activation == "gelu":
-            h = F.gelu(h, approximate="tanh")
+        if self.activation in ("gelu", "gelu_exact"):  # Hendrycks and Gimpel 2016
+            h = F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
         elif self.activation == "relu2":  # So et al. 2021, Primer
             h = squared_relu(h)
         else:  # Shazeer 2020, GLU Variants

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -32,7 +33,7 @@ POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 SWITCHES = [
     {"position": position, "norm": norm, "activation": activation, "qk_norm": qk_norm, "bias": bias}
     for position, norm, activation, qk_norm, bias in itertools.product(
-        POSITIONS, ("layernorm", "rmsnorm"), ("gelu", "relu2", "swiglu"), (False, True), (False, True)
+        POSITIONS, ("layernorm", "rmsnorm"), ("gelu", "gelu_exact", "relu2", "swiglu"), (False, True), (False, True)
     )
 ]
 
@@ -137,6 +138,20 @@ def test_gpt2_sizes(layers: int, heads: int, width: int, count: int) -> None:
     with torch.device("meta"):
         model = GPT(config("classic", n_layer=layers, n_head=heads, n_embd=width, context=1024), 50257)
     assert sum(p.numel() for p in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("activation", "formula"),
+    [
+        ("gelu", lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("gelu_exact", lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2)))),
+        ("relu2", lambda x: x.clamp(min=0) ** 2),
+    ],
+)
+def test_activations_are_their_formulas(activation: str, formula: Callable[[Tensor], Tensor]) -> None:
+    mlp = awake("modern", activation=activation).blocks[0].mlp
+    x = torch.randn(3, 10, 16, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(mlp(x), mlp.down(formula(mlp.up(x))), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 384])
@@ -393,7 +408,7 @@ def test_evaluating_puts_the_mode_back(training: bool) -> None:
 
 
 @pytest.mark.parametrize("family", ["classic", "modern"])
-@pytest.mark.parametrize("activation", ["gelu", "relu2", "swiglu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu2", "swiglu"])
 @pytest.mark.parametrize(
     ("norm", "position", "bias"),
     [("layernorm", "learned", True), ("rmsnorm", "rotary", False), ("layernorm", "none", False)],
