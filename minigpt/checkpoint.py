@@ -66,7 +66,7 @@ class NoRoom(UserError):
     """The memory that is free does not suffice for a model; nor does it for the others of its run."""
 
 
-def load_checkpoint(run: str | Path = "last", which: str | None = None, device: str = "cpu") -> Checkpoint:
+def load_checkpoint(run: str | Path = "last", which: str | int | None = None, device: str = "cpu") -> Checkpoint:
     """Load a model to sample from, evaluate or look into.
 
     `run` is a run's folder or name, a checkpoint folder, or "last"; `which` is "best" (the default),
@@ -283,14 +283,19 @@ def _building(run: Path, step: int) -> Path:
 
 def _point(run: Path, state: TrainState) -> None:
     """Move the pointers: `last` to this step, `best` to the best one."""
-    best = state.best_step if state.best_step in checkpoint_steps(run) else state.step
+    best = _best_step(state) if _best_step(state) in checkpoint_steps(run) else state.step
     for name, step in (("last", state.step), ("best", best)):
         write_atomically(run / CHECKPOINTS / name, f"{step_folder(run, step).name}\n")
 
 
+def _best_step(state: TrainState) -> int:
+    """Return the step of the lowest validation loss; before any was measured, that of the state."""
+    return state.step if state.best_loss is None else state.best_step
+
+
 def _prune(run: Path, state: TrainState, keep_last: int) -> None:
     for step in checkpoint_steps(run)[:-keep_last]:
-        if step not in (state.best_step, state.step):
+        if step not in (_best_step(state), state.step):
             _withdraw(step_folder(run, step))
     _remove_leftovers(run)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -49,6 +50,13 @@ def _one_or_many(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return (value,) if isinstance(value, str) else value
+
+
+def _whole_characters(text: str) -> str:
+    """Refuse halves of characters, as which a terminal passes on bytes that are none: no file takes them as text."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError("holds bytes that are no characters")
+    return text
 
 
 Texts = Annotated[
@@ -190,7 +198,7 @@ class TrainConfig(Section):
 class SampleConfig(Section):
     """How text is drawn: the sample at each evaluation, and the defaults of `minigpt sample`."""
 
-    prompt: str = "\n"
+    prompt: Annotated[str, AfterValidator(_whole_characters)] = "\n"
     """Text to continue."""
     length: int = Field(500, ge=1)
     """Characters (bytes with the byte tokenizer) to draw with `minigpt sample`."""

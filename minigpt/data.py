@@ -73,8 +73,10 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
         raise UserError("data.val_source is the same text as data.source: its loss would say nothing about new text")
     fingerprint = "+".join(found.fingerprint for found in scans)
     if known and fingerprint != known[0]:
+        found_before = zip(corpora, scans, known[0].split("+"), strict=False)
+        other = next((corpus for corpus, found, before in found_before if found.fingerprint != before), corpora[0])
         raise UserError(
-            f"the text of {corpora[0].name} is not the one this run was trained on; put that back, or start a new run"
+            f"the text of {other.name} is not the one this run was trained on; put that back, or start a new run"
         )
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))

@@ -1,6 +1,6 @@
 """For a CPU, faster versions of what PyTorch computes slowly there: attention, dropout, products, norms, rotations.
 
-Their results agree with torch's up to rounding; dropout's in distribution, its probability rounded to 1/256.
+Their results agree with torch's up to rounding; dropout's in distribution, its probability a multiple of 1/256.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ class Kernels:
     """How a model computes what there is more than one way to compute."""
 
     attend: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    """Causal attention of q, k, v (B, H, T, D) with this dropout of its weights, (B, H, T, D)."""
+    """Causal attention, its weights dropped out, of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D)."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with this probability, and scale the others up."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -68,16 +68,21 @@ def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return causal attention by torch's fused kernel."""
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    T, S = q.size(2), k.size(2)
+    mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T) if 1 < T < S else None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=T == S)
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return causal attention over blocks of queries, as plain matrix products.
 
     torch's fused kernel keeps no weights and computes them again in its backward pass, which on a CPU
-    takes several times as long as reading them back. Here half of the weights are kept, those of the past.
+    takes several times as long as reading them back. Here half of the weights are kept, those of the past. Queries
+    after keys of a cache are never trained on, and left to that kernel.
     """
     B, H, T, D = q.shape
+    if k.size(2) > T:
+        return attend_fused(q, k, v, dropout)
     rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
     out = _applied(_BlockedAttention, *rows, dropout)
     return out.view(B, H, T, D)
@@ -280,7 +285,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 TORCH = Kernels(attend_fused, F.dropout, F.linear, rms_norm_by_torch, rotate_by_torch)
-"""As PyTorch ships them."""
+"""As PyTorch ships them. Squared ReLU, which gives the same bits by hand, is no choice."""
 CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn, rms_norm_by_hand, rotate_by_hand)
 """In the ways of this file."""
 

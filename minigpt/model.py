@@ -132,14 +132,10 @@ class Attention(UsesKernels, nn.Module):
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
-        T = x.size(1)
         q, k, v = self.queries_keys_values(x, angles)  # (B, H, T, D) each
-        if cache is None:
-            y = self.kernels_for(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
-        else:
+        if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
-            mask = causal_mask(T, k.size(2), x.device) if T > 1 else None
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        y = self.kernels_for(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
 

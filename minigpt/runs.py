@@ -82,7 +82,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     raise UserError(f"no run is called '{shown(name)}'{hint}")
 
 
-def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> Path:
+def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
     """Return the checkpoint folder that `name` means: a checkpoint folder itself, or one of a run's.
 
     `which` is "best" (the default), "last" or a step. Raises UserError when there is none.
@@ -94,12 +94,13 @@ def find_checkpoint(name: str, which: str | None = None, root: Path = RUNS) -> P
         return folder
     if name == "last":  # a run that ended before its first checkpoint does not hide the one before
         name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
-    run, which = find_run(name, root), which or "best"
+    run, which = find_run(name, root), "best" if which is None else str(which)
     steps = checkpoint_steps(run)
     if not steps:
         raise UserError(f"run {run.name} has no checkpoint yet")
     if which in RESERVED:
-        return step_folder(run, pointed_step(run, which) or steps[-1])
+        pointed = pointed_step(run, which)
+        return step_folder(run, steps[-1] if pointed is None else pointed)
     if not which.isdecimal():
         raise UserError(f"--checkpoint {shown(which)}: expected best, last or a step")
     if int(which) not in steps:

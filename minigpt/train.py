@@ -8,7 +8,8 @@ evaluating, sampling or saving more often changes nothing.
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from minigpt import checkpoint
 from minigpt import config as configuration
 from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at
-from minigpt.errors import UserError, reason
+from minigpt.errors import UserError, reason, shown
 from minigpt.evaluate import evaluate
 from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
@@ -79,18 +80,12 @@ def train(
     SIGINT, SIGTERM and SIGHUP end it after the step in progress, with that state saved. Raises UserError when the
     loss or gradient is not finite, memory does not suffice, or the disk refuses; what was saved before stays.
     """
-    loop_reached = False
     try:
-        training = Training(config, run, data, resume)
-        loop_reached = True
-        return training.loop(probes)
+        return Training(config, run, data, resume).loop(probes)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        micro = config.train.sequences_at_once
-        fitting = _micro_batch_size(config.train.batch_size, micro // 2) if loop_reached else None
-        smaller = f"--set train.micro_batch_size={fitting}, which gives {same_result(config)}" if fitting else ""
-        raise UserError(f"out of memory with {micro} sequences at once; try {smaller or 'a smaller model'}") from error
+        raise UserError("out of memory; try a smaller model") from error
     except OSError as error:
         raise UserError(f"cannot write to {run}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
@@ -132,7 +127,7 @@ class Training:
     def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
         loaded = checkpoint.load_checkpoint(resume) if resume else None
-        _refuse_if_too_large(config, data.tokenizer.vocab_size, loaded.meta.runtime if loaded else None)
+        _refuse_if_untrainable(config, data.tokenizer.vocab_size, loaded.meta.runtime if loaded else None)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
@@ -142,7 +137,6 @@ class Training:
         self.state = loaded.meta.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
         self.resumed_with: tuple[RuntimeFacts, int] | None = None
-        self.clock = Clock(self.state.seconds)
         tokens = (self.steps or 0) * config.train.batch_size * config.model.context
         self.runtime = choose(
             config.runtime,
@@ -160,6 +154,7 @@ class Training:
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.marked = (0.0, 0)  # seconds and tokens at the last log line
         self.told_busy = False
+        self.clock = Clock(self.state.seconds)
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
@@ -193,15 +188,17 @@ class Training:
             self.clock = Clock(state.seconds)  # getting ready was no training
             if self.saved_step is None:
                 self.evaluate(probes)
+                self.clock = Clock(state.seconds)  # nor was looking at what is untrained
             self.marked = (self.clock.training, state.tokens_seen)
             last = False
             while not (last or interrupts.signal):
-                self.step()
+                with self._within_memory():
+                    self.step()
                 last = self.length_reached
                 if last or state.step % settings.log_every == 0:
                     self.log()
                 improved = (last or state.step % settings.eval_every == 0) and self.evaluate(probes)
-                last = last or self.stopped_early
+                last = last or self.out_of_patience
                 if last or improved or state.step % settings.save_every == 0:
                     self.save()
             if self.saved_step != state.step:
@@ -212,7 +209,7 @@ class Training:
         folder = step_folder(self.run, state.step)
         share = self.clock.evaluating / max(1e-9, self.clock.session)
         stopped_by = None if last else interrupts.signal  # a signal in the last step stopped nothing
-        stopped_early = self.stopped_early and not self.length_reached
+        stopped_early = self.out_of_patience and not self.length_reached
         return Outcome(state, self.runtime, folder, stopped_by, stopped_early, share, self.longer)
 
     def step(self) -> None:
@@ -287,7 +284,8 @@ class Training:
 
     def _update_average(self, average: GPT) -> None:
         """Move the averaged weights towards the current ones; faster at first, when the start is far away."""
-        decay = min(self.config.train.ema, (self.state.step + 1) / (self.state.step + 10))
+        updates = self.state.step  # this one included
+        decay = min(self.config.train.ema, updates / (updates + 9))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(self.model.parameters()), 1 - decay)
 
@@ -300,7 +298,7 @@ class Training:
 
     @property
     def progress(self) -> float:
-        """Return how much of the run is done, 0 to 1, in the middle of the coming step."""
+        """Return how much of the run is done, 0 to 1; of one in steps, in the middle of the coming step."""
         if self.steps is None:
             return min(1.0, self.clock.total / self.seconds)
         return (self.state.step + 0.5) / self.steps
@@ -310,7 +308,7 @@ class Training:
         return self.clock.total >= self.seconds if self.steps is None else self.state.step >= self.steps
 
     @property
-    def stopped_early(self) -> bool:
+    def out_of_patience(self) -> bool:
         return 0 < self.config.train.patience <= self.state.evaluations_since_best
 
     @property
@@ -318,16 +316,19 @@ class Training:
         """Return the `--set` options with which a run that has ended goes on."""
         changes = []
         if self.length_reached:
-            minutes = self.config.train.minutes
-            changes.append(f"train.minutes={2 * minutes:g}" if minutes else f"train.steps={2 * self.state.step}")
-        if self.stopped_early:
+            if twice := 2 * (self.config.train.minutes or 0):
+                is_enough = 60 * twice > self.clock.total  # or it was trained for longer than it is now told
+                changes.append(f"train.minutes={twice if is_enough else math.ceil(2 * self.clock.total / 60):g}")
+            else:
+                changes.append(f"train.steps={2 * self.state.step}")
+        if self.out_of_patience:
             changes.append("train.patience=0")
         return " ".join(f"--set {change}" for change in changes)
 
     # --- what the loop does now and then -------------------------------------------------------------
 
     def log(self) -> None:
-        """Write the means since the last log line."""
+        """Write the mean loss and speed since the last log line; rates and gradient norm are those of the last step."""
         state, (marked_seconds, marked_tokens) = self.state, self.marked
         seconds, tokens = self.clock.training - marked_seconds, state.tokens_seen - marked_tokens
         self.marked = (self.clock.training, state.tokens_seen)
@@ -396,7 +397,7 @@ class Training:
         facts = {
             "characters_seen": round(state.tokens_seen * data.characters_per_token),
             "validation_loss": state.validation_loss,
-            "corpus": {"name": " + ".join(self.config.data.source), "fingerprint": data.fingerprint},
+            "corpus": {"name": shown(" + ".join(self.config.data.source)), "fingerprint": data.fingerprint},
             "vocab_size": data.tokenizer.vocab_size,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "runtime": self.runtime.facts().model_dump(),
@@ -434,7 +435,8 @@ class Training:
             return
         say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
-        self.loss, compiled = compile_loss(self._loss, self._example(self.config.train.sequences_at_once), say)
+        with self._within_memory():
+            self.loss, compiled = compile_loss(self._loss, self._example(self.config.train.sequences_at_once), say)
         self.optimizer.zero_grad()
         if compiled:
             say(f"compiled in {time.perf_counter() - started:.0f} s")
@@ -467,12 +469,27 @@ class Training:
         needed = fixed + train.sequences_at_once * each
         if needed <= free:
             return
-        fitting = _micro_batch_size(train.batch_size, int((0.8 * free - fixed) // each))
+        rooms = 0.8 * free - fixed, free - fixed  # with some to spare if that can be
+        fitting = next(filter(None, (_micro_batch_size(train.batch_size, int(room // each)) for room in rooms)), None)
         problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         if fitting is None:
             raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
         advice = f"--set train.micro_batch_size={fitting} fits and gives {same_result(self.config)}"
         raise UserError(f"{problem}; {advice}")
+
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Advise fewer sequences at once where memory runs out within the block. Raises UserError."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            micro = self.config.train.sequences_at_once
+            fitting = _micro_batch_size(self.config.train.batch_size, micro // 2)
+            fewer = f"--set train.micro_batch_size={fitting}, which gives {same_result(self.config)}" if fitting else ""
+            at_once = "1 sequence" if micro == 1 else f"{micro} sequences"
+            raise UserError(f"out of memory with {at_once} at once; try {fewer or 'a smaller model'}") from error
 
     # --- words and extras ----------------------------------------------------------------------------
 
@@ -495,7 +512,7 @@ class Training:
 
     def _refuse_if_finished(self) -> None:
         state = self.state
-        if not (self.length_reached or self.stopped_early):
+        if not (self.length_reached or self.out_of_patience):
             return
         if checkpoint_steps(self.run)[-1:] == [state.step]:
             checkpoint.repair(self.run, state)  # its last save may have been killed
@@ -512,7 +529,7 @@ class Training:
         self.metrics.histograms(self.state.step, tensors)
 
 
-def _refuse_if_too_large(config: RunConfig, vocab_size: int, saved: RuntimeFacts | None = None) -> None:
+def _refuse_if_untrainable(config: RunConfig, vocab_size: int, saved: RuntimeFacts | None = None) -> None:
     """Raise UserError when weights, gradients and averages alone exceed this machine's memory.
 
     On a CPU these are the weights, their gradients, the optimizer's two averages and, with `ema`, the weights'. Where a

@@ -56,11 +56,12 @@ def publish(
     best: int | None = None,
     keep_last: int = 1,
     scale: float = 1.0,
+    best_loss: float | None = 1.25,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Save a checkpoint of `step` whose weights all depend on `scale`."""
     weights = {name: tensor * scale for name, tensor in UNIT.items()}
-    state = TrainState(step=step, best_step=step if best is None else best, best_loss=1.25)
+    state = TrainState(step=step, best_step=step if best is None else best, best_loss=best_loss)
     settings = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"keep_last": keep_last})})
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(configuration.to_yaml(settings), encoding="utf-8")
@@ -302,6 +303,17 @@ except UserError as error:
     assert done.stdout.count("\n") == 1
     assert visible(tmp_path) == ["best", "last", "step-00000005"]
     assert load_checkpoint(tmp_path).meta.step == 5
+
+
+def test_what_was_never_measured_is_not_the_best(tmp_path: Path) -> None:
+    """Stopped before the first step and again before the first evaluation: `best` named the untrained model."""
+    publish(tmp_path, 0, best_loss=None, keep_last=2)
+    publish(tmp_path, 4, best=0, best_loss=None, keep_last=2)
+    assert checkpoint_steps(tmp_path) == [0, 4]
+    assert pointed_step(tmp_path, "best") == 4
+    assert load_checkpoint(tmp_path).meta.step == load_checkpoint(tmp_path, 4).meta.step == 4
+    publish(tmp_path, 8, best=0, best_loss=None)
+    assert checkpoint_steps(tmp_path) == [8], "and is not kept as if it were"
 
 
 class Killed(BaseException):

@@ -17,6 +17,8 @@ import pytest
 from command_line import SMALL, VERSE, Cli, Done, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from minigpt.kernels import CPU, TORCH, Kernels
+from minigpt.model import GPT
 from minigpt.presets import Expectation
 from minigpt.runs import checkpoint_steps
 from minigpt.start import name_stem
@@ -61,6 +63,32 @@ def test_runs_of_a_preset_are_numbered(cli: Cli) -> None:
     for number in (1, 2):
         assert cli("train", "-c", "tiny", *SMALL, "-s", "train.steps=1").code == 0
         assert Path(f"runs/tiny-{number}").is_dir()
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="their file names are Unicode")
+def test_a_text_whose_name_is_not_unicode(cli: Cli) -> None:
+    """Its checkpoints once had a meta.json that nothing could read back."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    Path(name).write_text(VERSE, encoding="utf-8")
+    assert cli("train", name, *SMALL).code == 0
+    assert cli("eval", "last").code == 0
+    assert cli("train", "--resume", "last", *MORE).code == 0
+    assert r"caf\udce9.txt" in cli("runs").out
+    refused = cli("train", name, *SMALL, "-s", f"sample.prompt={name}")
+    assert (refused.code, refused.error) == (
+        1, r"configuration: sample.prompt: holds bytes that are no characters, got 'caf\udce9.txt'",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpu"])
+def test_a_run_is_drawn_from_and_measured_with_its_own_kernels(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    assert cli("train", "verse.txt", *SMALL, "-s", f"runtime.kernels={kernels}").code == 0
+    used: list[Kernels | None] = []
+    monkeypatch.setattr(GPT, "use", lambda model, given: used.append(given))
+    assert cli("eval", "last").code == cli("sample", "last", "-l", "3").code == 0
+    assert used == 2 * [{"torch": TORCH, "cpu": CPU}[kernels]]
 
 
 @pytest.mark.parametrize(

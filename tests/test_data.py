@@ -297,7 +297,7 @@ def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
     again = data.prepare(config, known=(found.fingerprint, found.tokenizer))
     assert np.array_equal(again.validation, found.validation)
     write(tmp_path, "abx", "b.txt")
-    with pytest.raises(UserError, match="is not the one this run was trained on"):
+    with pytest.raises(UserError, match=r"the text of b.txt is not the one this run was trained on"):
         data.prepare(config, known=(found.fingerprint, found.tokenizer))
 
 

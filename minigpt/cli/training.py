@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,8 @@ def _train(run: Path, start: "Start") -> None:
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
         if checkpoint and runs.written_checkpoints(run) <= saved:
-            write_atomically(settings, before)  # it did not go on: the run is as it was
+            with suppress(OSError):  # a disk that refuses: what it said first is what counts
+                write_atomically(settings, before)  # it did not go on: the run is as it was
         elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
             notice("stopped before the first step: nothing was trained and nothing is kept")
         raise

@@ -69,8 +69,10 @@ def sample(
     check_writable(out)
     loaded = _loaded(run, checkpoint)
     threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
-    runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads))
+    kernels = loaded.config.runtime.kernels
+    runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads, kernels=kernels))
     loaded.model.to(runtime.device)
+    loaded.model.use(runtime.use_kernels())
     if runtime.device == "cpu":
         store_by_columns(loaded.model)
     settings = _sample_settings(
@@ -177,6 +179,7 @@ def evaluate(
     on_unknown, loaded = checked_unknown(unknown), load_checkpoint(run, checkpoint)
     runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)
     loaded.model.to(runtime.device)
+    loaded.model.use(runtime.use_kernels())
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
