@@ -7,7 +7,7 @@ text, its description in the JSON schema and its line in docs/configuration.md.
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -250,12 +250,6 @@ class RunConfig(Section):
     sample: SampleConfig = SampleConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
-    may_change_on_resume: ClassVar[frozenset[str]] = frozenset(
-        {f"train.{key}" for key in ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every")}
-        | {f"train.{key}" for key in ("keep_last", "patience", "attention", "histograms", "hparams")}
-        | {f"train.{key}" for key in ("micro_batch_size", "on_nonfinite", "max_skipped")}
-    )
-
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {},  # the defaults above
@@ -432,15 +426,23 @@ def contradictions(config: RunConfig) -> list[str]:
     return found
 
 
+MAY_CHANGE = (
+    *("runtime.", "sample."),
+    *("train.steps", "train.epochs", "train.minutes", "train.patience"),
+    *("train.log_every", "train.eval_every", "train.save_every", "train.keep_last"),
+    *("train.attention", "train.histograms", "train.hparams"),
+    *("train.micro_batch_size", "train.on_nonfinite", "train.max_skipped"),
+)
+"""How the settings begin that a resumed run may have other than it had."""
+
+
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     """Return, a line each, the differences that a resumed run must not have."""
     before, after = flatten(old), flatten(new)
     return [
         f"{key} is {show(before[key])} in the run, {show(after[key])} now"
         for key in before
-        if before[key] != after[key]
-        and key not in RunConfig.may_change_on_resume
-        and not key.startswith(("runtime.", "sample."))
+        if before[key] != after[key] and not key.startswith(MAY_CHANGE)
     ]
 
 

@@ -149,12 +149,16 @@ def open_corpus(source: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
         raise UserError("no text was named")
     codec = _checked_encoding(encoding)
     found = [_find(entry, codec) for entry in entries]
+    notices = tuple(notice for one in found for notice in one.notices)
+    found = [one for one in found if one.parts]
     parts = tuple(part for one in found for part in one.parts)
+    if not parts:
+        raise UserError(f"there is no text ({'; '.join(notices)})")
     if len(found) == 1:
         name = found[0].name
     else:
         name = f"{len(found)} files" if len(parts) == len(found) else f"{len(found)} sources"
-    corpus = Corpus(name, parts, tuple(notice for one in found for notice in one.notices))
+    corpus = Corpus(name, parts, notices)
     if next(corpus.blocks(), None) is None:
         raise UserError(f"{name}: the text is empty")
     return corpus
@@ -169,7 +173,7 @@ def _checked_encoding(encoding: str) -> str:
         near = did_you_mean(encoding.lower().replace("_", "-"), known)
         raise UserError(f"unknown encoding {encoding!r}{near}") from error
     if not getattr(codec, "_is_text_encoding", True) or codec.incrementaldecoder is None:
-        raise UserError(f"{encoding!r} is not an encoding of text; set data.encoding to one, e.g. utf-8")
+        raise UserError(f"{encoding!r} is not an encoding of text; utf-8, latin-1 and cp1252 are")
     return "utf-8" if codec.name == "utf-8-sig" else codec.name
 
 
@@ -246,7 +250,7 @@ def _direct(part: Part) -> Part:
     head = _head(part)
     if _is_binary(head, part.encoding):
         marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        hint = "; it looks like UTF-16, which --set data.encoding=utf-16 reads" if marked else ""
+        hint = f"; it looks like UTF-16, {_how('utf-16')}" if marked else ""
         raise UserError(f"{part.label}: is a binary file, not text{hint}")
     return part
 
@@ -257,8 +261,13 @@ def _is_binary(head: bytes, encoding: str) -> bool:
     return b"\0" in head
 
 
-def _texts(paths: Iterable[Path], where: str, encoding: str) -> _Found:
-    """The text files among `paths`, each real file once, in order; the binary ones go into a notice."""
+def _is_run(folder: Path) -> bool:
+    """Return whether minigpt trains here: what it writes is no text to learn from, and would change under it."""
+    return all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
+
+
+def _texts(paths: Iterable[Path], where: str, encoding: str, runs: Sequence[Path]) -> _Found:
+    """The text files among `paths`, each real file once, in order; notices name `runs` and binary ones, left out."""
     by_file: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (len(path.parts), path.as_posix())):
         by_file.setdefault(os.path.realpath(path), path)
@@ -267,13 +276,16 @@ def _texts(paths: Iterable[Path], where: str, encoding: str) -> _Found:
     for path in sorted(by_file.values(), key=Path.as_posix):
         part = _file(path, encoding)
         (binary if _is_binary(_head(part), encoding) else parts).append(part)
-    if not binary:
-        return _Found(where, parts)
-    many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
-    notice = f"skipped {many} in {where} (first: {shown(binary[0].path.name)})"
-    if not parts:
-        raise UserError(f"{where}: holds no text ({notice})")
-    return _Found(where, parts, [notice])
+    notices = []
+    if runs:
+        many = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+        notices.append(f"left out {many} of minigpt in {where} (first: {shown(runs[0].name)})")
+    if binary:
+        many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
+        notices.append(f"skipped {many} in {where} (first: {shown(binary[0].path.name)})")
+        if not parts:
+            raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
+    return _Found(where, parts, notices)
 
 
 def _is_glob(name: str) -> bool:
@@ -293,13 +305,15 @@ def _matched(pattern: str, path: Path, encoding: str) -> _Found:
         raise UserError(f"{shown(pattern)}: cannot be matched ({reason(error)})") from error
     if not any(part.startswith(".") for part in moving):
         files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(base).parts)]
-    if not files:
+    runs = sorted({run for file in files for run in file.parents if base in run.parents and _is_run(run)})
+    files = [file for file in files if not set(runs) & set(file.parents)]
+    if not (files or runs):
         raise UserError(f"{shown(pattern)}: matches no file")
-    return _texts(files, shown(pattern), encoding)
+    return _texts(files, shown(pattern), encoding, runs)
 
 
 def _inside(folder: Path, encoding: str) -> _Found:
-    """The files below a folder, hidden ones excepted.
+    """The files below a folder, hidden ones and those of runs excepted.
 
     A link is followed if it stays inside, and only once, so that links in a circle end.
     """
@@ -321,14 +335,17 @@ def _inside(folder: Path, encoding: str) -> _Found:
         raise _unreadable(shown(error.filename), error) from error
 
     files: list[Path] = []
+    runs: list[Path] = []
     for here, folders, names in os.walk(folder, followlinks=True, onerror=stop):
         # Sorted because the walk goes down in this order, and a link counts only where it is met first.
         folders[:] = sorted(name for name in folders if wanted(Path(here, name)))
+        runs += (Path(here, name) for name in folders if _is_run(Path(here, name)))
+        folders[:] = [name for name in folders if Path(here, name) not in runs]
         paths = (Path(here, name) for name in sorted(names))
         files += (path for path in paths if wanted(path) and path.is_file())
-    if not files:
+    if not (files or runs):
         raise UserError(f"{where}: holds no text")
-    return _texts(files, where, encoding)
+    return _texts(files, where, encoding, runs)
 
 
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
@@ -467,14 +484,20 @@ def _decoded(part: Part) -> Iterator[str]:
             yield piece
 
 
+def _how(encoding: str) -> str:
+    """Return how commands are told an encoding."""
+    return f"--encoding {encoding} (train, bench train: --set data.encoding={encoding})"
+
+
 def _undecodable(part: Part, error: UnicodeError, done: int, size: int) -> UserError:
     """The error for bytes that do not decode: the `size` bytes after the first `done` of the file."""
     if part.encoding == "utf-8":
         byte = error.object[error.start] if isinstance(error, UnicodeDecodeError) else 0
-        likely = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"  # which has control characters there
-        advice = f"set the encoding, e.g. --set data.encoding={likely} (eval and data info: --encoding {likely})"
+        is_latin = byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D) or not 0x80 <= byte < 0xA0
+        likely = "latin-1" if is_latin else "cp1252"  # latin-1 has control characters where cp1252 has quotes
+        advice = f"set its encoding, e.g. {_how(likely)}"
     else:
-        advice = "set another encoding, e.g. --set data.encoding=utf-8"
+        advice = f"set another encoding, e.g. {_how('utf-8')}"
     if not isinstance(error, UnicodeDecodeError):
         return UserError(f"{part.label}: is not valid {part.encoding} ({reason(error)}); {advice}")
     # The decoder kept back the start of a character from earlier bytes; its positions count from there.

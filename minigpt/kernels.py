@@ -29,7 +29,7 @@ def _is_intel() -> bool:
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 """Whether oneDNN can be asked for such a product here."""
-ONEDNN = HAS_ONEDNN and not _is_intel()
+PREFERS_ONEDNN = HAS_ONEDNN and not _is_intel()
 """Whether large products in float32 go to oneDNN: MKL is the faster one on Intel's processors (docs/benchmarks.md)."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -170,14 +170,14 @@ def squared_relu(x: Tensor) -> Tensor:
     return _applied(_SquaredReLU, x)
 
 
-def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weight^T + bias, for x (..., in) and weight (out, in).
 
     torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's processors.
     """
     if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
-    if ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT:
+    if PREFERS_ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT:
         return _applied(_Linear, x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -286,7 +286,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 TORCH = Kernels(attend_fused, F.dropout, F.linear, rms_norm_by_torch, rotate_by_torch)
 """As PyTorch ships them. Squared ReLU, which gives the same bits by hand, is no choice."""
-CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_by_onednn, rms_norm_by_hand, rotate_by_hand)
+CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_on_cpu, rms_norm_by_hand, rotate_by_hand)
 """In the ways of this file."""
 
 

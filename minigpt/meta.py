@@ -102,6 +102,7 @@ class Meta(_Facts):
     step: Count
     characters_seen: Count
     validation_loss: float | None
+    """The one measured last, maybe some steps before."""
     corpus: CorpusFacts
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: Annotated[Count, Field(ge=1)]

@@ -23,6 +23,12 @@ def presets() -> dict[str, str]:
     return found
 
 
+def shipped_layer(name: str) -> Layer:
+    """Read a shipped preset, whatever files there are by its name."""
+    _, layer = read_layer(str(shipped("configs", f"{name}.yaml")))
+    return f"preset {name}", layer
+
+
 def read_layer(name: str) -> Layer:
     """Read a preset by its name, or a YAML file by its path.
 
@@ -87,7 +93,7 @@ def expectation(config: RunConfig, fingerprint: str) -> Expectation | None:
 
 
 def _shipped_config(name: str) -> RunConfig:
-    return resolve(read_layer(str(shipped("configs", f"{name}.yaml")))).config
+    return resolve(shipped_layer(name)).config
 
 
 def _decisive(config: RunConfig) -> dict[str, Any]:

@@ -38,7 +38,11 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
 
     `assignments` are KEY=VALUE. Raises UserError for a text that cannot be read or a configuration that cannot be.
     """
-    layers: list[Layer] = [presets.read_layer(preset or "quickstart")] if preset or not text else []
+    layers: list[Layer] = []
+    if preset:
+        layers.append(presets.read_layer(preset))
+    elif not text:
+        layers.append(presets.shipped_layer("quickstart"))
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(config.parse_overrides(assignments))

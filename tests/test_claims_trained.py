@@ -91,6 +91,28 @@ def test_a_head_that_looks_back_by_one_is_found() -> None:
     assert trained.looks_at("first", 0.5)(evidence(loaded))[0] == NOT_SUPPORTED
 
 
+def test_windows_without_such_a_place_choose_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them among the first half once made it head 0.0."""
+    values, uniform = torch.full((8, 1, 4), 0.02), torch.full((8,), 0.01)
+    values[:, 0, 3] = 0.6
+    values[1], uniform[1] = math.nan, math.nan
+    values[6], uniform[6] = math.nan, math.nan
+    monkeypatch.setattr(Evidence, "scores", lambda *_: (values, uniform))
+    verdict, measured = trained.looks_at("induction", 0.1)(evidence(untrained()))
+    assert (verdict, measured) == (SUPPORTED, "head 0.3: 0.6 of its attention, uniform 0.01")
+    values[:], uniform[:] = math.nan, math.nan
+    assert trained.looks_at("induction", 0.1)(evidence(untrained())) == (INCONCLUSIVE, "the windows have no such place")
+
+
+def test_embeddings_that_only_decayed_have_learned_nothing() -> None:
+    loaded = untrained()
+    with torch.no_grad():
+        loaded.model.token_embedding.weight.mul_(0.6)
+    verdict, measured = trained.embeddings_learn(evidence(loaded))
+    assert verdict == NOT_SUPPORTED
+    assert measured == "moved by 0.4 times their length at first; cosine to the start 1"
+
+
 def test_embeddings_of_a_kind_are_found_to_lie_together() -> None:
     loaded = untrained()
     with torch.no_grad():

@@ -68,8 +68,8 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
     sampling = "--length --min-p --no-cache --no-stream --num-samples --out --prompt --prompt-file --repetition-penalty"
     assert found == {
         "train": "--config --name --resume --set -c -s",
-        "sample": f"--checkpoint --device --json {sampling} --seed --stop --temperature --top-k --top-p --unknown"
-        " -l -n -o -p -t",
+        "sample": f"--checkpoint --device --encoding --json {sampling} --seed --stop --temperature --top-k --top-p"
+        " --unknown -l -n -o -p -t",
         "eval": "--checkpoint --device --encoding --json --stride --unknown",
         "attention": "--checkpoint --encoding --file --head --json --layer --max-chars --npz --png --probe --query"
         " --text --tty --unknown --val",
@@ -80,7 +80,7 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         "board": "--host --port",
         "bench train": "--config --json --rounds --seconds --set -c -s",
         "bench sample": "--json --length --rounds --set --streams -s",
-        "bench data": "--json --rounds",
+        "bench data": "--encoding --json --rounds",
         "data list": "",
         "data info": "--encoding --json",
         "data get": "",
@@ -98,6 +98,7 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
             "No such option: --steps .*; a setting goes by --set train.steps=VALUE; see .*--help",
         ),
         (["train", "--batch-size", 2], "a setting goes by --set train.batch_size=VALUE"),
+        (["eval", "--threads", 1], "No such option: --threads; see .*"),
         (["eval", "--stride", 0], "Invalid value for '--stride': Input should be greater than or equal to 1"),
         (["train", "--resume"], "Option '--resume' requires an argument"),
         (["tran"], "No such command 'tran'.*; see .* --help"),

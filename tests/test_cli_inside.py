@@ -165,6 +165,9 @@ def test_a_run_whose_text_is_gone_looks_at_one_of_its_own(cli: Cli, folder: Path
         (["--png", "no/such/folder.png"], "cannot write no/such/folder.png: No such file or directory"),
         (["--unknown", "guess"], "--unknown guess: expected error, skip or replace"),
         (["--checkpoint", "77"], "77"),
+        (["--png", "x", "--npz", "./x"], "cannot write x: it would replace what this command reads or writes as well"),
+        (["--file", "x", "--png", "x"], "cannot write x: it would replace what this command reads or writes as well"),
+        (["--probe", "a", "b", "--tty"], "--probe excludes --tty and --query, which ask of one place"),
     ],
 )
 def test_what_cannot_be_is_one_line(cli: Cli, arguments: list[Any], problem: str) -> None:

@@ -6,6 +6,7 @@ import codecs
 import gzip
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -114,16 +115,24 @@ def test_the_offset_of_an_undecodable_byte_is_exact(before: bytes, offset: int) 
     count, rest = divmod(offset, len(before))
     Path("notes.txt").write_bytes(before * count + b"x" * rest + b"\xe9 after")
     assert error("notes.txt") == (
-        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set the encoding, e.g. --set data.encoding=latin-1 "
-        "(eval and data info: --encoding latin-1)"
+        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set its encoding, e.g. --encoding latin-1 "
+        "(train, bench train: --set data.encoding=latin-1)"
     )
     assert text("notes.txt", "latin-1").endswith("é after")
 
 
 def test_quotes_of_old_windows_files_name_their_encoding() -> None:
     Path("notes.txt").write_bytes("“so” she said".encode("cp1252"))
-    assert "e.g. --set data.encoding=cp1252 (eval and data info: --encoding cp1252)" in error("notes.txt")
+    assert "e.g. --encoding cp1252 (train, bench train: --set data.encoding=cp1252)" in error("notes.txt")
     assert text("notes.txt", "cp1252") == "“so” she said"
+
+
+def test_the_encoding_that_is_advised_reads_the_byte() -> None:
+    """Five bytes are no characters of cp1252."""
+    for byte in range(0x80, 0x100):
+        Path("notes.txt").write_bytes(bytes([byte]) + b" after")
+        (advised,) = re.findall(r"--encoding (\S+) ", error("notes.txt"))
+        assert text("notes.txt", advised).endswith(" after")
 
 
 def test_a_character_cut_off_by_the_end_of_the_file_is_reported() -> None:
@@ -217,6 +226,24 @@ def test_globs(folder: Path) -> None:
     assert text("[x].txt") == "[", "an existing file is meant literally"
     assert error("*.rst") == "*.rst: matches no file"
     assert error("dee?") == "dee?: matches no file", "a folder is not a file"
+
+
+def test_what_minigpt_trains_there_is_no_text_to_learn_from(folder: Path) -> None:
+    """A run in a folder changed the text of that folder, so that it could not be resumed, and the next learned logs."""
+    for name in ("my.txt", "runs/a/config.yaml", "runs/a/environment.json", "runs/a/metrics.jsonl", "runs/b.txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name[0], encoding="utf-8")
+    for source in (".", "**", "**/*"):
+        assert text(source) == "mb"
+        assert any("left out 1 run of minigpt in" in notice for notice in open_corpus(source).notices)
+    Path("runs/b.txt").unlink()
+    assert text(["my.txt", "runs"]) == "m"
+    assert open_corpus(["my.txt", "runs"]).name == "my.txt"
+    assert error("runs") == "there is no text (left out 1 run of minigpt in runs/ (first: a))"
+    assert text("runs/a/m*") == text("runs/a/metrics.jsonl") == "m", "what is named itself is meant"
+    Path("runs/a/environment.json").unlink()
+    assert text("runs") == "cm", "a folder with a configuration is no run yet"
 
 
 def test_missing_and_empty_sources(folder: Path) -> None:

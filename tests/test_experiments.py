@@ -158,7 +158,9 @@ def test_the_report_compares_seed_by_seed(found: tuple[Path, list[dict[str, Any]
     pytest.importorskip("matplotlib")
     folder, lines = found
     command = [sys.executable, str(ROOT / "scripts/experiments/report"), "--out", "out"]
+    (folder / "out/a-begun.jsonl").touch()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    (folder / "out/a-begun.jsonl").unlink()
     assert done.returncode == 0, done.stderr
     loss = {(line["variant"], line["seed"]): line["loss"] for line in lines}
     difference = sum(loss["large", seed] - loss["baseline", seed] for seed in (1, 2)) / 2

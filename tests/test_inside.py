@@ -211,6 +211,9 @@ def test_a_probe_measures_what_one_string_gives_another_before_it(by_hand: Extra
     assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[5]).uniform)  # nor another f; itself is none
     again = span_probe(by_hand.weights, ids, asking=[4], asked=[4])  # e at 15 asks e at 10
     assert again.uniform == pytest.approx(1 / 16)
+    same = span_probe(by_hand.weights, [0, 1, 2, 0, 1, *[3] * 11], asking=[0, 1], asked=[0, 1])
+    assert same.uniform == pytest.approx((2 / 4 + 2 / 5) / 2), "the second ab asks the first, and not itself"
+    assert math.isnan(span_probe(by_hand.weights, [0, 0, 0, *[1] * 13], asking=[0, 0], asked=[0, 0]).uniform)
 
 
 def test_baselines_are_those_of_uniform_attention() -> None:
@@ -231,6 +234,14 @@ def test_patterns_mark_the_keys_they_mean() -> None:
     assert keys["line"] == [[1, 0], [2, 0], [3, 0], [4, 0]]
     assert keys["previous"] == [[t, t - 1] for t in range(1, 7)]
     assert keys["next"] == [[t, t + 1] for t in range(6)]
+
+
+@pytest.mark.parametrize("words", ["हिन्दी भाषा", "cafe\u0301s nai\u0308ve"])
+def test_marks_are_parts_of_the_words_that_they_stand_in(words: str) -> None:
+    starts, space = patterns(list(words))["word"], words.index(" ")
+    for place in range(1, len(words)):
+        start = 0 if place < space else space + 1
+        assert starts[place].nonzero().flatten().tolist() == ([start] if place not in (space, start) else [])
 
 
 def test_induction_looks_at_earlier_places_only() -> None:

@@ -20,7 +20,7 @@ from minigpt.kernels import (
     attend_fused,
     attend_in_blocks,
     drop_by_bytes,
-    linear_by_onednn,
+    linear_on_cpu,
     squared_relu,
     store_by_columns,
 )
@@ -131,7 +131,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Without their sizes, the ways of large products are taken by the small ones of a test too."""
     if request.param == "products of any size":
         monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
-        monkeypatch.setattr(kernels, "ONEDNN", kernels.HAS_ONEDNN)
+        monkeypatch.setattr(kernels, "PREFERS_ONEDNN", kernels.HAS_ONEDNN)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -142,7 +142,7 @@ def test_products_are_torchs(shape: tuple[int, ...], inside: int, out: int, bias
     """With biases that are not zero, as after training; a fresh model's would hide a forgotten one."""
     x, weight, b = torch.randn(*shape, inside), torch.randn(out, inside), torch.randn(out) if bias else None
     inputs = [tensor.requires_grad_() for tensor in (x, weight, b) if tensor is not None]
-    ours, torchs = linear_by_onednn(x, weight, b), F.linear(x, weight, b)
+    ours, torchs = linear_on_cpu(x, weight, b), F.linear(x, weight, b)
     torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
     towards = torch.randn_like(torchs)
     for found, expected in zip(
@@ -150,25 +150,25 @@ def test_products_are_torchs(shape: tuple[int, ...], inside: int, out: int, bias
     ):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     with torch.inference_mode():
-        torch.testing.assert_close(linear_by_onednn(x, weight, b), torchs.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(linear_on_cpu(x, weight, b), torchs.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not kernels.HAS_ONEDNN, reason="this processor's products are torch's own")
 def test_large_products_are_onednns_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(kernels, "LARGE_PRODUCT", 1_000_000)
-    monkeypatch.setattr(kernels, "ONEDNN", True)
+    monkeypatch.setattr(kernels, "PREFERS_ONEDNN", True)
     monkeypatch.setattr(kernels, "_product", lambda x, weight, bias=None: seen.append(x.shape) or F.linear(x, weight))
     x, weight = torch.randn(1000, 100), torch.randn(10, 100)
-    linear_by_onednn(x, weight, None)
+    linear_on_cpu(x, weight, None)
     assert seen == [(1000, 100)]
-    linear_by_onednn(x[1:], weight, None)
-    linear_by_onednn(x.double(), weight.double(), None)
+    linear_on_cpu(x[1:], weight, None)
+    linear_on_cpu(x.double(), weight.double(), None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear_by_onednn(x, weight, None).dtype == torch.bfloat16
+        assert linear_on_cpu(x, weight, None).dtype == torch.bfloat16
     TORCH.linear(x, weight, None)
-    monkeypatch.setattr(kernels, "ONEDNN", False)
-    linear_by_onednn(x, weight, None)
+    monkeypatch.setattr(kernels, "PREFERS_ONEDNN", False)
+    linear_on_cpu(x, weight, None)
     assert len(seen) == 1
 
 

@@ -680,7 +680,7 @@ def test_in_float32_the_fast_kernels_give_the_same_curve(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "LARGE_PRODUCT", 0)
-    monkeypatch.setattr(kernels, "ONEDNN", kernels.HAS_ONEDNN)
+    monkeypatch.setattr(kernels, "PREFERS_ONEDNN", kernels.HAS_ONEDNN)
     ours, torchs = (
         losses_of_steps(tmp_path, model__family=family, runtime__kernels=name, model__dropout=0.0)
         for name in ("cpu", "torch")

@@ -11,7 +11,7 @@ import pytest
 from command_line import SMALL, VERSE, Cli, called
 
 from minigpt import verify
-from minigpt.runs import checkpoint_steps
+from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.verify import verify_runs
 
 CHECKED = [
@@ -81,6 +81,21 @@ def test_what_training_wrote_is_intact(cli: Cli, run: Path) -> None:
 def test_nothing_to_check_is_nothing_wrong(cli: Cli) -> None:
     assert cli("runs", "--verify", "--json").json == []
     assert cli("runs", "--verify").code == 0
+
+
+def test_pointers_without_checkpoints_are_told(run: Path) -> None:
+    for step in checkpoint_steps(run):
+        shutil.rmtree(step_folder(run, step))
+    assert [what for what in problems() if what.startswith("b ")] == ["b pointer last", "b pointer best"]
+
+
+def test_a_checkpoint_that_a_training_removes_meanwhile_is_no_damage(run: Path) -> None:
+    first = min(checkpoint_steps(run))
+    for one in verify_runs():
+        assert one.problem is None, one
+        if one.run == "b":
+            shutil.rmtree(step_folder(run, first), ignore_errors=True)
+    assert first not in checkpoint_steps(run)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 12, 20, 60])

@@ -24,12 +24,12 @@ MADE = (("ASCII", 100, LETTERS), ("mixed UTF-8", 50, LETTERS + OTHERS))
 """The texts that are made when none is given: name, megabytes, and the letters of their words."""
 
 
-def run(text: Sequence[str], rounds: int, say: Say) -> Document:
+def run(text: Sequence[str], encoding: str, rounds: int, say: Say) -> Document:
     """Measure on `text`, or on two that are made; copies and caches stand in a temporary folder. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="minigpt-bench-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         texts = (
-            [_copy(text, folder)]
+            [_copy(text, encoding, folder)]
             if text
             else [(name, _words(folder / name, size, letters)) for name, size, letters in MADE]
         )
@@ -97,9 +97,9 @@ def _round(path: Path, ids: Any, elapsed: float) -> Round:
     }
 
 
-def _copy(text: Sequence[str], folder: Path) -> tuple[str, Path]:
+def _copy(text: Sequence[str], encoding: str, folder: Path) -> tuple[str, Path]:
     """Write `text`, whatever it is made of, into one UTF-8 file that plain Python reads too; return name and path."""
-    corpus = open_corpus(text)
+    corpus = open_corpus(text, encoding)
     path = folder / "text"
     with open(path, "wb") as file:
         for block in corpus.blocks():

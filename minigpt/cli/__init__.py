@@ -91,7 +91,12 @@ def _usage(error: TyperException) -> str:
 
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-    if option and (settings := [key for key in flatten(resolve().config) if key.endswith(f".{option}")]):
+    takes_settings = context and any(parameter.name == "set_" for parameter in context.command.params)
+    if (
+        option
+        and takes_settings
+        and (settings := [key for key in flatten(resolve().config) if key.endswith(f".{option}")])
+    ):
         message += f"; a setting goes by --set {settings[0]}=VALUE"
     return f"{message}; see {context.command_path} --help" if context else message
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from minigpt.cli.options import PLAIN, TEXT, ConfigOption, JsonOption, RoundsOption, SetOption
+from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonOption, RoundsOption, SetOption
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import shown
 
@@ -44,13 +44,14 @@ def bench_sample(
 @bench_app.command("data")
 def bench_data(
     text: Annotated[list[str] | None, Argument(help=f"{TEXT} Default: two that are made.", metavar="TEXT")] = None,
+    encoding: EncodingOption = "utf-8",
     rounds: RoundsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Measure scanning and encoding a text against plain Python that reads it whole."""
     from minigpt.bench import data
 
-    _report_bench(data.run(text or [], rounds, notice), as_json)
+    _report_bench(data.run(text or [], encoding, rounds, notice), as_json)
 
 
 def _report_bench(found: dict[str, Any], as_json: bool) -> None:

@@ -71,7 +71,9 @@ def attention(
     from minigpt.inside.extract import extract
     from minigpt.inside.scores import head_scores
 
-    check_writable(npz, png)
+    check_writable(npz, png, read=file)
+    if probe and (tty or query is not None):
+        raise UserError("--probe excludes --tty and --query, which ask of one place")
     loaded = load_checkpoint(run, checkpoint)
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
     _check_chosen("--layer", layer, loaded.config.model.n_layer, "layers")
@@ -132,7 +134,7 @@ def inspect(
     from minigpt.checkpoint import load_checkpoint, validation_tokens
     from minigpt.inside.page import inspect_page
 
-    check_writable(out)
+    check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
     if detail and max_chars is None:
         max_chars = DETAILED

@@ -32,8 +32,9 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def check_writable(*outs: Path | None) -> None:
-    """Raise UserError for a file that cannot be written, before the work whose result would be lost."""
+def check_writable(*outs: Path | None, read: str | None = None) -> None:
+    """Raise UserError for a file that cannot be written, or would replace another result or the text that is `read`."""
+    taken = {os.path.realpath(read)} if read else set()
     for out in outs:
         if out is None:
             continue
@@ -45,6 +46,12 @@ def check_writable(*outs: Path | None) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+        if out.is_file() or not out.exists():  # what is written to a device does not replace it
+            if os.path.realpath(out) in taken:
+                raise UserError(
+                    f"cannot write {shown(out)}: it would replace what this command reads or writes as well"
+                )
+            taken.add(os.path.realpath(out))
 
 
 def write(text: str, out: Path | None = None) -> None:

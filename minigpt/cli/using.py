@@ -23,7 +23,7 @@ from minigpt.cli.options import (
     checked_unknown,
 )
 from minigpt.cli.output import check_writable, json_text, notice, write
-from minigpt.errors import UserError, quoted
+from minigpt.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Checkpoint
@@ -53,6 +53,7 @@ def sample(
     seed: Annotated[int | None, Option(help="Seed of the random draws.")] = None,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
+    encoding: EncodingOption = "utf-8",
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file instead.", metavar="F")] = None,
@@ -65,8 +66,8 @@ def sample(
     from minigpt.runtime import choose, sampling_threads
     from minigpt.sample import generate
 
-    given, on_unknown, device = _given(prompt, prompt_file), checked_unknown(unknown), checked_device(device)
-    check_writable(out)
+    given, on_unknown, device = _given(prompt, prompt_file, encoding), checked_unknown(unknown), checked_device(device)
+    check_writable(out, read=prompt_file)
     loaded = _loaded(run, checkpoint)
     threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
     kernels = loaded.config.runtime.kernels
@@ -96,7 +97,7 @@ def sample(
     samples, is_whole = _by_sample(pieces, num_samples, settings.length)
     if as_json:
         drawn = settings.model_dump(exclude={"prompt", "preview"})
-        write(json_text({"checkpoint": str(loaded.path), "prompt": text, "settings": drawn, "samples": samples}), out)
+        write(json_text({"checkpoint": shown(loaded.path), "prompt": text, "settings": drawn, "samples": samples}), out)
     else:
         write("\n--------\n".join(text + one["text"] for one in samples) + "\n", out)
     if not is_whole:
@@ -118,11 +119,11 @@ def _loaded(run: str, checkpoint: str | None) -> "Checkpoint":
         raise UserError(f"{error}; a text to continue goes by --prompt {quoted(run)}") from error
 
 
-def _given(prompt: str | None, file: str | None) -> str | None:
+def _given(prompt: str | None, file: str | None, encoding: str) -> str | None:
     """Return the prompt of the command line, where it has one. Raises UserError."""
     if prompt is not None and file is not None:
         raise UserError("--prompt and --prompt-file exclude each other")
-    return prompt if file is None else read_text(file)
+    return prompt if file is None else read_text(file, encoding)
 
 
 def _as_read(loaded: "Checkpoint", prompt: str, unknown: str) -> str:
@@ -198,7 +199,7 @@ def evaluate(
         )  # fmt: skip
     how = protocol(loaded.config.model.context, stride)
     if as_json:
-        facts = {"protocol": how, "text": name, "checkpoint": str(loaded.path), "dtype": runtime.dtype}
+        facts = {"protocol": how, "text": name, "checkpoint": shown(loaded.path), "dtype": runtime.dtype}
         # JSON has no infinity.
         figures = {name: value if math.isfinite(value) else None for name, value in asdict(result).items()}
         write(json_text({**figures, **facts}))

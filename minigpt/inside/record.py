@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.checkpoint import Checkpoint
+from minigpt.errors import shown
 from minigpt.inside.extract import Extraction
 from minigpt.inside.passage import Passage
 from minigpt.inside.scores import MEASURES, Score, kinds
@@ -66,7 +67,7 @@ def document(
         for layer, head in chosen
     ]
     found = {
-        "checkpoint": str(loaded.path),
+        "checkpoint": shown(loaded.path),
         "step": loaded.meta.state.step,
         "validation_loss": loaded.meta.state.validation_loss,
         "text": loaded.tokenizer.decode(passage.ids),

@@ -4,6 +4,7 @@ Only the queries from the second on count: the first character has nothing to ch
 """
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,22 +69,22 @@ def _uniform(T: int) -> Tensor:
 def span_probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked: Sequence[int]) -> Score:
     """Return the share of weights (L, H, T, S) that tokens of one passage give to those of another before it.
 
-    All places in `ids` where `asking` stands are queries, and all where `asked` stands their keys; for a pronoun and a
-    noun, say. The values are nan where no `asked` comes before an `asking`.
+    All places in `ids` where `asking` stands are queries, and their keys all where `asked` stands that end before; for
+    a pronoun and a noun, say, or two mentions of one name. The values are nan where there are none.
     """
     T = len(ids)
-    uniform, before = _uniform(T), torch.ones(T, T, dtype=torch.bool).tril(-1)
-    keys = _covered(ids, asking)[:, None] & _covered(ids, asked) & before  # (T, S)
-    return Score(mass(weights.double(), keys), mass(uniform, keys).item())
+    keys = torch.zeros(T, T, dtype=torch.bool)
+    for query in _places(ids, asking):
+        for key in _places(ids, asked):
+            if key.stop <= query.start:
+                keys[query, key] = True
+    return Score(mass(weights.double(), keys), mass(_uniform(T), keys).item())
 
 
-def _covered(ids: Sequence[int], part: Sequence[int]) -> Tensor:
-    """Return which of the tokens belong to a place where `part` stands, (T,)."""
-    found = torch.zeros(len(ids), dtype=torch.bool)
-    for start in range(len(ids) - len(part) + 1):
-        if list(ids[start : start + len(part)]) == list(part):
-            found[start : start + len(part)] = True
-    return found
+def _places(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
+    """Return where `part` stands in `ids`."""
+    slices = (slice(start, start + len(part)) for start in range(len(ids) - len(part) + 1))
+    return [place for place in slices if list(ids[place]) == list(part)]
 
 
 def mass(weights: Tensor, keys: Tensor) -> Tensor:
@@ -118,8 +119,10 @@ def patterns(characters: Sequence[str]) -> dict[str, Tensor]:
 
 
 def in_word(character: str) -> bool:
-    """Return whether a character is part of a word. A byte of more than seven bits nearly always is."""
-    return character.isalnum() or character in "'’_" or len(character) > 1
+    """Return whether a character is part of a word, as marks on its letters are. A byte above 127 nearly always is."""
+    if len(character) > 1:
+        return True
+    return character.isalnum() or character in "'’_" or unicodedata.category(character).startswith("M")
 
 
 def _starts(inside: Sequence[bool]) -> Tensor:

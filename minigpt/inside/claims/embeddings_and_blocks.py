@@ -13,7 +13,7 @@ from minigpt.config import RunConfig, SampleConfig, contradictions, resolve
 from minigpt.inside.claims.claim import Claim, Finding, figure, largest
 from minigpt.inside.claims.material import EXACT, awake, gpt, normal, plain, reaching
 from minigpt.model import Block, count_parameters, make_norm
-from minigpt.presets import presets, read_layer
+from minigpt.presets import presets, shipped_layer
 from minigpt.sample import generate
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -51,7 +51,7 @@ def width_is_a_choice() -> Finding:
     works = [width for width in tried if not contradictions(RunConfig(model=plain(n_embd=width)))]
     shapes = {tuple(gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
     parameters = [f"{count_parameters(plain(n_layer=6, n_embd=width), 65):,}" for width in works]
-    presets_take = sorted({resolve(read_layer(name)).config.model.n_embd for name in presets()})
+    presets_take = sorted({resolve(shipped_layer(name)).config.model.n_embd for name in presets()})
     measured = (
         f"of {', '.join(map(str, tried))} with 4 heads {', '.join(map(str, works))} work, with {', '.join(parameters)} "
         f"parameters in 6 blocks; minigpt's presets take {', '.join(map(str, presets_take))}"

@@ -148,9 +148,13 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
     known = torch.cat([seen.ids for seen in evidence.seen]).unique()
     now, then = (model.token_embedding.weight.detach().cpu()[known] for model in (evidence.model, evidence.before))
     moved = (now - then).norm(dim=-1) / then.norm(dim=-1)  # (characters,)
-    turned = F.cosine_similarity(now, then, dim=-1).mean()
-    measured = f"moved by {figure(moved.mean())} times their length at first; cosine to the start {figure(turned)}"
-    return (SUPPORTED if moved.quantile(0.05) > 0.1 else NOT_SUPPORTED if moved.max() < 0.1 else INCONCLUSIVE), measured
+    cosine = F.cosine_similarity(now, then, dim=-1)
+    measured = (
+        f"moved by {figure(moved.mean())} times their length at first; cosine to the start {figure(cosine.mean())}"
+    )
+    along = F.normalize(then, dim=-1)  # decay alone moves them, but only along themselves
+    aside = (now - (now * along).sum(-1, keepdim=True) * along).norm(dim=-1) / then.norm(dim=-1)
+    return (SUPPORTED if aside.quantile(0.05) > 0.1 else NOT_SUPPORTED if aside.max() < 0.1 else INCONCLUSIVE), measured
 
 
 def places_differ(evidence: Evidence) -> tuple[str, str]:
@@ -218,9 +222,13 @@ def looks_at(pattern: str, share: float) -> Callable[[Evidence], tuple[str, str]
         half = len(values) // 2
         if half == 0:
             return INCONCLUSIVE, "the validation split has one window only"
-        chosen = int((values[:half] - uniform[:half, None, None]).mean(0).argmax())
+        lift = (values[:half] - uniform[:half, None, None]).nanmean(0)  # a window may have no such place
+        if lift.isnan().all():
+            return INCONCLUSIVE, "the windows have no such place"
+        chosen = int(lift.nan_to_num(-math.inf).argmax())
         layer, head = divmod(chosen, values.size(2))
-        found, baseline = values[half:, layer, head], uniform[half:]
+        has_place = uniform[half:].isfinite()
+        found, baseline = values[half:, layer, head][has_place], uniform[half:][has_place]
         measured = f"head {layer}.{head}: {figure(found.mean())} of its attention, uniform {figure(baseline.mean())}"
         return judge(torch.minimum(found - share, found - baseline - DISTINCT)), measured
 
