@@ -33,6 +33,7 @@ from minigpt.runtime import (
     backward_bytes,
     choose,
     compile_loss,
+    compiled_time,
     free_memory_bytes,
     is_out_of_memory,
     measure_matmul,
@@ -51,6 +52,8 @@ SPIKE = 1.5
 """How many times the mean before a step's loss must be to be noted."""
 BUSY, BUSY_AFTER = 0.3, 10.0
 """From which share of the time waited for a core fewer threads are advised, and after how many seconds at first."""
+COMPILED_AT_MOST = 1.1
+"""How many times as long as an uncompiled step a compiled one may seem to take, for such measurements are noisy."""
 RAW = "weights/"
 """Prefix under which a checkpoint keeps the raw weights where the model's are an average of them."""
 
@@ -435,11 +438,20 @@ class Training:
             return
         say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
+        example = self._example(self.config.train.sequences_at_once)
         with self._within_memory():
-            self.loss, compiled = compile_loss(self._loss, self._example(self.config.train.sequences_at_once), say)
+            self.loss, compiled = compile_loss(self._loss, example, say)
+            if compiled:
+                say(f"compiled in {time.perf_counter() - started:.0f} s")
+            if compiled and self.config.runtime.compile == "auto" and self.resumed_with is None:
+                times = compiled_time(self._loss, self.loss, example)
+                compiled = times < COMPILED_AT_MOST
+                if not compiled:
+                    say(f"a compiled step takes {times:.2f} times as long here; going on without")
         self.optimizer.zero_grad()
-        if compiled:
-            say(f"compiled in {time.perf_counter() - started:.0f} s")
+        if not compiled:
+            self.loss = self._loss
+            torch.use_deterministic_algorithms(False)  # as `choose` leaves it for a run that is not compiled
         self.runtime = replace(self.runtime, compile=compiled)
 
     def _tell_drift(self) -> None:
