@@ -283,7 +283,9 @@ def _building(run: Path, step: int) -> Path:
 
 def _point(run: Path, state: TrainState) -> None:
     """Move the pointers: `last` to this step, `best` to the best one."""
-    best = _best_step(state) if _best_step(state) in checkpoint_steps(run) else state.step
+    best = _best_step(state)
+    if best not in checkpoint_steps(run):
+        best = state.step
     for name, step in (("last", state.step), ("best", best)):
         write_atomically(run / CHECKPOINTS / name, f"{step_folder(run, step).name}\n")
 

@@ -427,11 +427,22 @@ def contradictions(config: RunConfig) -> list[str]:
 
 
 MAY_CHANGE = (
-    *("runtime.", "sample."),
-    *("train.steps", "train.epochs", "train.minutes", "train.patience"),
-    *("train.log_every", "train.eval_every", "train.save_every", "train.keep_last"),
-    *("train.attention", "train.histograms", "train.hparams"),
-    *("train.micro_batch_size", "train.on_nonfinite", "train.max_skipped"),
+    "runtime.",
+    "sample.",
+    "train.steps",
+    "train.epochs",
+    "train.minutes",
+    "train.patience",
+    "train.log_every",
+    "train.eval_every",
+    "train.save_every",
+    "train.keep_last",
+    "train.attention",
+    "train.histograms",
+    "train.hparams",
+    "train.micro_batch_size",
+    "train.on_nonfinite",
+    "train.max_skipped",
 )
 """How the settings begin that a resumed run may have other than it had."""
 

@@ -33,6 +33,7 @@ import numpy as np
 from minigpt.download import Download, cache_folder, download, downloads
 from minigpt.errors import UserError, did_you_mean, reason, shown
 from minigpt.files import remove_abandoned
+from minigpt.runs import is_run
 
 __all__ = [
     "BUILTINS", "Corpus", "Download", "Part", "Scan",
@@ -261,11 +262,6 @@ def _is_binary(head: bytes, encoding: str) -> bool:
     return b"\0" in head
 
 
-def _is_run(folder: Path) -> bool:
-    """Return whether minigpt trains here: what it writes is no text to learn from, and would change under it."""
-    return all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
-
-
 def _texts(paths: Iterable[Path], where: str, encoding: str, runs: Sequence[Path]) -> _Found:
     """The text files among `paths`, each real file once, in order; notices name `runs` and binary ones, left out."""
     by_file: dict[str, Path] = {}
@@ -305,7 +301,7 @@ def _matched(pattern: str, path: Path, encoding: str) -> _Found:
         raise UserError(f"{shown(pattern)}: cannot be matched ({reason(error)})") from error
     if not any(part.startswith(".") for part in moving):
         files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(base).parts)]
-    runs = sorted({run for file in files for run in file.parents if base in run.parents and _is_run(run)})
+    runs = sorted({run for file in files for run in file.parents if base in run.parents and is_run(run)})
     files = [file for file in files if not set(runs) & set(file.parents)]
     if not (files or runs):
         raise UserError(f"{shown(pattern)}: matches no file")
@@ -339,7 +335,7 @@ def _inside(folder: Path, encoding: str) -> _Found:
     for here, folders, names in os.walk(folder, followlinks=True, onerror=stop):
         # Sorted because the walk goes down in this order, and a link counts only where it is met first.
         folders[:] = sorted(name for name in folders if wanted(Path(here, name)))
-        runs += (Path(here, name) for name in folders if _is_run(Path(here, name)))
+        runs += (Path(here, name) for name in folders if is_run(Path(here, name)))
         folders[:] = [name for name in folders if Path(here, name) not in runs]
         paths = (Path(here, name) for name in sorted(names))
         files += (path for path in paths if wanted(path) and path.is_file())

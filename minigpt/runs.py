@@ -35,6 +35,11 @@ WRITTEN = ("config.yaml", "environment.json", "metrics.jsonl", "tensorboard", CH
 """What training writes in a run's folder."""
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether minigpt trains or trained here: what it writes is no text to learn from, and changes under it."""
+    return all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
+
+
 def step_folder(run: Path, step: int) -> Path:
     """Return where the checkpoint of `step` is kept."""
     return run / CHECKPOINTS / f"step-{step:08d}"

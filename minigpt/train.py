@@ -481,8 +481,8 @@ class Training:
         needed = fixed + train.sequences_at_once * each
         if needed <= free:
             return
-        rooms = 0.8 * free - fixed, free - fixed  # with some to spare if that can be
-        fitting = next(filter(None, (_micro_batch_size(train.batch_size, int(room // each)) for room in rooms)), None)
+        sparing, most = (int((share * free - fixed) // each) for share in (0.8, 1.0))
+        fitting = _micro_batch_size(train.batch_size, sparing) or _micro_batch_size(train.batch_size, most)
         problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         if fitting is None:
             raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")

@@ -92,11 +92,8 @@ def _usage(error: TyperException) -> str:
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
     takes_settings = context and any(parameter.name == "set_" for parameter in context.command.params)
-    if (
-        option
-        and takes_settings
-        and (settings := [key for key in flatten(resolve().config) if key.endswith(f".{option}")])
-    ):
+    settings = [key for key in flatten(resolve().config) if key.endswith(f".{option}")] if takes_settings else []
+    if option and settings:
         message += f"; a setting goes by --set {settings[0]}=VALUE"
     return f"{message}; see {context.command_path} --help" if context else message
 
