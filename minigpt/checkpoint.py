@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt import config, tokenizer
-from minigpt.config import ModelConfig, RunConfig
+from minigpt.config import RunConfig
 from minigpt.data import prepare
 from minigpt.errors import UserError, reason, shown
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
@@ -37,8 +37,8 @@ from minigpt.meta import (
     verify_file,
 )
 from minigpt.model import GPT, count_parameters
+from minigpt.room import NoRoom, check_loading
 from minigpt.runs import ASIDE, CHECKPOINTS, as_argument, checkpoint_steps, find_checkpoint, step_folder
-from minigpt.runtime import free_memory_bytes
 from minigpt.tokenizer import Ids, Tokenizer
 
 PAUSES = (1.0, 4.0)
@@ -60,10 +60,6 @@ class Checkpoint:
     config: RunConfig
     meta: Meta
     path: Path
-
-
-class NoRoom(UserError):
-    """The memory that is free does not suffice for a model; nor does it for the others of its run."""
 
 
 def load_checkpoint(run: str | Path = "last", which: str | int | None = None, device: str = "cpu") -> Checkpoint:
@@ -96,8 +92,9 @@ def _load(path: Path, device: str) -> Checkpoint:
     meta = read_meta(path)
     stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
     vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
-    _refuse_other_size(path, stored.model, vocabulary.vocab_size)
-    _refuse_if_too_large(path, stored.model, vocabulary.vocab_size)
+    parameters = count_parameters(stored.model, vocabulary.vocab_size)
+    _refuse_other_size(path, parameters)
+    check_loading(shown(path), parameters, stored.model)
     model = GPT(stored.model, vocabulary.vocab_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, TRAINING_COPIES))
@@ -134,25 +131,14 @@ def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
     return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, TRAINING_COPIES))
 
 
-def _refuse_other_size(path: Path, shape: ModelConfig, vocab_size: int) -> None:
+def _refuse_other_size(path: Path, parameters: int) -> None:
     """Raise UserError when the file of weights is smaller than the model described, before memory is taken for it."""
     with open_within(path / "model.safetensors", path) as file:
         size = os.fstat(file.fileno()).st_size
-    weights = 4 * count_parameters(shape, vocab_size)
-    if size < weights:
+    if size < 4 * parameters:
         raise UserError(
             f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
         )
-
-
-def _refuse_if_too_large(path: Path, shape: ModelConfig, vocab_size: int) -> None:
-    """Raise NoRoom when there is no memory for the bytes of the file, its tensors and the model."""
-    # And for angles and what is made of them, mostly in float64.
-    width = shape.n_embd if shape.position == "sinusoidal" else shape.head_size
-    needed = 12 * count_parameters(shape, vocab_size) + 24 * shape.context * width
-    free = free_memory_bytes("cpu")
-    if free is not None and needed > free:
-        raise NoRoom(f"{shown(path)} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
 
 
 def _most_bytes(shapes: Mapping[str, tuple[int, ...]], copies: int) -> int:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,47 +177,10 @@ def memory_bytes(runtime: Runtime) -> int | None:
     return peak_memory()
 
 
-def free_memory_bytes(device: str) -> int | None:
-    """Return how much memory can still be had on this device; None where the system does not say."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    if device != "cpu" or sys.platform != "linux":
-        return None
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    container = _free_in_container(Path("/sys/fs/cgroup"))
-    return min(free if container is None else [*free, container], default=None)
-
-
-def _free_in_container(group: Path) -> int | None:
-    """Return how much memory a control group may still take: what it gives back when asked counts as free."""
-    limit, used, kinds = (group / f"memory.{name}" for name in ("max", "current", "stat"))
-    if not (limit.is_file() and used.is_file() and limit.read_text().strip().isdigit()):
-        return None
-    sizes = dict(line.split() for line in kinds.read_text().splitlines()) if kinds.is_file() else {}
-    given_back = sum(int(sizes.get(kind, 0)) for kind in ("active_file", "inactive_file", "slab_reclaimable"))
-    return int(limit.read_text()) - int(used.read_text()) + given_back
-
-
 def seconds_waited() -> float:
     """Return how long this thread has waited for a core while others ran; 0 where the system does not say."""
     figures = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, turns
     return int(figures.read_text(encoding="ascii").split()[1]) / 1e9 if figures.is_file() else 0.0
-
-
-def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
-    """Return how much memory `compute` keeps for its backward pass, `weights` not counted."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        compute()
-    own = {weight.untyped_storage().data_ptr() for weight in weights}
-    return sum(size for place, size in kept.items() if place not in own)
 
 
 def compile_loss(
@@ -262,14 +225,6 @@ def compiled_time(
             loss(*example).backward()
             best[loss] = min(best[loss], time.perf_counter() - started)
     return best[compiled] / best[plain]
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether `error` was raised because memory ran out, on any device."""
-    text = str(error)
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sign in text for sign in ("can't allocate memory", "not enough memory", "out of memory")
-    )
 
 
 def _devices() -> list[str]:

@@ -8,8 +8,7 @@ evaluating, sampling or saving more often changes nothing.
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,15 +26,13 @@ from minigpt.meta import RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
 from minigpt.model import GPT, count_parameters, evaluating, flops_per_token
 from minigpt.optim import Optimizer, lr_factor
+from minigpt.room import advising_fewer, check_batch, check_training, is_out_of_memory
 from minigpt.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.runtime import (
     Runtime,
-    backward_bytes,
     choose,
     compile_loss,
     compiled_time,
-    free_memory_bytes,
-    is_out_of_memory,
     measure_matmul,
     memory_bytes,
     pick_device,
@@ -97,8 +94,12 @@ class Clock:
     """Time spent in the loop, over all the resumptions of a run, and how much of it went into evaluations."""
 
     def __init__(self, before: float) -> None:
-        self.before, self.began, self.evaluating = before, time.perf_counter(), 0.0
-        self.waited = seconds_waited()
+        self.before = before
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin this session now: what was done in it until here was no training."""
+        self.began, self.evaluating, self.waited = time.perf_counter(), 0.0, seconds_waited()
 
     @property
     def session(self) -> float:
@@ -130,7 +131,9 @@ class Training:
     def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
         loaded = checkpoint.load_checkpoint(resume) if resume else None
-        _refuse_if_untrainable(config, data.tokenizer.vocab_size, loaded.meta.runtime if loaded else None)
+        saved = loaded.meta.runtime if loaded else None
+        self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
+        check_training(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
@@ -141,12 +144,7 @@ class Training:
         self.saved_step = self.state.step if loaded else None
         self.resumed_with: tuple[RuntimeFacts, int] | None = None
         tokens = (self.steps or 0) * config.train.batch_size * config.model.context
-        self.runtime = choose(
-            config.runtime,
-            loaded.meta.runtime if loaded else None,
-            run_flops=tokens * self.flops_per_token,
-            run_seconds=self.seconds,
-        )
+        self.runtime = choose(config.runtime, saved, run_flops=tokens * self.flops_per_token, run_seconds=self.seconds)
         self.model.to(self.runtime.device)
         self.model.use(self.runtime.use_kernels())
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
@@ -188,14 +186,14 @@ class Training:
             for name in aside:
                 self.metrics.say(f"kept what is no part of the run any more: {self.run / CHECKPOINTS / name}")
             self._get_ready()
-            self.clock = Clock(state.seconds)  # getting ready was no training
+            self.clock.restart()
             if self.saved_step is None:
                 self.evaluate(probes)
-                self.clock = Clock(state.seconds)  # nor was looking at what is untrained
+                self.clock.restart()
             self.marked = (self.clock.training, state.tokens_seen)
             last = False
             while not (last or interrupts.signal):
-                with self._within_memory():
+                with advising_fewer(self.config):
                     self.step()
                 last = self.length_reached
                 if last or state.step % settings.log_every == 0:
@@ -402,7 +400,7 @@ class Training:
             "validation_loss": state.validation_loss,
             "corpus": {"name": shown(" + ".join(self.config.data.source)), "fingerprint": data.fingerprint},
             "vocab_size": data.tokenizer.vocab_size,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": self.parameters,
             "runtime": self.runtime.facts().model_dump(),
         }
         say = self.metrics.say
@@ -422,14 +420,21 @@ class Training:
 
     def _get_ready(self) -> None:
         """Say what will run where, check that it fits, and make the step as fast as was chosen."""
-        parameters, state = sum(p.numel() for p in self.model.parameters()), self.state
-        self.metrics.say(f"{parameters:,} parameters on {self.runtime.describe()}")
+        state = self.state
+        self.metrics.say(f"{self.parameters:,} parameters on {self.runtime.describe()}")
         if self.saved_step is not None:
             loss = f", training loss {state.train_loss:.4f}" if state.train_loss is not None else ""
             self.metrics.say(f"resuming at step {state.step}{loss}")
         self._check_memory()
         self.compile_and_measure(self.metrics.say)
         self._tell_drift()
+
+    def _check_memory(self) -> None:
+        """Refuse a batch that cannot fit, before the first step."""
+        missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
+        weights = list(self.model.parameters())
+        fixed = missing * sum(weight.nbytes for weight in weights)
+        check_batch(self.config, self.runtime.device, fixed, lambda: self._loss(*self._example(1)), weights)
 
     def compile_and_measure(self, say: Callable[[str], None]) -> None:
         """Measure the speed of the device, and compile the network if that was chosen."""
@@ -439,7 +444,7 @@ class Training:
         say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
         example = self._example(self.config.train.sequences_at_once)
-        with self._within_memory():
+        with advising_fewer(self.config):
             self.loss, compiled = compile_loss(self._loss, example, say)
             if compiled:
                 say(f"compiled in {time.perf_counter() - started:.0f} s")
@@ -468,40 +473,6 @@ class Training:
     def _example(self, sequences: int) -> tuple[Tensor, Tensor]:
         x, y = batch_at(self.data.train, self.config.model.context, sequences, seed=0, step=0)
         return x.to(self.runtime.device), y.to(self.runtime.device)
-
-    def _check_memory(self) -> None:
-        """Refuse a batch that cannot fit, by what one sequence keeps for its backward pass, and say what would."""
-        free = free_memory_bytes(self.runtime.device)
-        if free is None:
-            return
-        weights, train = list(self.model.parameters()), self.config.train
-        each = backward_bytes(lambda: self._loss(*self._example(1)), weights)
-        missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
-        fixed = missing * sum(p.numel() * p.element_size() for p in weights)
-        needed = fixed + train.sequences_at_once * each
-        if needed <= free:
-            return
-        sparing, most = (int((share * free - fixed) // each) for share in (0.8, 1.0))
-        fitting = _micro_batch_size(train.batch_size, sparing) or _micro_batch_size(train.batch_size, most)
-        problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
-        if fitting is None:
-            raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
-        advice = f"--set train.micro_batch_size={fitting} fits and gives {same_result(self.config)}"
-        raise UserError(f"{problem}; {advice}")
-
-    @contextmanager
-    def _within_memory(self) -> Iterator[None]:
-        """Advise fewer sequences at once where memory runs out within the block. Raises UserError."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            micro = self.config.train.sequences_at_once
-            fitting = _micro_batch_size(self.config.train.batch_size, micro // 2)
-            fewer = f"--set train.micro_batch_size={fitting}, which gives {same_result(self.config)}" if fitting else ""
-            at_once = "1 sequence" if micro == 1 else f"{micro} sequences"
-            raise UserError(f"out of memory with {at_once} at once; try {fewer or 'a smaller model'}") from error
 
     # --- words and extras ----------------------------------------------------------------------------
 
@@ -539,33 +510,6 @@ class Training:
             if parameter.grad is not None:
                 tensors[f"gradients/{name}"] = parameter.grad
         self.metrics.histograms(self.state.step, tensors)
-
-
-def _refuse_if_untrainable(config: RunConfig, vocab_size: int, saved: RuntimeFacts | None = None) -> None:
-    """Raise UserError when weights, gradients and averages alone exceed this machine's memory.
-
-    On a CPU these are the weights, their gradients, the optimizer's two averages and, with `ema`, the weights'. Where a
-    GPU trains, only the averages are counted, which a save copies here.
-    """
-    free = free_memory_bytes("cpu")
-    parameters = count_parameters(config.model, vocab_size)
-    averages = 3 if config.train.ema else 2
-    needed = 4 * parameters * (averages + 2 * (pick_device(config.runtime.device, saved) == "cpu"))
-    if free is not None and needed > free:
-        raise UserError(
-            f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "
-            "free; make model.n_embd or model.n_layer smaller"
-        )
-
-
-def _micro_batch_size(batch_size: int, most: int) -> int | None:
-    """Return the largest part of a batch that divides it, of at most `most` sequences; None where there is none."""
-    return next((m for m in range(min(most, batch_size - 1), 0, -1) if batch_size % m == 0), None)
-
-
-def same_result(config: RunConfig) -> str:
-    """Return in words what a smaller micro-batch gives."""
-    return f"the same result{', but for the masks of dropout' if config.model.dropout else ''}"
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int | None:

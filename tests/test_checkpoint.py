@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 import minigpt
-from minigpt import checkpoint
+from minigpt import checkpoint, room
 from minigpt import config as configuration
 from minigpt.checkpoint import load_checkpoint, read_tensors, read_training_tensors, repair, save
 from minigpt.config import RunConfig
@@ -228,7 +228,7 @@ def test_a_model_too_large_for_memory_is_not_told_to_try_another(
     """The others of its run are as large."""
     for step in (5, 6):
         publish(tmp_path, step, best=6, keep_last=9)
-    monkeypatch.setattr(checkpoint, "free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: 1000)
     with pytest.raises(UserError, match=r"needs 0\.0 GB to load, 0\.0 GB are free$"):
         load_checkpoint(tmp_path)
 
@@ -284,7 +284,7 @@ import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from test_checkpoint import publish
-from minigpt import checkpoint
+from minigpt import checkpoint, room
 from minigpt.errors import UserError
 checkpoint.PAUSES = (0.0, 0.0)
 run = Path(sys.argv[2])

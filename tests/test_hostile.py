@@ -27,8 +27,7 @@ from forgery import CONFIG, MODEL, OPTIMIZER, STEPS, TOKENIZER, forge
 from safetensors.torch import load, save
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from minigpt import checkpoint as checkpoints
-from minigpt import runs
+from minigpt import room, runs
 from minigpt.checkpoint import Checkpoint, load_checkpoint
 from minigpt.config import changed_on_resume
 from minigpt.errors import UserError
@@ -394,7 +393,7 @@ def test_a_forged_size_is_refused_where_the_system_does_not_say_what_memory_is_f
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """As on macOS and Windows, where a buffer of the size that the configuration implies was once asked for."""
-    monkeypatch.setattr(checkpoints, "free_memory_bytes", lambda device: None)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: None)
     test_a_forged_file_is_refused_in_one_line_with_bounded_memory_and_time(checkpoint, what)
 
 

@@ -132,7 +132,7 @@ LAYERS = [
         *("errors", "seeds", "shipped", "plain_yaml", "config", "presets"),
         *("tokenizer", "corpus", "download", "files", "memory", "meta", "runs", "terminal"),
     },
-    {"kernels"},
+    {"kernels", "room"},
     {"runtime", "data", "model", "metrics", "verify"},
     {"optim", "sample", "evaluate", "checkpoint", "parallel"},
     {"train", "start"},

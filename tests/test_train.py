@@ -21,12 +21,12 @@ from torch import Tensor
 
 import minigpt.train as training
 from minigpt import evaluate as evaluation
-from minigpt import kernels
+from minigpt import checkpoint, kernels, room
 from minigpt.checkpoint import load_checkpoint, read_training_tensors
 from minigpt.errors import UserError
 from minigpt.meta import Meta, TrainState, read_meta
 from minigpt.metrics import Metrics
-from minigpt.model import GPT, count_parameters
+from minigpt.model import GPT
 from minigpt.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.train import Outcome, Probe, Training, run_steps, train
 
@@ -539,16 +539,16 @@ def test_a_run_that_blows_up_keeps_its_last_good_checkpoint_and_valid_json(
 def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = GPT(make_config().model, make_data().tokenizer.vocab_size)
     fixed = 16 * sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(training, "backward_bytes", lambda compute, weights: 1_000_000)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed + 6_000_000)
+    monkeypatch.setattr(room, "backward_bytes", lambda compute, weights: 1_000_000)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda runtime: fixed + 6_000_000)
     with pytest.raises(UserError) as error:
         go("large", train__batch_size=16)
     assert "--set train.micro_batch_size=4 fits and gives the same result" in str(error.value)
     go("fits", train__batch_size=16, train__micro_batch_size=4, train__steps=1)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed + 1_050_000)  # none to spare
+    monkeypatch.setattr(room, "free_memory_bytes", lambda runtime: fixed + 1_050_000)  # none to spare
     with pytest.raises(UserError, match=r"--set train\.micro_batch_size=1 fits"):
         go("tight", train__batch_size=16)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda runtime: fixed)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda runtime: fixed)
     with pytest.raises(UserError, match=r"not even one sequence fits: make the model or model\.context smaller"):
         go("huge")
 
@@ -557,29 +557,13 @@ def test_what_a_resumed_run_holds_already_is_not_asked_for_again(go: Any, monkey
     """Its averages were loaded: of the rest, only the gradients are to come."""
     run, _ = go(train__steps=3)
     weights = 4 * sum(p.numel() for p in load_checkpoint(str(run)).model.parameters())
-    monkeypatch.setattr(training, "backward_bytes", lambda compute, weights: 1000)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights + 4000)
-    monkeypatch.setattr(training, "_refuse_if_untrainable", lambda *_: None)
+    monkeypatch.setattr(room, "backward_bytes", lambda compute, weights: 1000)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: weights + 4000)
+    monkeypatch.setattr(training, "check_training", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoint, "check_loading", lambda *_: None)
     assert go(resume=True, train__steps=4)[1].state.step == 4
     with pytest.raises(UserError, match="training needs about"):
         go("new", train__steps=3)
-
-
-def test_where_a_gpu_trains_only_what_a_checkpoint_copies_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config()
-    weights = 4 * count_parameters(config.model, 30)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda device: weights)
-    with pytest.raises(UserError, match=r"a model of [0-9,]+ parameters needs about"):
-        training._refuse_if_untrainable(config, 30)
-    monkeypatch.setattr(training, "free_memory_bytes", lambda device: 2 * weights)
-    training._refuse_if_untrainable(make_config(runtime__device="cuda"), 30)
-    with pytest.raises(UserError):
-        training._refuse_if_untrainable(make_config(runtime__device="cuda", train__ema=0.9), 30)
-
-
-def test_what_micro_batches_change_is_said() -> None:
-    assert training.same_result(make_config()) == "the same result"
-    assert training.same_result(make_config(model__dropout=0.1)) == "the same result, but for the masks of dropout"
 
 
 @pytest.mark.parametrize(
@@ -625,8 +609,6 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(go: Any) -> None:
 
 def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is replayed: a batch is drawn for each step that is still to come, and for no other."""
-    from minigpt import checkpoint
-
     drawn: list[int] = []
     batch_at = training.batch_at
 

@@ -119,7 +119,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, build: str, arguments: tuple
     except (UserError, OSError) as error:
         pipe.send(error)
     except Exception as error:
-        from minigpt.runtime import is_out_of_memory
+        from minigpt.room import is_out_of_memory
 
         if is_out_of_memory(error):
             pipe.send(UserError(f"out of memory on the side of {name}: make the model or the batch smaller"))

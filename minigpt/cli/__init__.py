@@ -69,7 +69,7 @@ def main() -> None:
         print(f"minigpt: {shown(error)}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
-        from minigpt.runtime import is_out_of_memory
+        from minigpt.room import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -27,8 +27,7 @@ from minigpt.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
     from minigpt.checkpoint import Checkpoint
-    from minigpt.config import RunConfig, SampleConfig
-    from minigpt.runtime import Runtime
+    from minigpt.config import SampleConfig
     from minigpt.sample import Piece
 
 
@@ -63,6 +62,7 @@ def sample(
     """Continue a prompt with a trained model."""
     from minigpt.config import RuntimeConfig
     from minigpt.kernels import store_by_columns
+    from minigpt.room import check_sampling
     from minigpt.runtime import choose, sampling_threads
     from minigpt.sample import generate
 
@@ -83,7 +83,7 @@ def sample(
     )  # fmt: skip
     # The default prompt is nobody's wish to the letter: some texts have no line end.
     text = _as_read(loaded, given, on_unknown) if given is not None else _as_read(loaded, settings.prompt, "replace")
-    _check_memory(loaded.config, num_samples, settings.length, runtime)
+    check_sampling(loaded.config.model, num_samples, settings.length, runtime.device)
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), cache=not no_cache,
@@ -209,18 +209,6 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"characters          {result.characters:,} of {name}")
     print(f"protocol            {how}, {runtime.dtype}")
-
-
-def _check_memory(config: "RunConfig", num_samples: int, length: int, runtime: "Runtime") -> None:
-    """Refuse more samples than there is memory for, before the system ends the process for it."""
-    from minigpt.runtime import free_memory_bytes
-
-    model, free = config.model, free_memory_bytes(runtime.device)
-    each = 4 * (2 * model.n_layer * model.n_embd * model.context + 3 * length)  # keys and values, tokens, draws
-    if free is not None and num_samples * each > free:
-        raise UserError(
-            f"{num_samples} samples need about {num_samples * each / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
-        )
 
 
 def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":

@@ -1,0 +1,75 @@
+"""What fits into memory, and what is advised where it does not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import make_config
+
+from minigpt import room
+from minigpt.errors import UserError
+from minigpt.room import backward_bytes, check_sampling, check_training, free_memory_bytes, is_out_of_memory
+
+
+def test_what_is_free_here_is_known_or_not() -> None:
+    free = free_memory_bytes("cpu")
+    assert free is None or 1_000_000 < free < 1 << 44
+
+
+def test_what_a_container_gives_back_when_asked_is_free(tmp_path: Path) -> None:
+    """After a text of five gigabytes was read, a limit of four is full of files that are no longer needed."""
+    assert room._free_in_container(tmp_path) is None
+    (tmp_path / "memory.current").write_text("3900\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert room._free_in_container(tmp_path) is None
+    (tmp_path / "memory.max").write_text("4000\n")
+    assert room._free_in_container(tmp_path) == 100
+    (tmp_path / "memory.stat").write_text(
+        "anon 200\nfile 3500\ninactive_file 3000\nactive_file 400\nslab_reclaimable 50\n"
+    )
+    assert room._free_in_container(tmp_path) == 100 + 3450
+
+
+def test_out_of_memory_is_recognised_in_torchs_own_words() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(error.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("any"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() -> None:
+    weight = torch.ones(100, 100, requires_grad=True)
+    x = torch.ones(10, 100)
+
+    def compute() -> torch.Tensor:
+        h = x @ weight  # keeps x and weight
+        return (h.exp() + h.sin()).sum()  # exp keeps its result, sin its input
+
+    assert backward_bytes(compute, [weight]) == 4 * (10 * 100 + 2 * 10 * 100)
+
+
+def test_where_a_gpu_trains_only_what_a_checkpoint_copies_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = 1000
+    weights = 4 * parameters
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: weights)
+    with pytest.raises(UserError, match=r"a model of 1,000 parameters needs about"):
+        check_training(parameters, "cpu", has_average=False)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: 2 * weights)
+    check_training(parameters, "cuda", has_average=False)
+    with pytest.raises(UserError):
+        check_training(parameters, "cuda", has_average=True)
+
+
+def test_more_samples_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = make_config().model
+    each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * 100)
+    monkeypatch.setattr(room, "free_memory_bytes", lambda device: 7 * each)
+    check_sampling(shape, 7, 100, "cpu")
+    with pytest.raises(UserError, match=r"^8 samples need about 0 GB, 0 GB are free$"):
+        check_sampling(shape, 8, 100, "cpu")
+
+
+def test_what_micro_batches_change_is_said() -> None:
+    assert room._same_result(make_config()) == "the same result"
+    assert room._same_result(make_config(model__dropout=0.1)) == "the same result, but for the masks of dropout"
