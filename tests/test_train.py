@@ -20,8 +20,8 @@ from small_runs import make_config, make_data, same, stop_at, tensors
 from torch import Tensor
 
 import minigpt.train as training
-from minigpt import evaluate as evaluation
 from minigpt import checkpoint, kernels, room
+from minigpt import evaluate as evaluation
 from minigpt.checkpoint import load_checkpoint, read_training_tensors
 from minigpt.errors import UserError
 from minigpt.meta import Meta, TrainState, read_meta
