@@ -241,7 +241,7 @@ def _publish(
             hashes[name] = sha256(file)
     write_synced(building / META, json.dumps({**said, "sha256": hashes}, indent=1))
     sync_folder(building)
-    if folder.exists():  # the run went on from an earlier one; moved away first, for rename needs the place
+    if folder.exists():  # a save that failed is tried again; moved away first, for rename needs the place
         _withdraw(folder)
     os.rename(building, folder)
     sync_folder(folder.parent)

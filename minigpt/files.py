@@ -23,6 +23,8 @@ else:
 LOCK = ".lock"
 BLOCK = 1 << 20
 DAY = 86_400
+FOLDERS_CANNOT = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
+"""How disks answer that flush no folders, as some shared over a network or with a virtual machine."""
 
 
 class InUse(UserError):
@@ -32,6 +34,7 @@ class InUse(UserError):
 def write_atomically(path: Path, text: str) -> None:
     """Put `text` into `path` so that whatever happens the old content stands there or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # a stranger's link, or left by a process of this number that was killed
     try:
         write_synced(temporary, text)
         os.replace(temporary, path)
@@ -42,8 +45,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write `text` and wait until the disk has it."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
+    """Write `text` to a new file, through no link, and wait until the disk has it."""
+    with open(path, "x", encoding="utf-8", newline="\n") as file:
         file.write(text)
         file.flush()
         sync(file.fileno())
@@ -72,6 +75,9 @@ def sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             sync(descriptor)
+        except OSError as error:
+            if error.errno not in FOLDERS_CANNOT:
+                raise
         finally:
             os.close(descriptor)
 

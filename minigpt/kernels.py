@@ -175,9 +175,8 @@ def linear_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's processors.
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return F.linear(x, weight, bias)
-    if PREFERS_ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT:
+    is_float32 = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    if PREFERS_ONEDNN and is_float32 and x.numel() * weight.size(0) >= LARGE_PRODUCT:
         return _applied(_Linear, x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 @dataclass
 class TrainState:
-    """What changes in the course of a run besides tensors: the only mutable object of the loop."""
+    """What changes in the course of a run and outlasts it, besides tensors."""
 
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)  # for reading it back from meta.json
 
@@ -80,10 +80,10 @@ class RuntimeFacts(_Facts):
     """What a checkpoint was computed with. A run is the same bit for bit only where all of it is."""
 
     device: str
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
     compile: bool
     threads: int = Field(ge=1, le=MOST_THREADS)
-    kernels: str = "torch"
+    kernels: Literal["cpu", "torch"] = "torch"
     processor: str = ""
     torch: str = ""
     numpy: str = ""

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -208,8 +209,8 @@ def _next_event_file(folder: Path) -> Path:
     TensorBoard reads files in the order of their names, which hold a time: where the clock was set back, it
     is one second after the last.
     """
-    times = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.[0-9]*.*")]
-    begin = max(int(time.time()), max(times, default=0) + 1)
+    names = [re.match(r"events\.out\.tfevents\.([0-9]{1,10})\.", path.name) for path in folder.glob("events*")]
+    begin = max([int(time.time()), *(int(found[1]) + 1 for found in names if found)])
     return folder / f"events.out.tfevents.{begin:010d}.{platform.node()}.{os.getpid()}"
 
 

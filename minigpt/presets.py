@@ -1,15 +1,14 @@
 """Presets: the shipped ones by name, a user's own file, and one fitted to a text."""
 
-import difflib
+import os
 import statistics
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from minigpt import plain_yaml
 from minigpt.config import Layer, RunConfig, dotted, flatten, resolve
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, did_you_mean, reason, shown
 from minigpt.shipped import shipped
 
 
@@ -34,16 +33,14 @@ def read_layer(name: str) -> Layer:
 
     Raises UserError when there is neither, or when the file is no YAML of sections.
     """
-    path, label = Path(name), f"file {name}"
+    is_preset = name in presets() and not os.path.isfile(name)
+    label = f"{'preset' if is_preset else 'file'} {name}"
     try:
-        if name in presets() and not path.is_file():
-            path, label = shipped("configs", f"{name}.yaml"), f"preset {name}"
-        with open(path, encoding="utf-8-sig") as file:
+        with open(shipped("configs", f"{name}.yaml") if is_preset else name, encoding="utf-8-sig") as file:
             text = file.read(plain_yaml.LIMIT + 1)  # longer than that is refused
     except FileNotFoundError as error:
-        near = difflib.get_close_matches(name, presets(), n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"presets: {', '.join(presets())}"
-        raise UserError(f"no preset and no file is called '{shown(name)}'; {hint}") from error
+        hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
+        raise UserError(f"no preset and no file is called '{shown(name)}'{hint}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {shown(name)}: {reason(error)}") from error
     return label, dotted(plain_yaml.parse(text, name), name)
@@ -59,6 +56,8 @@ INDIFFERENT = (
     "train.seed",
     "train.micro_batch_size",
     "train.keep_last",
+    "train.on_nonfinite",
+    "train.max_skipped",
     "train.log_every",
     "train.eval_every",
     "train.save_every",

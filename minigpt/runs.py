@@ -136,8 +136,9 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
     with ExitStack() as held:
         folder = next((folder for folder in candidates if _claim(folder, held)), None)
         if folder is None:
-            resume = f"go on with it: minigpt train --resume {quoted(str(name))}, or choose another --name"
-            raise UserError(f"run '{name}' exists; {resume}")
+            is_trained = checkpoint_steps(root / str(name))
+            resume = f"go on with it: minigpt train --resume {quoted(str(name))}, or " if is_trained else ""
+            raise UserError(f"run '{name}' exists; {resume}choose another --name")
         try:
             yield folder
         except BaseException:

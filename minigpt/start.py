@@ -39,17 +39,18 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
     `assignments` are KEY=VALUE. Raises UserError for a text that cannot be read or a configuration that cannot be.
     """
     layers: list[Layer] = []
-    if preset:
+    fits = bool(text) and preset is None
+    if preset is not None:
         layers.append(presets.read_layer(preset))
     elif not text:
         layers.append(presets.shipped_layer("quickstart"))
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(config.parse_overrides(assignments))
-    resolved = config.resolve(*layers, complete=bool(preset or not text))  # else what fits the text comes below them
+    resolved = config.resolve(*layers, complete=not fits)  # else what fits the text comes below them
     data = prepare(resolved.config.data)
     notices = list(data.notices)
-    if text and not preset:
+    if fits:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
         resolved = config.resolve(*layers)
@@ -72,9 +73,11 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
     checkpoint, meta, notices = newest_intact(run)
     overrides = config.parse_overrides(assignments)
     try:
-        resolved = config.resolve(presets.read_layer(str(run / "config.yaml")), overrides)
+        stored = presets.read_layer(str(run / "config.yaml"))
+        config.resolve(stored)
     except UserError as error:
         raise UserError(f"{error} (as it was trained last: {checkpoint / 'config.yaml'})") from error
+    resolved = config.resolve(stored, overrides)
     # Compared with the checkpoint's own copy, whose hash was just checked: the run's may have been edited.
     text = read_text_within(checkpoint / "config.yaml", checkpoint, LIMITS["config.yaml"])
     trained = config.from_yaml(text, str(checkpoint / "config.yaml"))

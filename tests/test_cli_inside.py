@@ -167,6 +167,8 @@ def test_a_run_whose_text_is_gone_looks_at_one_of_its_own(cli: Cli, folder: Path
         (["--checkpoint", "77"], "77"),
         (["--png", "x", "--npz", "./x"], "cannot write x: it would replace what this command reads or writes as well"),
         (["--file", "x", "--png", "x"], "cannot write x: it would replace what this command reads or writes as well"),
+        (["--json", "--query", "0"], "--json tells of all places; it excludes --tty and --query, which ask of one"),
+        (["--json", "--tty"], "--json tells of all places; it excludes --tty and --query, which ask of one"),
         (["--probe", "a", "b", "--tty"], "--probe excludes --tty and --query, which ask of one place"),
     ],
 )

@@ -60,6 +60,15 @@ def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
     assert "source:\n  - builtin:python" in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("text", [["verse.txt"], []])
+def test_a_preset_without_a_name_is_no_wish_for_another(cli: Cli, text: list[str]) -> None:
+    """As `-c "$PRESET"` gives where the variable is not set."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert "no preset and no file is called ''" in cli("train", *text, "-c", "").error
+    assert "--set goes with it" in cli("train", "--resume", "last", "-c", "").error
+    assert "--set goes with it" in cli("train", "--resume", "last", "--name", "").error
+
+
 def test_runs_of_a_preset_are_numbered(cli: Cli) -> None:
     for number in (1, 2):
         assert cli("train", "-c", "tiny", *SMALL, "-s", "train.steps=1").code == 0

@@ -320,7 +320,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tinny", "no preset and no file is called 'tinny'; did you mean 'tiny'?"),
+        ("tinny", "no preset and no file is called 'tinny'; did you mean tiny?"),
+        ("", "no preset and no file is called ''; presets: "),
         ("zzz.yaml", "presets: nanogpt, quickstart"),
         ("a\0b", "cannot read a\\x00b"),
         ("x" * 5000, "xxxxx"),
@@ -448,7 +449,14 @@ def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name
     assert (expected.preset, list(expected.losses)) == (name, KNOWN[name]["losses"])
     low, high = expected.range
     assert low < min(expected.losses) <= max(expected.losses) < high
-    for same in ("train.seed=7", "data.source=other-name.txt", "sample.preview=0", "runtime.threads=1"):
+    for same in (
+        "train.seed=7",
+        "data.source=other-name.txt",
+        "sample.preview=0",
+        "runtime.threads=1",
+        "train.on_nonfinite=skip",
+        "train.max_skipped=3",
+    ):
         assert expectation(resolve(layer, parse_overrides([same])).config, text) == expected
     for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3", "train.minutes=9"):
         assert expectation(resolve(layer, parse_overrides([other])).config, text) is None

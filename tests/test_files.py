@@ -1,9 +1,11 @@
 """Files: written whole or not at all, locked by one process at a time, and read without surprises."""
 
+import errno
 import hashlib
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -164,6 +166,38 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path) == ["f"]
     write_atomically(path, "läuft\r\n\x85")
     assert path.read_bytes() == "läuft\r\n\x85".encode()
+
+
+@POSIX
+def test_a_link_where_the_new_content_is_gathered_is_not_written_through(tmp_path: Path) -> None:
+    """A stranger can guess the number of a process, or make a link for each."""
+    outside, path = tmp_path / "outside", tmp_path / "f"
+    outside.write_text("theirs", encoding="utf-8")
+    (tmp_path / f".f.{os.getpid()}").symlink_to(outside)
+    write_atomically(path, "new\n")
+    assert (outside.read_text(encoding="utf-8"), path.read_text(encoding="utf-8")) == ("theirs", "new\n")
+    assert names(tmp_path) == ["f", "outside"]
+
+
+@POSIX
+def test_a_disk_that_flushes_no_folders_is_written_to_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that are shared with a virtual machine or over a network answer so; what else fails is told."""
+    fsync, answer = os.fsync, errno.EINVAL
+
+    def refusing(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(answer, os.strerror(answer))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    make_folders(tmp_path / "a/b")
+    write_atomically(tmp_path / "a/b/f", "text")
+    assert (tmp_path / "a/b/f").read_text(encoding="utf-8") == "text"
+    answer = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        write_atomically(tmp_path / "a/b/f", "text")
 
 
 def test_a_replaced_file_is_on_disk_before_its_name_and_its_name_before_the_return(

@@ -470,6 +470,7 @@ HUGE = 9 * 10**4299
         *(("state.seconds", 1e308), ("state.seconds", -1e308), ("state.best_step", HUGE), ("state.loss_count", HUGE)),
         *(("state.evaluations_since_best", HUGE), ("runtime.threads", 10**6), ("runtime.threads", HUGE)),
         *(("runtime.device", "\x1b[2J"), ("runtime.device", "cuda:99"), ("runtime.dtype", "int8")),
+        *(("runtime.dtype", "\x1b[2J"), ("runtime.kernels", "\x1b[2J")),
         *(("corpus.name", "\ud800\x1b[2J\n"), ("corpus.fingerprint", "../../../x"), ("corpus.fingerprint", "+")),
     ],
 )  # fmt: skip
@@ -641,6 +642,20 @@ def tree(path: Path) -> dict[str, bytes]:
     """Every file of a folder, or the file itself."""
     files = [path, *path.rglob("*")]
     return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize("kind", [a_link, a_pipe, a_folder, a_circle])
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "checkpoints/last", "tensorboard/vectors.tsv"])
+def test_resuming_writes_through_no_link_that_waits_where_a_file_is_gathered(
+    cli: Cli, run: Path, tmp_path: Path, name: str, kind: Callable[[Path, Path], None]
+) -> None:
+    outside, place = tmp_path / "outside", (run / name).parent / f".{Path(name).name}.{os.getpid()}"
+    outside.write_text("theirs", encoding="utf-8")
+    kind(place, outside)
+    with no_hang(run):
+        done = cli("train", "--resume", "r", "-s", "train.steps=5")
+    assert not done.code or done.error
+    assert outside.read_text(encoding="utf-8") == "theirs"
 
 
 @pytest.mark.parametrize("kind", [a_link, a_pipe, a_folder, a_circle])

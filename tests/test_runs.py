@@ -244,9 +244,13 @@ def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
     Path("runs/link").symlink_to("nowhere")
     Path("runs/my run").mkdir()
     Path("runs/my run/a file").touch()
-    for name in ("a", "file", "link", "my run"):
+    make_run("runs/b c", (5,))
+    for name in ("a", "b c"):
         resume = f"run '{name}' exists; go on with it: minigpt train --resume {quoted(name)}, or choose another --name"
-        with pytest.raises(UserError, match=resume), new_run(name, "tiny"):
+        with pytest.raises(UserError, match=f"^{resume}$"), new_run(name, "tiny"):
+            pass
+    for name in ("file", "link", "my run"):  # which nothing could go on with
+        with pytest.raises(UserError, match=f"^run '{name}' exists; choose another --name$"), new_run(name, "tiny"):
             pass
     assert Path("runs/link").is_symlink()
 

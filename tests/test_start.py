@@ -135,6 +135,13 @@ def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
     assert checkpoint_steps(run) == [2, 4, 6]
 
 
+def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
+    error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
+    assert error == "configuration: train.step: unknown key, did you mean train.steps?"
+    (run / "config.yaml").write_text("train: {step: 8}\n", encoding="utf-8")
+    assert "(as it was trained last: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
+
+
 def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
     """It once set the damaged one aside without a word, and kept the length that was refused."""
     spoil(run, 6)

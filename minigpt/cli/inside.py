@@ -74,6 +74,8 @@ def attention(
     check_writable(npz, png, read=file)
     if probe and (tty or query is not None):
         raise UserError("--probe excludes --tty and --query, which ask of one place")
+    if as_json and (tty or query is not None):
+        raise UserError("--json tells of all places; it excludes --tty and --query, which ask of one")
     loaded = load_checkpoint(run, checkpoint)
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
     _check_chosen("--layer", layer, loaded.config.model.n_layer, "layers")

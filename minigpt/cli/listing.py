@@ -81,7 +81,7 @@ def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
     from minigpt.config import explain, parse_overrides, resolve
     from minigpt.presets import read_layer
 
-    layers = [read_layer(config)] if config else []
+    layers = [read_layer(config)] if config is not None else []
     table(("setting", "value", "from"), explain(resolve(*layers, parse_overrides(set_ or []))))
 
 

@@ -34,7 +34,7 @@ def train(
     from minigpt.start import open_new, open_resumed
 
     if resume is not None:
-        if text or config or name:
+        if text or config is not None or name is not None:
             raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
         run = runs.find_run(resume)
         with runs.lock(run):
