@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ class Checkpoint:
     meta: Meta
     path: Path
 
+    @cached_property
+    def validation(self) -> Ids:
+        """The tokens (N,) that the model was measured on. UserError where its text is not at hand."""
+        return prepare(self.config.data, known=(self.meta.corpus.fingerprint, self.tokenizer)).validation
+
 
 def load_checkpoint(run: str | Path = "last", which: str | int | None = None, device: str = "cpu") -> Checkpoint:
     """Load a model to sample from, evaluate or look into.
@@ -80,12 +86,6 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None, de
             if not pruned or look == LOOKS:
                 raise UserError(f"{error}{_what_else(path)}") from error
     raise AssertionError("the last look returns or raises")
-
-
-def validation_tokens(loaded: Checkpoint) -> Ids:
-    """Return the validation split that a model was measured on. Raises UserError where its text is not at hand."""
-    known = (loaded.meta.corpus.fingerprint, loaded.tokenizer)
-    return prepare(loaded.config.data, known).validation
 
 
 def _load(path: Path, device: str) -> Checkpoint:

@@ -30,15 +30,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from minigpt.download import Download, cache_folder, download, downloads
+from minigpt.download import cache_folder, download, downloads
 from minigpt.errors import UserError, did_you_mean, reason, shown
 from minigpt.files import remove_abandoned
 from minigpt.runs import is_run
-
-__all__ = [
-    "BUILTINS", "Corpus", "Download", "Part", "Scan",
-    "cache_folder", "download", "downloads", "open_corpus", "scan",
-]  # fmt: skip
 
 BLOCK = 1 << 20
 """Bytes per read, and the most characters in a block."""

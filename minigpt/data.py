@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from minigpt.config import DataConfig
-from minigpt.corpus import Corpus, Scan, cache_folder, is_read_once, open_corpus, scan
+from minigpt.corpus import Corpus, Scan, is_read_once, open_corpus, scan
+from minigpt.download import cache_folder
 from minigpt.errors import UserError
 from minigpt.files import remove_abandoned, sync
 from minigpt.seeds import mix_seed, shuffled
@@ -229,25 +231,19 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
     no earlier window has scored. Together the items score every token but the first exactly once. With
     stride equal to context the windows do not overlap.
     """
-    predictions = len(tokens) - 1
-    pending: list[tuple[int, int]] = []
-    shape = (0, 0)
+    windows = _windows(len(tokens) - 1, context, stride)
+    for (_, new), alike in groupby(windows, key=lambda window: (window[1] - window[0], window[2])):
+        while batch := list(islice(alike, batch_size)):
+            rows = np.stack([tokens[start : end + 1] for start, end, _ in batch]).astype(np.int64)  # (B, T + 1)
+            ids = torch.from_numpy(rows)
+            yield ids[:, :-1], ids[:, 1:], new
+
+
+def _windows(predictions: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield where each window starts and ends, and how many predictions it is the first to score."""
     scored = 0
     while scored < predictions:
         # The first window scores `context` predictions, each later one `stride` more.
         end = min(scored + (stride if scored else context), predictions)
-        start = max(0, end - context) if stride < context else scored
-        if pending and ((end - start, end - scored) != shape or len(pending) == batch_size):
-            yield *_stack(tokens, pending), shape[1]
-            pending = []
-        shape = (end - start, end - scored)
-        pending.append((start, end))
+        yield max(0, end - context) if stride < context else scored, end, end - scored
         scored = end
-    if pending:
-        yield *_stack(tokens, pending), shape[1]
-
-
-def _stack(tokens: Ids, spans: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    rows = np.stack([tokens[start : end + 1] for start, end in spans]).astype(np.int64)  # (B, T + 1)
-    ids = torch.from_numpy(rows)
-    return ids[:, :-1], ids[:, 1:]

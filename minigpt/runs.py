@@ -67,17 +67,17 @@ def as_argument(run: Path) -> str:
     return quoted(run.name if run.parent == RUNS else str(run))
 
 
-def find_run(name: str, root: Path = RUNS) -> Path:
-    """Return the run folder that `name` means: a folder, a name under `root`, or "last".
+def find_run(name: str) -> Path:
+    """Return the run folder that `name` means: a folder, a name in runs/, or "last".
 
     Raises UserError when there is none, with the nearest name.
     """
-    runs = all_runs(root)
+    runs = all_runs()
     if name == "last":
         if not runs:
-            raise UserError(f"there is no run in {root.absolute()} yet; 'minigpt train' starts one")
+            raise UserError(f"there is no run in {RUNS.absolute()} yet; 'minigpt train' starts one")
         return runs[-1]
-    for folder in (root / name, Path(name)):
+    for folder in (RUNS / name, Path(name)):
         if os.path.isfile(folder / "config.yaml") and not os.path.isfile(folder / META):
             return folder
     if os.path.isfile(Path(name) / META):  # False too where the name is too long for one
@@ -87,7 +87,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     raise UserError(f"no run is called '{shown(name)}'{hint}")
 
 
-def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
+def find_checkpoint(name: str, which: str | int | None = None) -> Path:
     """Return the checkpoint folder that `name` means: a checkpoint folder itself, or one of a run's.
 
     `which` is "best" (the default), "last" or a step. Raises UserError when there is none.
@@ -98,8 +98,8 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
             raise UserError(f"{name} is a single checkpoint; --checkpoint {which} needs a run")
         return folder
     if name == "last":  # a run that ended before its first checkpoint does not hide the one before
-        name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
-    run, which = find_run(name, root), "best" if which is None else str(which)
+        name = next((run.name for run in reversed(all_runs()) if checkpoint_steps(run)), name)
+    run, which = find_run(name), "best" if which is None else str(which)
     steps = checkpoint_steps(run)
     if not steps:
         raise UserError(f"run {run.name} has no checkpoint yet")
@@ -123,7 +123,7 @@ def pointed_step(run: Path, pointer: str) -> int | None:
 
 
 @contextmanager
-def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
+def new_run(name: str | None, stem: str) -> Iterator[Path]:
     """Make the folder of a new run, `name` or `stem` with the next free number, and keep it locked for the block.
 
     It goes again when the block raises before training wrote anything. Raises UserError when the name is
@@ -132,11 +132,11 @@ def new_run(name: str | None, stem: str, root: Path = RUNS) -> Iterator[Path]:
     if name is not None and (not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED):
         allowed = "letters, digits, '-', '_', '.', '+' and spaces, and not 'last' or 'best'"
         raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
-    candidates = [root / name] if name else (root / f"{stem}-{number}" for number in itertools.count(1))
+    candidates = [RUNS / name] if name else (RUNS / f"{stem}-{number}" for number in itertools.count(1))
     with ExitStack() as held:
         folder = next((folder for folder in candidates if _claim(folder, held)), None)
         if folder is None:
-            is_trained = checkpoint_steps(root / str(name))
+            is_trained = checkpoint_steps(RUNS / str(name))
             resume = f"go on with it: minigpt train --resume {quoted(str(name))}, or " if is_trained else ""
             raise UserError(f"run '{name}' exists; {resume}choose another --name")
         try:
@@ -254,9 +254,9 @@ class RunSummary:
     """Seconds since the epoch."""
 
 
-def summaries(root: Path = RUNS) -> Iterator[RunSummary]:
-    """Yield a summary of each run under `root`, the one touched last at the end."""
-    for run in all_runs(root):
+def summaries() -> Iterator[RunSummary]:
+    """Yield a summary of each run in runs/, the one touched last at the end."""
+    for run in all_runs():
         steps, meta = checkpoint_steps(run), None
         with suppress(UserError):  # a damaged checkpoint leaves gaps in its line, and the other lines alone
             meta = read_meta(step_folder(run, steps[-1])) if steps else None

@@ -294,7 +294,7 @@ def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(pag
 def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None:
     page.go(view="matrix", layer=1, head=0, query=0, scale="root", stage="softmax", zoom=1)
     weights = made.seen.weights[1, 0].numpy()
-    shown = packing.from_levels(packing.to_levels(weights))
+    shown = packing.LEVELS[packing.to_levels(weights)]
     places = [(int(q), int(k)) for q, k in np.random.default_rng(0).integers(1, 64, (200, 2)) if k <= q]
     places += [(int(q), int(weights[q].argmax())) for q in range(2, 64, 7) if weights[q].argmax() > 0]
     found = page.ask(
@@ -317,7 +317,7 @@ def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None
 
 def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
     page.go(view="text", layer=0, head=1, query=40, mode="one", group="character", written=False)
-    shown = packing.from_levels(packing.to_levels(made.weights(0, 1, 40)))
+    shown = packing.LEVELS[packing.to_levels(made.weights(0, 1, 40))]
     cells = page.ask("""[...document.querySelectorAll('#panel-text [role=option]')]
         .map(c => getComputedStyle(c).backgroundColor)""")
     for place in (0, 7, 20, 40):

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from minigpt.corpus import cache_folder, download, downloads, open_corpus
+from minigpt.corpus import open_corpus
+from minigpt.download import cache_folder, download, downloads
 from minigpt.errors import UserError
 from minigpt.shipped import shipped
 

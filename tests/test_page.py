@@ -84,7 +84,7 @@ def test_a_level_has_the_two_decimals_of_its_weight() -> None:
     weights = np.random.default_rng(0).random(200_000).astype(np.float32) ** 3
     ties = np.array([0, 1, 0.125, 0.375, 0.005, 0.145, 0.995, 1e-9], dtype=np.float32)
     weights = np.concatenate([weights, ties, np.nextafter(ties[1:], np.float32(0))])
-    shown = packing.from_levels(packing.to_levels(weights))
+    shown = packing.LEVELS[packing.to_levels(weights)]
     assert [f"{a:.2f}" for a in shown] == [f"{a:.2f}" for a in weights]
     assert np.abs(shown - weights).max() <= 0.005 + 1e-6
     assert np.abs(np.sqrt(shown) - np.sqrt(weights)).max() < 0.012  # what the eye sees
@@ -103,9 +103,9 @@ def test_attention_comes_back_as_its_lower_triangle() -> None:
     rows, columns = np.tril_indices(17)
     assert found.shape == (2, 3, 17 * 18 // 2)
     exact = weights.numpy()[..., rows, columns]
-    assert np.abs(packing.from_levels(found) - exact).max() <= 0.005 + 1e-6
+    assert np.abs(packing.LEVELS[found] - exact).max() <= 0.005 + 1e-6
     start = 5 * 6 // 2  # of the fifth row
-    assert np.abs(packing.from_levels(found[1, 2, start : start + 6]) - weights[1, 2, 5, :6].numpy()).max() <= 0.005
+    assert np.abs(packing.LEVELS[found[1, 2, start : start + 6]] - weights[1, 2, 5, :6].numpy()).max() <= 0.005
 
 
 @pytest.mark.parametrize("steps", [31, 255, 1023, 65535])
@@ -389,5 +389,5 @@ def test_weights_shown_are_those_of_the_explicit_formula() -> None:
     exact = attention_weights(seen.q, seen.k).numpy()
     T = len(text.ids)
     rows, columns = np.tril_indices(T)
-    found = packing.from_levels(unpacked(data_of(inspect_page(loaded, text))["attention"]["weights"]))
+    found = packing.LEVELS[unpacked(data_of(inspect_page(loaded, text))["attention"]["weights"])]
     assert [f"{a:.2f}" for a in found.ravel()] == [f"{a:.2f}" for a in exact[..., rows, columns].ravel()]

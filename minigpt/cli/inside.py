@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from minigpt.inside.passage import Passage
     from minigpt.inside.scores import Score
 
-DETAILED = 64
-"""Tokens that are looked at with --detail where nobody says how many."""
 ABLATED = 8192
 """Tokens of the validation split over which the loss without a head is measured."""
 
@@ -133,13 +131,14 @@ def inspect(
     """Write one web page, complete in itself, to explore what a model does with a text."""
     from tqdm import tqdm
 
-    from minigpt.checkpoint import load_checkpoint, validation_tokens
+    from minigpt.checkpoint import load_checkpoint
     from minigpt.inside.page import inspect_page
+    from minigpt.inside.page.views import STAGED
 
     check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
     if detail and max_chars is None:
-        max_chars = DETAILED
+        max_chars = STAGED
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
     _notice_left_out(passage)
     other = load_checkpoint(compare) if compare else None
@@ -153,7 +152,7 @@ def inspect(
             loaded, passage,
             layers=_numbers("--layers", layers) if layers is not None else None,
             detail=detail,
-            ablate=validation_tokens(loaded)[:ABLATED] if ablate else None,
+            ablate=loaded.validation[:ABLATED] if ablate else None,
             steps=(load_checkpoint(path) for path in _film(loaded, steps)),  # one at a time
             compare=other, force=force, say=notice,
             progress=tell,
@@ -180,13 +179,13 @@ def claims(
     if run is not None:
         from tqdm import tqdm
 
-        from minigpt.checkpoint import load_checkpoint, validation_tokens
+        from minigpt.checkpoint import load_checkpoint
         from minigpt.inside.claims import trained
 
         loaded = load_checkpoint(run, checkpoint)
         _notice_checkpoint(loaded)
         with tqdm(total=len(trained.QUESTIONS), unit="question", disable=None, leave=False) as bar:
-            asked = trained.ask(loaded, validation_tokens(loaded), bar.update)
+            asked = trained.ask(loaded, loaded.validation, bar.update)
     found = sorted([*run_claims(), *asked], key=lambda result: result.id)
     if as_json:
         write(json_text([asdict(result) for result in found]))
@@ -249,7 +248,6 @@ def _passage(
     max_chars: int | None,
 ) -> "Passage":
     """Return the text to look at: the one given, or else a part of the validation split, or of the model's own."""
-    from minigpt.checkpoint import validation_tokens
     from minigpt.inside import passage
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
@@ -264,7 +262,7 @@ def _passage(
         name = "standard input" if file == "-" else Path(file).name
         return passage.given(loaded, encode(loaded.tokenizer, content, on_unknown), name, max_chars)
     try:
-        tokens = validation_tokens(loaded)
+        tokens = loaded.validation
     except UserError as error:
         if val is not None:
             raise

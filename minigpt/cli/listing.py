@@ -20,7 +20,8 @@ config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print th
 @data_app.command("list")
 def data_list() -> None:
     """List the texts that have names."""
-    from minigpt.corpus import BUILTINS, downloads
+    from minigpt.corpus import BUILTINS
+    from minigpt.download import downloads
 
     rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
@@ -62,7 +63,7 @@ def data_info(
 @data_app.command("get")
 def data_get(name: Annotated[str, Argument(help="shakespeare, text8 or enwik8.")]) -> None:
     """Download a text into the cache, check it, and print where it is."""
-    from minigpt.corpus import download
+    from minigpt.download import download
 
     print(download(name.removeprefix("download:")))
 
@@ -152,8 +153,8 @@ def board(
     raise typer.Exit(server.main())
 
 
-def _listed(chars: Sequence[str], most: int = 12) -> str:
-    return " ".join(map(repr, chars[:most])) + (" ..." if len(chars) > most else "")
+def _listed(chars: Sequence[str]) -> str:
+    return " ".join(map(repr, chars[:12])) + (" ..." if len(chars) > 12 else "")
 
 
 def _age(seconds: float) -> str:

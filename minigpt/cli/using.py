@@ -169,7 +169,7 @@ def evaluate(
     from tqdm import tqdm
 
     from minigpt import data
-    from minigpt.checkpoint import load_checkpoint, validation_tokens
+    from minigpt.checkpoint import load_checkpoint
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
@@ -191,7 +191,7 @@ def evaluate(
                 tokens = data.encode_known(corpus, loaded.tokenizer, on_unknown)
                 name = f"{corpus.name}, unknown ones {'skipped' if on_unknown == 'skip' else 'replaced'}"
     else:
-        tokens, name = validation_tokens(loaded), "validation split"
+        tokens, name = loaded.validation, "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             loaded.model, tokens, loaded.tokenizer,

@@ -64,7 +64,7 @@ def inspect_page(
         "positions": views.positions_view(loaded.model, len(passage.ids)),
         "detail": views.detail_view(loaded.model, seen, chosen) if detail else None,
         "ablation": views.ablation_view(loaded, ablate, chosen, progress) if ablate is not None else None,
-        "film": _film(loaded, steps, passage, chosen),
+        "film": views.film_view(steps, passage, chosen, (config.n_layer, config.n_head)),
         "compare": views.compare_view(loaded, compare, passage, chosen if layers else None) if compare else None,
     }
     data["signs"] = signs.rows()
@@ -112,14 +112,6 @@ def _layers(layers: Sequence[int] | None, count: int) -> list[int]:
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
         raise UserError(f"--layers: this model has layers 0 to {count - 1}")
     return chosen
-
-
-def _film(
-    loaded: Checkpoint, steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[int]
-) -> dict[str, Any] | None:
-    config = loaded.config.model
-    film = views.film_view(steps, passage, layers, (config.n_layer, config.n_head))
-    return film if film["frames"] else None
 
 
 def _refuse_large(size: int, force: bool, say: Callable[[str], object]) -> None:

@@ -51,12 +51,6 @@ def to_levels(weights: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
     return levels
 
 
-def from_levels(levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return the weights that the page shows for levels, in the same shape."""
-    weights: npt.NDArray[np.float64] = LEVELS[levels]
-    return weights
-
-
 def pack_attention(weights: Tensor) -> Packed:
     """Pack weights (..., T, T): of each query its keys up to itself, row after row."""
     T = weights.size(-1)

@@ -255,8 +255,10 @@ def ablation_view(
     return {"loss": round(base, 4), "tokens": len(tokens), "rises": rises}
 
 
-def film_view(steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[int], shape: tuple[int, int]) -> Data:
-    """Return small pictures and scores of all heads at each checkpoint. Raises UserError for another model's."""
+def film_view(
+    steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[int], shape: tuple[int, int]
+) -> Data | None:
+    """Return small pictures and scores of all heads at each checkpoint, if any. Raises UserError for another model's."""
     frames: list[Data] = []
     for loaded in steps:
         if len(frames) == MOST_STEPS:
@@ -273,7 +275,7 @@ def film_view(steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[in
             "kinds": kinds(scores),
             "values": {name: numbers(score.values) for name, score in scores.items()},
         })  # fmt: skip
-    return {"n": min(SMALL, len(passage.ids)), "frames": frames}
+    return {"n": min(SMALL, len(passage.ids)), "frames": frames} if frames else None
 
 
 def compare_view(loaded: Checkpoint, other: Checkpoint, passage: Passage, layers: Sequence[int] | None) -> Data:
