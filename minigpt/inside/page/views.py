@@ -258,7 +258,7 @@ def ablation_view(
 def film_view(
     steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[int], shape: tuple[int, int]
 ) -> Data | None:
-    """Return small pictures and scores of all heads at each checkpoint, if any. Raises UserError for another model's."""
+    """Return small pictures and scores of all heads at each checkpoint, or None. UserError for another model's."""
     frames: list[Data] = []
     for loaded in steps:
         if len(frames) == MOST_STEPS:
