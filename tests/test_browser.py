@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from looked_into import TEXT, checkpoint, passage
 
 from minigpt.checkpoint import Checkpoint
 from minigpt.inside.extract import Extraction, extract
-from minigpt.inside.page import inspect_page, packing
+from minigpt.inside.page import inspect_page, packing, views
+from minigpt.inside.scores import divergence
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWS = (
@@ -217,8 +219,7 @@ def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
     ):  # fmt: skip
         page.press(key)
         assert page.ask(f"state.{what}") == value, key
-    page.tab.focus("#panel-matrix ~ aside, .cursor button")
-    page.press("m")
+    page.press("m")  # the focus went along, from the text that is hidden now
     assert page.ask("state.view") == "text"
     page.tab.focus("#panel-text [role=option][tabindex='0']")
     page.press("?")
@@ -353,9 +354,76 @@ def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: M
     weight = made.loaded.model.blocks[1].attention.proj.weight.detach().numpy()
     written = made.seen.heads[1, 1, 33].numpy() @ weight[:, 16:32].T
     assert np.abs(np.array(found["written"]) - written).max() < 1e-3
-    ticks = page.tab.locator("#panel-worked .checks li").all_inner_texts()
-    assert len(ticks) == 3
-    assert all(tick.startswith("✓") for tick in ticks)
+    ticks = page.tab.locator("#panel-worked .checks li")
+    assert len(ticks.all()) == 3
+    assert all(tick.startswith("✓") for tick in ticks.all_inner_texts())
+    for part, wrong in (("k", [0, 1]), ("outputs", [2])):
+        page.ask("part => { page.detail[part] = page.detail[part].map(number => 1.1 * number); draw(); }", part)
+        assert [at for at, tick in enumerate(ticks.all_inner_texts()) if tick.startswith("✗")] == wrong
+        page.ask("part => { page.detail[part] = page.detail[part].map(number => number / 1.1); draw(); }", part)
+
+
+def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None:
+    page.go(view="worked", layer=0, head=0, query=33, key=20)
+    for place in ("#tab-worked", "#panel-worked .scroll >> nth=0", "#panel-worked .scroll >> nth=1"):
+        before = page.ask("state.key")
+        page.tab.focus(place)
+        page.press("Shift+ArrowLeft", "Shift+ArrowLeft")
+        assert page.ask("[state.view, state.query, state.key]") == ["worked", 33, before - 2]
+    page.tab.click("#panel-worked .how")
+    page.press("]")
+    assert page.ask("state.head") == 1
+    page.go(view="text", key=None)
+
+
+def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=1, head=2, query=40, mode="mean", scope="all", group="word")
+    assert page.reading().startswith("mean over all layers: query word ")
+    for view in ("matrix", "lines", "worked", "compare"):
+        page.go(view=view)
+        assert page.reading().removeprefix("layer 1 head 2: ") == words_of(made, 1, 2, 40)
+    assert "layer 1 head 2" in page.tab.inner_text("aside caption")
+    page.go(view="text")
+    page.until("location.hash === address()")
+    assert "c=all" in page.ask("location.hash")
+    page.go(mode="one", scope="layer", group="character")
+
+
+def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: Made) -> None:
+    table = made.loaded.model.token_embedding.weight.detach()
+    alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
+    page.go(view="characters", circuit="cosine", of=7)
+    names = [views.spoken(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
+    best = page.tab.inner_text("#panel-characters p:not([class])")
+    assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
+    page.go(circuit="qk", layer=1, head=2)
+    with torch.no_grad():
+        looks, _ = views._circuits(made.loaded.model, 1, table)
+    assert page.ask("greatestOf(7)") == looks[2, 7].topk(5).indices.tolist()
+    page.go(view="text")
+
+
+def test_heads_that_are_alike_are_named_without_a_pointer(page: Shown, made: Made) -> None:
+    page.go(view="heads", layer=0, head=1)
+    far = divergence(made.seen.weights)[1]
+    far[1] = -1
+    least = int(far.argmax())
+    far[1] = 2
+    most = int(far.argmin())
+    told = page.tab.inner_text("#panel-heads p[aria-live]")
+    assert told.startswith(f"layer 0 head 1 looks most like layer {most // 3} head {most % 3} (")
+    assert f"and least like layer {least // 3} head {least % 3} (" in told
+    page.go(view="text")
+
+
+def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> None:
+    text = HOSTILE["right to left"]
+    loaded = checkpoint(text, context=64)
+    shown = opened(inspect_page(loaded, passage(loaded, text)))
+    shown.go(query=6, key=5)
+    assert "query 6 \u2068ג\u2069, strongest" in shown.ask("reading()")
+    shown.go(group="word")
+    assert "query word \u2068אבג\u2069, " in shown.ask("reading()")
 
 
 def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> None:
@@ -402,11 +470,15 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     page.go(mode="several", several=[0, 2], group="word")
     page.until("location.hash === address()")
     striped = opened(made.content, page.ask("location.hash"))
+    assert striped.ask("state.scope") == "layer"
     assert striped.ask("[state.mode, state.several, state.group]") == ["several", [0, 2], "word"]
     marks = striped.tab.locator("#panel-text [data-heads]").all()
     for place in (int(mark.get_attribute("data-place") or "") for mark in marks):
         assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
-    page.go(mode="max")
+    page.go(mode="max", scope="all")
+    page.until("location.hash === address()")
+    assert opened(made.content, page.ask("location.hash")).ask("[state.mode, state.scope]") == ["max", "all"]
+    page.go(scope="layer")
     other.tab.goto(other.address + "#m=several&s=7.1.1.x.0")
     other.until("state.mode === 'several'")
     assert other.ask("state.several") == [0, 1]

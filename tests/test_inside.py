@@ -279,6 +279,7 @@ def test_every_character_can_be_seen() -> None:
     shown = {" ": "␣", "\n": "↵", "\t": "⇥", "\0": "␀", "a": "a", "我": "我", "\u0301": "◌\u0301", "\u2028": "U+2028"}
     assert {character: glyph(character) for character in shown} == shown
     assert glyph("\u200f") == "U+200F"
+    assert [glyph(character) for character in "\u3164\u2800"] == ["U+3164", "U+2800"]
     assert glyph("\ue000") == "U+E000"
 
 

@@ -21,7 +21,9 @@ from minigpt.evaluate import evaluate
 from minigpt.inside import page as page_of
 from minigpt.inside.extract import Extraction, extract, without_heads
 from minigpt.inside.page import document, inspect_page, packing, views
+from minigpt.inside.passage import of_the_model
 from minigpt.model import attention_weights
+from minigpt.sample import generate_ids
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 HOSTILE += "\u2028\u2029אבג e\u0301\u200d👩\u200d🚀\x00\x1b我想吃酸菜鱼\n\t\r\x85\xa0<!--]]>"
@@ -207,6 +209,23 @@ def test_the_ov_table_is_what_a_head_adds_to_the_logits() -> None:
         span = found[head].max() - found[head].min()
         assert span > 0
         assert np.abs(found[head][text.ids[0]] - (raised - raised.mean()).numpy()).max() <= span / 30 + 1e-6
+
+
+def test_a_model_of_width_one_has_a_page() -> None:
+    """Less its own mean its stream is nothing, by which the last norm would divide."""
+    loaded = checkpoint("ab", heads=1, width=1, family="classic", position="learned", context=8)
+    assert data_of(inspect_page(loaded, passage(loaded, "ba")))["heads"] == 1
+
+
+@pytest.mark.parametrize("length", [1, 30])
+def test_what_a_model_of_bytes_draws_itself_is_shown_byte_by_byte(length: int) -> None:
+    """Read back from text, bytes that are no character would be others, or none."""
+    loaded = checkpoint(byte=True, context=64)
+    drawn = of_the_model(loaded, length)
+    settings = loaded.config.sample.model_copy(update={"length": length})
+    prompt = torch.tensor(loaded.tokenizer.encode(settings.prompt).astype("int64"))
+    assert drawn.ids.tolist() == [int(token) for token, _ in generate_ids(loaded.model, prompt, settings)]
+    assert any(byte > 127 for byte in drawn.ids) or length == 1
 
 
 def test_large_vocabularies_show_the_most_frequent_characters() -> None:

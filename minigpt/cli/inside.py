@@ -215,6 +215,8 @@ def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     if not there:
         raise UserError("--steps: a checkpoint folder by itself has no others; name the run")
     chosen = _spread(there) if steps == "all" else _numbers("--steps", steps)
+    if steps == "all" and len(chosen) < len(there):
+        notice(f"a film has {len(chosen)} checkpoints at most: these are spread over the {len(there)} there are")
     for step in chosen:
         if step not in there:
             raise UserError(f"--steps: there is no checkpoint of step {step}, only {', '.join(map(str, there))}")

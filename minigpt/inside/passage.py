@@ -4,16 +4,19 @@ import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from minigpt.checkpoint import Checkpoint
 from minigpt.errors import UserError
-from minigpt.sample import generate
+from minigpt.sample import generate_ids
 from minigpt.tokenizer import ByteTokenizer, Ids, Tokenizer
 
 MOST = 512
 """Tokens that are looked at, at most: a matrix of more is no longer read by eye."""
 USUAL = 256
 """Tokens that are looked at where nobody says how many."""
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and a symbol that are drawn as nothing."""
 NAMED = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\xa0": "⍽"}
 
 
@@ -51,9 +54,9 @@ def of_the_model(loaded: Checkpoint, most: int | None = None) -> Passage:
     """Return a text that the model draws itself, for a run whose own text is not at hand."""
     length = min(most or USUAL, loaded.config.model.context)
     settings = loaded.config.sample.model_copy(update={"length": length})
-    pieces = generate(loaded.model, loaded.tokenizer, settings.prompt, settings, unknown="replace")
-    ids = loaded.tokenizer.encode("".join(piece.text for piece in pieces), "replace")
-    return given(loaded, ids[:length], "drawn by the model itself", most)
+    prompt = torch.tensor(loaded.tokenizer.encode(settings.prompt or "\n", "replace").astype(np.int64))
+    drawn = [token for token, _ in generate_ids(loaded.model, prompt, settings)]
+    return given(loaded, torch.cat(drawn).numpy(), "drawn by the model itself", most)
 
 
 def characters(tokenizer: Tokenizer, ids: Ids) -> list[str]:
@@ -74,4 +77,4 @@ def glyph(character: str) -> str:
     kind = unicodedata.category(character)
     if kind in ("Mn", "Me", "Mc"):
         return "◌" + character
-    return f"U+{ord(character):04X}" if kind[0] in "CZ" else character
+    return f"U+{ord(character):04X}" if kind[0] in "CZ" or character in BLANK else character

@@ -34,7 +34,8 @@ def doubt(loaded: Checkpoint) -> str | None:
 def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> bytes:
     """Return the bytes of an `.npz` file with all tensors of an extraction in float32, the tokens, and the scores.
 
-    Read it with `numpy.load(path)`; `weights` is (L, H, T, S), and `score/previous` (L, H) like the other scores.
+    Read it with `numpy.load(path)`; `weights` is (L, H, T, S), and `score/previous` (L, H) like the other scores. Of a
+    NUL among `characters` numpy keeps nothing: `ids` decide.
     """
     arrays: dict[str, Any] = {
         name: getattr(seen, name).numpy()

@@ -1,7 +1,8 @@
 """What a trained model says to the claims that no formula decides: what its heads came to do, and what for.
 
 Each check measures on windows of the run's validation split, side by side. A difference is SUPPORTED or NOT SUPPORTED
-where its mean over the windows lies on its side of a margin with 99 % confidence (Student's t), else INCONCLUSIVE.
+where its mean over the windows lies on its side of a margin with 99 % confidence (Student's t), else INCONCLUSIVE;
+where no mean is asked for, the check says how it decides.
 Attention is compared with what looking everywhere alike would give, and what training did with the same model before
 it; heads are chosen on one half of the windows and measured on the other, for the best of many is good by luck.
 """
@@ -328,7 +329,7 @@ def _kind(sign: str) -> int:
 
 
 def stream_comes_to_know(evidence: Evidence) -> tuple[str, str]:
-    """Read the stream after each block as if it were the last: the loss it would have falls with each of them."""
+    """Read the stream after each block as if it were the last: the loss it would have falls along them."""
     losses = torch.stack([_lens_losses(evidence.model, seen) for seen in evidence.seen])  # (N, L + 1)
     measured = f"loss by layer: {figures(losses.mean(0).tolist())}"
     return judge(torch.minimum(in_order(-losses) - 0.5, losses[:, 0] - losses[:, -1] - VISIBLE)), measured

@@ -63,9 +63,10 @@ def inspect_page(
         "characters": views.characters_view(loaded, seen, passage, chosen, signs),
         "positions": views.positions_view(loaded.model, len(passage.ids)),
         "detail": views.detail_view(loaded.model, seen, chosen) if detail else None,
-        "ablation": views.ablation_view(loaded, ablate, chosen, progress) if ablate is not None else None,
         "film": views.film_view(steps, passage, chosen, (config.n_layer, config.n_head)),
         "compare": views.compare_view(loaded, compare, passage, chosen if layers else None) if compare else None,
+        # The longest last, after all that may be refused.
+        "ablation": views.ablation_view(loaded, ablate, chosen, progress) if ablate is not None else None,
     }
     data["signs"] = signs.rows()
     small = (31 * views.shrunk(seen.weights, views.SMALL).sqrt()).round().div(31).square()  # 32 shades are a third less

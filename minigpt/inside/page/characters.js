@@ -13,6 +13,14 @@ function circuit() {
   return (row, column) => page.characters[state.circuit][start + row * n + column];
 }
 
+/** Returns the columns with the greatest numbers of a row, found by Python: here they are rounded to few steps. */
+function greatestOf(row) {
+  const found = page.characters.greatest[state.circuit];
+  const [, n, count] = found.shape;
+  const start = ((state.circuit === 'cosine' ? 0 : state.layer * H + state.head) * n + row) * count;
+  return Array.from(found.subarray(start, start + count));
+}
+
 const MEANING = {
   cosine: 'How alike the embeddings of two characters are: the cosine of the angle between them.',
   qk: 'Who looks for whom. A row is the character that looks (query), a column the one that is found (key).',
@@ -42,7 +50,7 @@ views.push({
     });
     const cut =
       signs.length < page.characters.of
-        ? `The ${signs.length} of ${page.characters.of} characters that are most frequent in the text. `
+        ? `${signs.length} of ${page.characters.of} characters, those most frequent in the text among them. `
         : '';
     panel.append(
       this.how,
@@ -69,7 +77,7 @@ views.push({
         class: 'fine',
         text:
           `${cut}QK and OV are computed as if the stream held only the character's embedding, which for layers ` +
-          `after 0 is not so. ${LEFT_OUT[page.positions.kind]}OV divides by the last norm as it is in the mean over the ` +
+          `after 0 is not so, and OV without what later layers make of it. ${LEFT_OUT[page.positions.kind]}OV divides by the last norm as it is in the mean over the ` +
           'text, and each row has a mean of 0.',
       }),
     );
@@ -77,13 +85,13 @@ views.push({
   sentence(value, row, column) {
     const [a, b] = [row, column].map(place => page.signs[page.characters.signs[place]][1]);
     const of = headName(state.layer, state.head);
-    if (state.circuit === 'cosine') return `The embeddings of ${a} and ${b} have a cosine of ${value.toFixed(2)}.`;
+    if (state.circuit === 'cosine') return `The embeddings of ${a} and ${b} have a cosine of about ${value.toFixed(2)}.`;
     const about = value.toPrecision(2).replace('-', '−');
     // Only the first layer reads embeddings; what later ones read has been written over.
     const [bare, gives, rises] =
       layerName(state.layer) === 0
-        ? ['', 'gives', value < 0 ? 'falls' : 'rises']
-        : ['If the stream held embeddings alone: ', 'would give', `would ${value < 0 ? 'fall' : 'rise'}`];
+        ? ['', 'gives', value < 0 ? 'falls directly' : 'rises directly']
+        : ['If the stream held embeddings alone: ', 'would give', `would ${value < 0 ? 'fall' : 'rise'} directly`];
     if (state.circuit === 'qk')
       return `${bare}in ${of}, ${a} looking for ${b} ${gives} a score of about ${about} before the softmax.`;
     return `${bare}where ${of} looks at ${a} fully, the logit of ${b} ${rises} by about ${about.replace('−', '')}.`;
@@ -91,8 +99,6 @@ views.push({
   draw() {
     const value = circuit();
     const n = page.characters.signs.length;
-    state.of = Math.min(Number(state.of), n - 1);
-    state.with = Math.min(Number(state.with), n - 1);
     const row = Array.from({ length: n }, (_, column) => value(state.of, column));
     const name = `${state.circuit} ${state.circuit === 'cosine' ? '' : `${state.layer} ${state.head}`}`;
     if (this.drawn !== name) {
@@ -116,15 +122,11 @@ views.push({
       cross: [state.of, state.with],
       colour: (r, c) => ramp((value(r, c) - this.low) / (this.high - this.low || 1)),
     });
-    const order = Array.from(row.keys())
-      .filter(place => state.circuit !== 'cosine' || place !== state.of)
-      .sort((a, b) => row[b] - row[a])
-      .slice(0, 5);
     const [, asked] = page.signs[page.characters.signs[state.of]];
     this.how.textContent = MEANING[state.circuit];
     this.note.textContent = this.sentence(row[state.with], state.of, state.with);
-    const named = order.map(place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`);
-    this.best.textContent = `Greatest in the row of ${asked}: ${named.join(', ')}.`;
+    const named = greatestOf(state.of).map(place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`);
+    this.best.textContent = `Greatest in the row of ${asked}, about: ${named.join(', ')}.`;
     this.heat.canvas.setAttribute('aria-label', `${MEANING[state.circuit]} ${this.best.textContent}`);
   },
 });

@@ -165,7 +165,7 @@ function heatmap(point) {
 }
 
 /** Makes the legend of the ramp. */
-function legend(low = '0', high = '1') {
+function legend(low, high) {
   const canvas = make('canvas', { role: 'img', 'aria-label': `Shades from ${low} to ${high}` });
   followers.push(() => {
     const pen = sized(canvas, 128, 12);

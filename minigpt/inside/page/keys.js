@@ -56,9 +56,10 @@ const ACTIONS = {
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const tag = event.target.tagName;
-  if (['SELECT', 'INPUT', 'TEXTAREA', 'DIALOG'].includes(tag) || event.target.getAttribute('role') === 'tab') return;
+  if (['SELECT', 'INPUT', 'TEXTAREA', 'DIALOG'].includes(tag)) return;
+  if (event.target.getAttribute('role') === 'tab' && !event.shiftKey) return;
   if (['BUTTON', 'SUMMARY'].includes(tag) && ['Enter', ' '].includes(event.key)) return;
-  if (event.target.classList.contains('scroll') && /^(Arrow|Home|End)/.test(event.key)) return;
+  if (event.target.classList.contains('scroll') && /^(Arrow|Home|End)/.test(event.key) && !event.shiftKey) return;
   const act =
     event.shiftKey && /^Arrow(Left|Right)$/.test(event.key)
       ? () => change({ key: currentKey() + (event.key === 'ArrowLeft' ? -1 : 1) })
@@ -68,6 +69,8 @@ function pressed(event) {
   if (!act) return;
   event.preventDefault();
   act();
+  if (document.activeElement.getAttribute('role') === 'option')
+    document.activeElement.scrollIntoView({ block: 'nearest' });
 }
 
 function help() {
@@ -85,6 +88,7 @@ function help() {
 /** Saves the canvas of the view as a file; of a view without one, the matrix of the head. */
 function savePng() {
   let canvas = document.querySelector(`#panel-${state.view} canvas.heat, #panel-${state.view} > canvas`);
+  const isOfHead = !canvas || state.view === 'matrix';
   if (!canvas) {
     canvas = pixels(T, T, (query, key) =>
       key > query ? ramp(0) : ramp(depthOf(weightsOf(state.layer, state.head, query)[key])),
@@ -93,7 +97,7 @@ function savePng() {
   canvas.toBlob(blob => {
     const link = make('a', {
       href: URL.createObjectURL(blob),
-      download: `attention-layer${layerName(state.layer)}-head${state.head}.png`,
+      download: `${isOfHead ? 'attention' : state.view}-layer${layerName(state.layer)}-head${state.head}.png`,
     });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);

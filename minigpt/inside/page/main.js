@@ -23,7 +23,7 @@ function tabBar() {
   bar.addEventListener('keydown', event => {
     const at = views.findIndex(view => view.name === state.view);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: views.length - 1 }[event.key];
-    if (to === undefined) return;
+    if (to === undefined || event.shiftKey || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     change({ view: views[(to + views.length) % views.length].name });
     tabs.get(state.view).focus();
@@ -84,13 +84,15 @@ function cursorBar() {
 }
 
 /** Draws what the state says: the controls, the open view, and what is read aloud. */
-function draw(isOtherHead = false) {
+function draw(isOtherRow = false) {
+  const left = [...panels].some(([name, panel]) => name !== state.view && panel.contains(document.activeElement));
   for (const [name, tab] of tabs) {
     const isOpen = name === state.view;
     tab.setAttribute('aria-selected', String(isOpen));
     tab.setAttribute('tabindex', isOpen ? 0 : -1);
     panels.get(name).hidden = !isOpen;
   }
+  if (left) panels.get(state.view).focus({ preventScroll: true }); // or the keys would go nowhere
   const view = views.find(one => one.name === state.view);
   if (!built.has(view.name)) {
     built.add(view.name);
@@ -98,8 +100,7 @@ function draw(isOtherHead = false) {
   }
   followers.forEach(follow => follow());
   view.draw();
-  const prefix = isOtherHead && state.mode === 'one' ? `${headName(state.layer, state.head)}: ` : '';
-  status.textContent = prefix + reading();
+  status.textContent = (isOtherRow ? `${rowName()}: ` : '') + reading();
 }
 
 function start() {
@@ -118,6 +119,7 @@ function start() {
   for (const view of views) {
     const panel = make('section', {
       role: 'tabpanel',
+      tabindex: -1,
       id: `panel-${view.name}`,
       'aria-labelledby': `tab-${view.name}`,
       hidden: true,

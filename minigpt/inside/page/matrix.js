@@ -110,7 +110,7 @@ views.push({
     this.note.hidden = stage === 'softmax';
     this.note.textContent =
       `${headName(layer, head)}, ${stage}: query ${row} ${spoken(row)}, key ${column} ` +
-      `${spoken(column)}: ${value(row, column) === MINUS ? '−∞' : number}.${firsts}`;
+      `${spoken(column)}: ${number}.${firsts}`;
     this.heat.canvas.setAttribute('aria-label', `${summary(layer, head)} Rows are queries, columns are keys.`);
   },
 });

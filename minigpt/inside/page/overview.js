@@ -71,7 +71,7 @@ views.push({
     ];
     if (page.ablation) sorts.push(['loss', 'loss without it']);
     panel.append(
-      make('p', { class: 'how', text: 'Every head of the model over the text. Choose one to read the text with it.' }),
+      make('p', { class: 'how', text: 'Every head of these layers over the text. Choose one to read the text with it.' }),
       make(
         'div',
         { class: 'controls' },

@@ -46,7 +46,7 @@ views.push({
     const alike = this.alike(tableAt, width);
     picture(
       'How alike two positions are',
-      'The cosine between the vectors of two places, dark where they point the same way: close places are close.',
+      'The cosine between the vectors of two places, dark where they point the same way.',
       { name: 'alike', rows: T, columns: T, colour: (a, b) => ramp((alike(a, b) + 1) / 2) },
     );
     if (kind === 'learned') {

@@ -28,7 +28,7 @@ views.push({
         cell.classList.toggle('query', place === state.query);
       });
     });
-    this.note = make('p', { class: 'note' });
+    this.note = make('p', { class: 'note', 'aria-live': 'polite' });
     const rows = layersOfLens();
     const [, , top] = page.predictions.permille.shape;
     this.cells = Array.from({ length: rows }, () => Array.from({ length: top + 2 }, () => make('span')));

@@ -26,11 +26,12 @@ function markCurrent(element, isCurrent) {
 
 const SHORT = {
   v: 'view', l: 'layer', h: 'head', q: 'query', k: 'key',
-  m: 'mode', s: 'several', g: 'group', w: 'written',
+  m: 'mode', c: 'scope', s: 'several', g: 'group', w: 'written',
 };
 const hasAllBelow = page.layers.every((layer, place) => layer === place); // as the rollout needs
 const CHOICES = {
   mode: ['one', 'several', 'mean', 'max', ...(hasAllBelow ? ['rollout'] : [])],
+  scope: ['layer', 'all'],
   group: ['character', 'word', 'line'],
 };
 
@@ -38,7 +39,7 @@ let addressTimer; // browsers refuse an address that changes with each movement 
 
 /** Changes what is selected, within bounds, and draws again. */
 function change(changes) {
-  const headBefore = headName(state.layer, state.head);
+  const rowBefore = rowName();
   Object.assign(state, changes);
   state.layer = bounded(state.layer, L);
   state.head = bounded(state.head, H);
@@ -48,7 +49,7 @@ function change(changes) {
   if (!views.some(view => view.name === state.view)) state.view = 'text';
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => history.replaceState(null, '', address()), 200);
-  draw(headBefore !== headName(state.layer, state.head));
+  draw(rowBefore !== rowName());
 }
 
 const bounded = (number, count) => Math.min(Math.max(Math.round(number) || 0, 0), count - 1);
@@ -57,18 +58,19 @@ function address() {
   const parts = [`l=${layerName(state.layer)}`, `h=${state.head}`, `q=${state.query}`, `v=${state.view}`];
   if (state.key !== null) parts.push(`k=${state.key}`);
   if (state.mode !== 'one') parts.push(`m=${state.mode}`);
+  if (state.scope !== 'layer') parts.push(`c=${state.scope}`);
   if (state.mode === 'several') parts.push(`s=${state.several.join('.')}`);
   if (state.group !== 'character') parts.push(`g=${state.group}`);
   if (state.written) parts.push('w=1');
   return '#' + parts.join('&');
 }
 
-/** Reads an address like #l=2&h=3&q=17&v=text; what it does not name is as at the start, nonsense is passed over. */
+/** Reads an address like #l=2&h=3&q=17&v=text; of these parts what it does not name is as at the start, nonsense too. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.start;
   const several = Array.from({ length: Math.min(H, 4) }, (_, first) => first);
   const found = { layer, head, query, key: null, several, written: false };
-  Object.assign(found, { view: 'text', mode: 'one', group: 'character' });
+  Object.assign(found, { view: 'text', mode: 'one', scope: 'layer', group: 'character' });
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ''))) {
     const what = SHORT[name];
     if (what === 'view') found.view = value;

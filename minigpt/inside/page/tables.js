@@ -9,8 +9,7 @@ function strongestKeys() {
   const caption = made.querySelector('caption');
   followers.push(() => {
     const row = selectedRow();
-    const best =
-      state.mode === 'one' && !state.written ? strongestOf(state.layer, state.head, state.query) : greatest(row);
+    const best = strongestIn(row, true);
     const order = Array.from(row.keys())
       .sort((a, b) => row[b] - row[a] || (b === best) - (a === best) || b - a)
       .slice(0, STRONGEST);
@@ -31,11 +30,10 @@ function strongestKeys() {
 
 /** Says what the selected row is a row of. */
 function rowName() {
-  if (state.mode === 'rollout') return `rollout up to layer ${layerName(state.layer)}`;
+  if (modeNow() === 'rollout') return `rollout up to layer ${layerName(state.layer)}`;
   const scope = state.scope === 'layer' ? `layer ${layerName(state.layer)}` : 'all layers';
-  const isOne = state.mode === 'one' || state.mode === 'several';
-  const of = isOne ? headName(state.layer, state.head) : `${state.mode} over ${scope}`;
-  return of + (state.written ? ', share of what is written' : '');
+  const of = isOneHead() ? headName(state.layer, state.head) : `${modeNow()} over ${scope}`;
+  return of + (isWritten() ? ', share of what is written' : '');
 }
 
 /** Returns all scores as lines of comma-separated values, with the baselines as the first line below the names. */
@@ -124,8 +122,8 @@ views.push({
       make('p', {
         class: 'how',
         text:
-          'What each head looks at, as shares of its attention. The first row is what a head gets that ' +
-          'looks everywhere alike.',
+          'What each head looks at, as shares of its attention, in the mean over the queries that have such a place ' +
+          'before them. The first row is what a head gets that looks everywhere alike.',
       }),
       make('p', {}, copy, ' ', said),
       output,
@@ -137,13 +135,14 @@ views.push({
   buildDivergence(panel) {
     const n = L * H;
     const name = place => headName(Math.floor(place / H), place % H);
-    this.note = make('p', { class: 'note', text: 'Point at a cell to compare two heads.' });
+    this.note = make('p', { class: 'note' });
+    this.differences = make('p', { 'aria-live': 'polite' });
     this.heat = heatmap((row, column) => {
       this.note.textContent =
         `${name(row)} and ${name(column)}: ${short(page.scores.divergence[row * n + column])} (0 the ` +
         'same, 1 nothing in common)';
     });
-    panel.append(make('h2', { text: 'How differently two heads look' }), this.note, this.heat.canvas);
+    panel.append(make('h2', { text: 'How differently two heads look' }), this.differences, this.note, this.heat.canvas);
     this.heat.canvas.setAttribute(
       'aria-label',
       'Jensen-Shannon divergence between all pairs of heads, dark where two differ',
@@ -153,8 +152,19 @@ views.push({
     for (const [layer, head, button] of this.heads) {
       button.closest('tr').classList.toggle('selected', layer === state.layer && head === state.head);
     }
-    const n = L * H;
-    this.heat?.draw({
+    if (!this.heat) return;
+    const n = L * H,
+      selected = state.layer * H + state.head;
+    const far = Array.from({ length: n }, (_, other) => page.scores.divergence[selected * n + other]);
+    const others = Array.from(far.keys())
+      .filter(other => other !== selected)
+      .sort((a, b) => far[a] - far[b]);
+    const told = other => `${headName(Math.floor(other / H), other % H)} (${short(far[other])})`;
+    this.differences.textContent = others.length
+      ? `${headName(state.layer, state.head)} looks most like ${told(others[0])} and least like ` +
+        `${told(others.at(-1))}; 0 is the same, 1 nothing in common. Point at a cell to compare any two.`
+      : 'There is no other head to compare it with.';
+    this.heat.draw({
       name: 'divergence',
       rows: n,
       columns: n,
@@ -192,7 +202,7 @@ views.push({
         class: 'how',
         text:
           `How much the loss rises, in nats, when one head writes nothing. With all heads it is ${loss} ` +
-          `over ${tokens.toLocaleString('en')} tokens.`,
+          `over the first ${tokens.toLocaleString('en')} tokens of the validation split.`,
       }),
       make('p', { text: `${idle} of ${L * H} heads can each be silenced at a cost of 0.001 nats or less.` }),
       scroller(

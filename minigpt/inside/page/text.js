@@ -1,10 +1,17 @@
 // The text itself: point at a character, and the characters before it are shaded by how much it looks at them.
 
+// What the text is shaded by is chosen beside it: every other view reads one head, character by character.
+const inText = () => state.view === 'text';
+const modeNow = () => (inText() ? state.mode : 'one');
+const groupNow = () => (inText() ? state.group : 'character');
+const isWritten = () => inText() && state.written && state.mode !== 'rollout';
+const isOneHead = () => modeNow() === 'one' || modeNow() === 'several';
+
 /** Returns what the selected query looks at, in the selected mode: a share for each key up to it. */
 function selectedRow(query = state.query) {
-  if (state.mode === 'rollout') return rollout(state.layer, query);
-  const of = state.written ? writtenOf : weightsOf;
-  if (state.mode === 'one' || state.mode === 'several') return of(state.layer, state.head, query);
+  if (modeNow() === 'rollout') return rollout(state.layer, query);
+  const of = isWritten() ? writtenOf : weightsOf;
+  if (isOneHead()) return of(state.layer, state.head, query);
   const rows = [];
   for (let layer = 0; layer < L; layer++) {
     if (state.scope === 'layer' && layer !== state.layer) continue;
@@ -16,13 +23,13 @@ function selectedRow(query = state.query) {
 }
 
 /** Whether the shares of keys are exact to two decimals; a mean, a product or a share of levels is not. */
-const isRowExact = () => !state.written && (state.mode === 'one' || state.mode === 'several' || state.mode === 'max');
-const isExact = () => isRowExact() && state.group === 'character';
+const isRowExact = () => !isWritten() && (isOneHead() || modeNow() === 'max');
+const isExact = () => isRowExact() && groupNow() === 'character';
 
 /** Returns the first and the last place of what is shaded as one with `place`. */
 function groupOf(place) {
-  if (state.group === 'character') return [place, place];
-  const starts = state.group === 'word' ? page.text.words : page.text.lines;
+  if (groupNow() === 'character') return [place, place];
+  const starts = groupNow() === 'word' ? page.text.words : page.text.lines;
   let at = 0;
   while (at + 1 < starts.length && starts[at + 1] <= place) at++;
   return [starts[at], (starts[at + 1] ?? T) - 1];
@@ -33,7 +40,7 @@ function groupOf(place) {
  * `rowOf` gives the shares of one query; without it, those of the selected mode.
  */
 function groupedRow(rowOf = selectedRow) {
-  if (state.group === 'character') return rowOf(state.query);
+  if (groupNow() === 'character') return rowOf(state.query);
   const [first, last] = groupOf(state.query);
   const row = new Float32Array(last + 1);
   for (let query = first; query <= last; query++) {
@@ -51,31 +58,32 @@ function groupedRow(rowOf = selectedRow) {
 }
 
 /** The key that numbers are read of: the one chosen, else the strongest. */
-const currentKey = () => state.key ?? strongestIn(groupedRow());
+const currentKey = () => state.key ?? strongestIn(groupedRow(), groupNow() === 'character');
 
-/** Returns the strongest key in a row of `groupedRow`: where it is one head's own weights, the one that Python found. */
-function strongestIn(row, head = state.head) {
-  const isOne = state.mode === 'one' || state.mode === 'several';
-  const isPlain = isOne && !state.written && state.group === 'character';
+/** Returns the strongest key in a row: of one head's own weights, character by character, the one that Python found. */
+function strongestIn(row, isByCharacter, head = state.head) {
+  const isPlain = isByCharacter && isOneHead() && !isWritten();
   return isPlain ? strongestOf(state.layer, head, state.query) : greatest(row);
 }
 
+const [ISOLATED, ISOLATED_END] = ['\u2068', '\u2069']; // so that a word from right to left turns no number after it
+
 const groupSpoken = place => {
   const [first, last] = groupOf(place);
-  return first === last ? spoken(first) : Array.from({ length: last - first + 1 }, (_, i) => sign(first + i)).join('');
+  if (first === last) return spoken(first);
+  const word = Array.from({ length: last - first + 1 }, (_, i) => sign(first + i)).join('');
+  return spoken(first).startsWith(ISOLATED) ? ISOLATED + word + ISOLATED_END : word;
 };
 
 /** Returns what is read aloud: "query 17 e, strongest key 16 h, 0.43". */
 function reading() {
   const row = groupedRow();
-  const best = strongestIn(row);
+  const best = strongestIn(row, groupNow() === 'character');
   const about = isExact() ? '' : 'about ';
-  const place = key => (state.group === 'character' ? `${key} ${spoken(key)}` : `${state.group} ${groupSpoken(key)}`);
-  const query =
-    state.group === 'character' ? `query ${state.query} ${spoken(state.query)}` : `query ${place(state.query)}`;
+  const place = key => (groupNow() === 'character' ? `${key} ${spoken(key)}` : `${groupNow()} ${groupSpoken(key)}`);
   const chosen =
     state.key === null || state.key === best ? '' : `; key ${place(state.key)}, ${about}${two(row[state.key])}`;
-  return `${query}, strongest key ${place(best)}, ${about}${two(row[best])}${chosen}`;
+  return `query ${place(state.query)}, strongest key ${place(best)}, ${about}${two(row[best])}${chosen}`;
 }
 
 /** Makes the text as a list of characters of which one is the query: one stop of the Tab key. */
@@ -120,11 +128,11 @@ function textStrip(label, shade) {
 
 function shadeByAttention(cells, strip) {
   const row = groupedRow();
-  const several = state.mode === 'several';
+  const several = modeNow() === 'several';
   const [first, last] = groupOf(state.query);
   const key = currentKey();
   const [keyFirst, keyLast] = groupOf(key);
-  const of = state.written ? writtenOf : weightsOf;
+  const of = isWritten() ? writtenOf : weightsOf;
   const rows = several
     ? state.several.map(head => [head, ofItsGreatest(groupedRow(query => of(state.layer, head, query)))])
     : [];
@@ -138,7 +146,7 @@ function shadeByAttention(cells, strip) {
     const colour = isPast && !several ? ramp(depthOf(Math.min(row[place], 1))) : null;
     cell.style.background = colour ? css(colour) : several && isPast ? stripes(rows, place) : '';
     cell.style.color = colour ? inkOn(colour) : '';
-    const best = rows.filter(([head, row]) => strongestIn(row, head) === place).map(([head]) => head);
+    const best = rows.filter(([head, row]) => strongestIn(row, groupNow() === 'character', head) === place).map(([head]) => head);
     if (best.length) cell.dataset.heads = best.join(',');
     else delete cell.dataset.heads;
   });
@@ -202,7 +210,7 @@ views.push({
       make('p', {
         class: 'how',
         text:
-          'Point at a character, or move with ← →: the stronger the colour of an earlier character, the ' +
+          'Point at a character, or choose one and move with ← →: the stronger the colour of an earlier character, the ' +
           'more this head looks at it.',
       }),
       mainStrip.strip,

@@ -223,7 +223,7 @@ views.push({
       const heat = heatmap(point);
       return { heat, figure: make('figure', {}, make('figcaption', { text: title }), heat.canvas) };
     });
-    this.note = make('p', { class: 'note' });
+    this.note = make('p', { class: 'note', 'aria-live': 'polite' });
     this.other = make('span');
     panel.append(
       make('p', { class: 'how', text: 'The same text read by two runs, one head of each; the cursor is in both.' }),

@@ -67,6 +67,8 @@ def spoken(character: str) -> str:
         return f"byte {character.removeprefix(chr(92) + 'x')}"
     if glyph(character) != character:
         return unicodedata.name(character, f"U+{ord(character):04X}").lower()
+    if unicodedata.bidirectional(character) in ("R", "AL"):  # isolated, or it would turn the numbers after it
+        return f"\u2068{character}\u2069"
     return character
 
 
@@ -173,12 +175,19 @@ def characters_view(
         tables = [_circuits(model, layer, embeddings) for layer in layers]
         last = seen.stream[-1] - (seen.stream[-1].mean(-1, keepdim=True) if model.config.norm == "layernorm" else 0)
         size = last.square().mean(-1).sqrt().mean()  # what the last norm divides by, in the mean over the text
+        qk, ov = (torch.cat(parts).cpu() for parts in zip(*tables, strict=True))  # (L H, N, N)
+    others = cosine.clone().fill_diagonal_(-math.inf)[None]
+    count = min(TOP, len(chosen) - 1)
     return {
         "signs": [signs.number(c) for c in characters(loaded.tokenizer, ids.numpy())],
         "of": V,
         "cosine": pack_scaled(cosine[None].cpu(), 255),
-        "qk": pack_scaled(torch.cat([qk for qk, _ in tables]).cpu(), COARSE),
-        "ov": pack_scaled(torch.cat([ov for _, ov in tables]).cpu() / size, COARSE),
+        "qk": pack_scaled(qk, COARSE),
+        "ov": pack_scaled(ov / size.clamp_min(1e-6), COARSE),
+        "greatest": {
+            name: pack_whole(values.topk(count).indices)  # (1 or L H, N, count)
+            for name, values in (("cosine", others.cpu()), ("qk", qk), ("ov", ov))
+        },
     }
 
 
@@ -230,7 +239,7 @@ def detail_view(model: GPT, seen: Extraction, layers: Sequence[int]) -> Data:
     outputs = torch.stack([head_outputs(model, layer) for layer in layers])  # (L, H, D, C)
     return {
         "q": pack_exact(seen.q), "k": pack_exact(seen.k), "v": pack_exact(seen.v),
-        "outputs": pack_scaled(outputs.detach().flatten(0, 1), 65535),
+        "outputs": pack_scaled(outputs.flatten(0, 1), 65535),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// One query of one head with its real numbers, from q to what is written, each step checked against the model's own.
+// One query of one head with its real numbers, from q to what is written, held against what the model itself had.
 
 /** Returns the numbers of one place: a vector of the head from `page.detail`. */
 function vectorOf(what, place) {
@@ -10,7 +10,6 @@ function vectorOf(what, place) {
 /** Computes the selected query again from q, k, v and W_O. */
 function workOut() {
   const D = page.positions.head_size,
-    C = page.positions.width,
     query = state.query;
   const q = vectorOf('q', query);
   const raw = Array.from({ length: T }, (_, key) =>
@@ -24,14 +23,35 @@ function workOut() {
   const found = Array.from({ length: D }, (_, i) =>
     weights.reduce((all, weight, key) => all + weight * vectorOf('v', key)[i], 0),
   );
+  return { q, raw, scaled, weights, found, written: writtenBy(found), most, sum };
+}
+
+/** Multiplies a vector of the head by its part of W_O. */
+function writtenBy(vector) {
+  const { head_size: D, width: C } = page.positions;
   const start = (state.layer * H + state.head) * D * C;
-  const written = Array.from({ length: C }, (_, c) =>
-    found.reduce((all, number, d) => all + number * page.detail.outputs[start + d * C + c], 0),
+  return Array.from({ length: C }, (_, c) =>
+    vector.reduce((all, number, d) => all + number * page.detail.outputs[start + d * C + c], 0),
   );
-  return { q, raw, scaled, weights, found, written, most, sum };
+}
+
+/** Returns how far scores, weights and what the key's v writes lie from the model's own, as shares of the largest. */
+function distances(work, key) {
+  const { layer, head, query } = state;
+  const first = (layer * H + head) * T;
+  const table = page.stages.raw.subarray(first * T, (first + T) * T); // of all tokens, for there are 64 at most
+  const lengths = page.attention.written.subarray(first, first + T);
+  const gap = (ours, theirs) => Math.max(...ours.map((number, place) => Math.abs(number - theirs[place])));
+  const scores = table.subarray(query * T, (query + 1) * T);
+  return {
+    scores: gap(work.raw, scores) / Math.max(...table.map(Math.abs), 1e-9),
+    weights: gap(work.weights.slice(0, query + 1), weightsOf(layer, head, query)),
+    written: Math.abs(length(writtenBy(vectorOf('v', key))) - lengths[key]) / Math.max(...lengths, 1e-9),
+  };
 }
 
 const length = vector => Math.sqrt(vector.reduce((sum, number) => sum + number * number, 0));
+
 const checked = (isRight, words) =>
   make('li', { class: isRight ? 'right' : 'wrong', text: `${isRight ? '✓' : '✗'} ${words}` });
 
@@ -41,8 +61,10 @@ views.push({
   build(panel) {
     if (!page.detail)
       return panel.append(missing('The numbers behind one query, q, k, v and W_O, appear with', '--detail'));
-    this.body = make('div');
-    panel.append(this.body);
+    this.steps = make('div');
+    this.vectors = scroller('Numbers of query and key');
+    this.keys = scroller('All keys');
+    panel.append(this.steps, this.vectors, this.keys);
     return undefined;
   },
   draw() {
@@ -95,13 +117,12 @@ views.push({
       row.classList.toggle('masked', place > query);
       row.classList.toggle('selected', place === key);
     });
-    const stored = weightsOf(state.layer, state.head, query);
-    const off = Math.max(...stored.map((weight, place) => Math.abs(weight - work.weights[place])));
+    const off = distances(work, key);
     const top = [...work.written.keys()]
       .sort((a, b) => Math.abs(work.written[b]) - Math.abs(work.written[a]))
       .slice(0, 8);
     const largest = top.map(c => `${signed(work.written[c])} at ${c}`);
-    this.body.replaceChildren(
+    this.steps.replaceChildren(
       make('p', {
         class: 'how',
         text:
@@ -136,15 +157,12 @@ views.push({
       make(
         'ul',
         { class: 'checks' },
-        checked(Math.abs(work.weights.reduce((a, b) => a + b) - 1) < 1e-6, 'the weights add up to 1'),
-        checked(
-          work.weights.slice(query + 1).every(weight => weight === 0),
-          'the future has exactly 0',
-        ),
-        checked(off < 0.006, 'the weights are those of the model, to the precision of this page'),
+        checked(off.scores < 0.001, 'the scores q·k are those of the model'),
+        checked(off.weights < 0.006, 'the weights are those of the model, to the two decimals of this page'),
+        checked(off.written < 0.002, 'v of the key through W_O is as long as in the model'),
       ),
-      scroller('Numbers of query and key', vectors),
-      scroller('All keys', keys),
     );
+    this.vectors.replaceChildren(vectors);
+    this.keys.replaceChildren(keys);
   },
 });
