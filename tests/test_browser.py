@@ -392,7 +392,8 @@ def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Sh
 def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: Made) -> None:
     table = made.loaded.model.token_embedding.weight.detach()
     alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
-    page.go(view="characters", circuit="cosine", of=7)
+    page.go(view="characters")
+    page.go(circuit="cosine", of=7)
     names = [views.spoken(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
     best = page.tab.inner_text("#panel-characters p:not([class])")
     assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
