@@ -212,7 +212,7 @@ class SampleConfig(Section):
     """Keep the likeliest characters that together reach this probability (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop characters below this share of the likeliest one's probability. 0: none."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
     """Above 1, makes characters that already stand in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
     """Seed of the random draws; sample i of a seed is the same however many are drawn."""
@@ -326,6 +326,8 @@ def parse_overrides(assignments: Iterable[str]) -> Layer:
         annotation = known[key].annotation if key in known else None
         is_list = text.startswith("[") and text.endswith("]")
         is_text = annotation is str or (annotation == tuple[str, ...] and not is_list)
+        if type(None) in get_args(annotation) and not text.strip():  # as of a variable that is not set
+            raise UserError(f"--set {shown(assignment)}: a value is missing; null unsets it")
         values[key] = text if is_text else plain_yaml.parse(text, f"--set {key}")
     return "--set", values
 

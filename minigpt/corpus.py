@@ -79,7 +79,7 @@ class Corpus:
         """
         held: list[str] = []
         length = 0
-        for piece in chain.from_iterable(map(_decoded, self.parts)):
+        for piece in chain.from_iterable(_decoded(part, len(self.parts) > 1) for part in self.parts):
             if held and length + len(piece) > BLOCK:
                 yield "".join(held)
                 held, length = [], 0
@@ -190,7 +190,7 @@ def _find(entry: str, encoding: str) -> _Found:
         raise UserError(f"{shown(entry)}: no such file or folder{_near(entry, path)}")
     if stat.S_ISDIR(mode):
         return _inside(path, encoding)
-    if stat.S_ISFIFO(mode):
+    if stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and entry.startswith(STREAMS)):
         return _pipe(path, encoding)
     if not stat.S_ISREG(mode):
         raise UserError(f"{shown(path)}: is neither a file nor a folder")
@@ -245,10 +245,15 @@ def _direct(part: Part) -> Part:
     """The part, which the user named itself; UserError if it is binary."""
     head = _head(part)
     if _is_binary(head, part.encoding):
-        marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        hint = f"; it looks like UTF-16, {_how('utf-16')}" if marked else ""
-        raise UserError(f"{part.label}: is a binary file, not text{hint}")
+        raise UserError(f"{part.label}: is a binary file, not text{_looks_like(head, part.encoding)}")
     return part
+
+
+def _looks_like(head: bytes, encoding: str) -> str:
+    """A hint at the encoding that a byte order mark names, where that is not the one in use."""
+    marks = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    found = next((name for name, mark in zip(("utf-32", "utf-16"), marks, strict=True) if head.startswith(mark)), None)
+    return f"; it looks like {found.upper()}, {_how(found)}" if found and not encoding.startswith(found) else ""
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
@@ -257,23 +262,30 @@ def _is_binary(head: bytes, encoding: str) -> bool:
     return b"\0" in head
 
 
-def _texts(paths: Iterable[Path], where: str, encoding: str, runs: Sequence[Path]) -> _Found:
-    """The text files among `paths`, each real file once, in order; notices name `runs` and binary ones, left out."""
+def _left_out(what: str, where: str, paths: Sequence[Path]) -> list[str]:
+    """A notice of what a folder or glob holds and is no part of the text, where there is such."""
+    many = f"{len(paths)} {what}s" if len(paths) > 1 else f"1 {what}"
+    return [f"left out {many} {where} (first: {shown(paths[0].name)})"] if paths else []
+
+
+def _texts(paths: Iterable[Path], where: str, encoding: str, notices: list[str]) -> _Found:
+    """The text files among `paths`, each real file once, in order; a notice tells of binary ones, left out."""
     by_file: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (len(path.parts), path.as_posix())):
         by_file.setdefault(os.path.realpath(path), path)
     parts: list[Part] = []
     binary: list[Part] = []
+    hint = ""
     for path in sorted(by_file.values(), key=Path.as_posix):
         part = _file(path, encoding)
-        (binary if _is_binary(_head(part), encoding) else parts).append(part)
-    notices = []
-    if runs:
-        many = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-        notices.append(f"left out {many} of minigpt in {where} (first: {shown(runs[0].name)})")
+        head = _head(part)
+        is_binary = _is_binary(head, encoding)
+        (binary if is_binary else parts).append(part)
+        hint = hint or (_looks_like(head, encoding) if is_binary else "")
     if binary:
         many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
-        notices.append(f"skipped {many} in {where} (first: {shown(binary[0].path.name)})")
+        about = hint.replace("it looks", "one looks")
+        notices = [*notices, f"skipped {many} in {where} (first: {shown(binary[0].path.name)}{about})"]
         if not parts:
             raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
     return _Found(where, parts, notices)
@@ -300,7 +312,7 @@ def _matched(pattern: str, path: Path, encoding: str) -> _Found:
     files = [file for file in files if not set(runs) & set(file.parents)]
     if not (files or runs):
         raise UserError(f"{shown(pattern)}: matches no file")
-    return _texts(files, shown(pattern), encoding, runs)
+    return _texts(files, shown(pattern), encoding, _left_out("run", f"of minigpt in {shown(pattern)}", runs))
 
 
 def _inside(folder: Path, encoding: str) -> _Found:
@@ -311,6 +323,7 @@ def _inside(folder: Path, encoding: str) -> _Found:
     where = shown(folder).rstrip("/\\") + "/"
     top = os.path.realpath(folder)
     followed: set[str] = set()
+    outside: list[Path] = []
 
     def wanted(path: Path) -> bool:
         if path.name.startswith("."):
@@ -318,9 +331,11 @@ def _inside(folder: Path, encoding: str) -> _Found:
         if not path.is_symlink():
             return True
         target = os.path.realpath(path)
-        inside_and_new = Path(top) in Path(target).parents and target not in followed
+        is_inside, is_new = Path(top) in Path(target).parents, target not in followed
         followed.add(target)
-        return inside_and_new
+        if not is_inside and os.path.exists(target) and Path(target) not in (Path(top), *Path(top).parents):
+            outside.append(path)
+        return is_inside and is_new
 
     def stop(error: OSError) -> None:
         raise _unreadable(shown(error.filename), error) from error
@@ -334,9 +349,11 @@ def _inside(folder: Path, encoding: str) -> _Found:
         folders[:] = [name for name in folders if Path(here, name) not in runs]
         paths = (Path(here, name) for name in sorted(names))
         files += (path for path in paths if wanted(path) and path.is_file())
-    if not (files or runs):
+    notices = _left_out("run", f"of minigpt in {where}", runs)
+    notices += _left_out("link", f"to files elsewhere in {where}; name those files to read them", outside)
+    if not (files or notices):
         raise UserError(f"{where}: holds no text")
-    return _texts(files, where, encoding, runs)
+    return _texts(files, where, encoding, notices)
 
 
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
@@ -357,7 +374,7 @@ def _standard_input(encoding: str) -> _Found:
 
 
 def _pipe(path: Path, encoding: str) -> _Found:
-    """A named pipe, such as a shell makes for `<(command)`."""
+    """A named pipe, such as a shell makes for `<(command)`, or a stream of this process."""
     try:
         with path.open("rb") as stream:
             return _spooled(stream, shown(path), encoding)
@@ -453,7 +470,7 @@ def _head(part: Part) -> bytes:
     return next(_raw(part, HEAD), b"")
 
 
-def _decoded(part: Part) -> Iterator[str]:
+def _decoded(part: Part, is_one_of_many: bool) -> Iterator[str]:
     """The part's text in pieces of at most BLOCK characters, none empty, without the byte order mark."""
     if part.kind == "pydoc":
         yield from _pydoc_topics()
@@ -467,7 +484,7 @@ def _decoded(part: Part) -> Iterator[str]:
         try:
             piece = decoder.decode(chunk, final=not chunk)
         except UnicodeError as error:
-            raise _undecodable(part, error, done, len(chunk)) from error
+            raise _undecodable(part, error, done, len(chunk), is_one_of_many) from error
         done += len(chunk)
         if piece and at_start:
             piece, at_start = piece.removeprefix("\ufeff"), False
@@ -480,13 +497,15 @@ def _how(encoding: str) -> str:
     return f"--encoding {encoding} (train, bench train: --set data.encoding={encoding})"
 
 
-def _undecodable(part: Part, error: UnicodeError, done: int, size: int) -> UserError:
+def _undecodable(part: Part, error: UnicodeError, done: int, size: int, is_one_of_many: bool) -> UserError:
     """The error for bytes that do not decode: the `size` bytes after the first `done` of the file."""
     if part.encoding == "utf-8":
         byte = error.object[error.start] if isinstance(error, UnicodeDecodeError) else 0
         is_latin = byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D) or not 0x80 <= byte < 0xA0
         likely = "latin-1" if is_latin else "cp1252"  # latin-1 has control characters where cp1252 has quotes
         advice = f"set its encoding, e.g. {_how(likely)}"
+        if is_one_of_many:  # to the others the same would be done, and latin-1 makes something of any bytes
+            advice = f"make it UTF-8, or, where all of the files have its encoding, set that, e.g. {_how(likely)}"
     else:
         advice = f"set another encoding, e.g. {_how('utf-8')}"
     if not isinstance(error, UnicodeDecodeError):

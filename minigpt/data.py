@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,8 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
             "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
             f"send it the same text again ({error})"
         ) from error
+    if known is None and len(corpora) > 1:
+        _refuse_overlap(*corpora)
     scans = [scan(corpus) for corpus in corpora]
     if len({found.fingerprint for found in scans}) < len(scans):
         raise UserError("data.val_source is the same text as data.source: its loss would say nothing about new text")
@@ -151,17 +154,27 @@ def encode_known(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown) -> Ids:
     return np.concatenate([tokenizer.encode(block, unknown) for block in corpus.blocks()])
 
 
+def _refuse_overlap(source: Corpus, validation: Corpus) -> None:
+    """Raise UserError for a file that is both trained on and validated on."""
+    trained = {(os.path.realpath(part.path), part.member) for part in source.parts}
+    both = [part for part in validation.parts if (os.path.realpath(part.path), part.member) in trained]
+    if both:
+        raise UserError(f"{both[0].label} is in data.source and in data.val_source: a loss on it would say nothing")
+
+
 def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> None:
     characters = checksum = 0
+    digest = hashlib.sha256()
     with open(folder / "tokens.bin", "wb") as file:
         for block in corpus.blocks():
             ids = tokenizer.encode(block, offset=characters)
+            digest.update(block.encode())
             file.write(ids.data)
             checksum = zlib.crc32(ids.data, checksum)
             characters += len(block)
         file.flush()
         sync(file.fileno())
-    if characters != scanned.characters:
+    if digest.hexdigest() != scanned.fingerprint:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
     description = {"dtype": np.dtype(tokenizer.dtype).name, "crc32": checksum}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")

@@ -177,7 +177,7 @@ def _received(item: Download, destination: Path, timeout: float) -> Iterator[byt
     except urllib.error.HTTPError as error:
         error.close()
         raise UserError(f"{item.url} answered {error.code} {shown(error.reason)}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: of a proxy's address
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         because = reason(cause) if isinstance(cause, Exception) else shown(cause)
         advice = f"`minigpt train` alone uses builtin:python; or put the file at {shown(destination)}"

@@ -105,7 +105,8 @@ class _BlockedAttention(torch.autograd.Function):
                 weights = scores.softmax(-1)
                 keep = _kept(weights, dropout) if dropout else None
                 outputs.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))  # (N, block, D)
-                saved += [weights, keep]
+                if not isinstance(ctx, _NoWayBack):
+                    saved += [weights, keep]
         ctx.save_for_backward(q, k, v, *saved)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 

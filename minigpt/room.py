@@ -6,14 +6,18 @@ Everything is counted in float32. Where the system does not say what is free, no
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minigpt.config import ModelConfig, RunConfig
 from minigpt.errors import UserError
 
+MEASURED = 1024
+"""The longest context that is tried out to learn what one sequence takes."""
 SPARING = 0.8
 """The share of the free memory that an advised batch fills, where one so small there is."""
 
@@ -109,16 +113,16 @@ def check_training(parameters: int, device: str, has_average: bool) -> None:
 
 
 def check_batch(
-    config: RunConfig, device: str, fixed: int, loss: Callable[[], Tensor], weights: Sequence[Tensor]
+    config: RunConfig, device: str, fixed: int, loss: Callable[[int], Tensor], weights: Sequence[Tensor]
 ) -> None:
     """Raise NoRoom for a batch that cannot fit beside `fixed` bytes that are still to be taken, and say what would.
 
-    `loss` computes that of one sequence: what it keeps for its backward pass is what each takes.
+    `loss` computes that of one sequence of a length: what it keeps for its backward pass is what each takes.
     """
     free = free_memory_bytes(device)
     if free is None:
         return
-    train, each = config.train, backward_bytes(loss, weights)
+    train, each = config.train, sequence_bytes(loss, weights, config.model.context)
     needed = fixed + train.sequences_at_once * each
     if needed <= free:
         return
@@ -128,6 +132,19 @@ def check_batch(
     if fitting is None:
         raise NoRoom(f"{problem}; not even one sequence fits: make the model or model.context smaller")
     raise NoRoom(f"{problem}; --set train.micro_batch_size={fitting} fits and gives {_same_result(config)}")
+
+
+def sequence_bytes(loss: Callable[[int], Tensor], weights: Sequence[Tensor], context: int) -> int:
+    """Return how much memory the loss of one sequence of `context` tokens keeps for its backward pass.
+
+    What is kept grows with the length and, of attention's weights, with its square: beyond MEASURED tokens it is read
+    off the parabola through three shorter lengths, for trying it out might take all memory there is.
+    """
+    if context <= MEASURED:
+        return backward_bytes(lambda: loss(context), weights)
+    lengths = (MEASURED // 4, MEASURED // 2, MEASURED)
+    kept = [backward_bytes(partial(loss, length), weights) for length in lengths]
+    return int(np.polyval(np.polyfit(lengths, kept, 2), context))
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def written_checkpoints(run: Path) -> set[tuple[int, int]]:
 def all_runs(root: Path = RUNS) -> list[Path]:
     """Return the run folders under `root`, the one touched last at the end."""
     folders = [path.parent for path in root.glob("*/config.yaml")] if root.is_dir() else []
-    return sorted(folders, key=_touched)
+    return sorted((folder for folder in folders if is_run(folder) or was_started(folder)), key=_touched)
 
 
 def as_argument(run: Path) -> str:
@@ -129,16 +129,13 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
     It goes again when the block raises before training wrote anything. Raises UserError when the name is
     taken or is no name, or the folder cannot be made.
     """
-    if name is not None and (not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED):
-        allowed = "letters, digits, '-', '_', '.', '+' and spaces, and not 'last' or 'best'"
-        raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
+    if name is not None:
+        refuse_name(name)
     candidates = [RUNS / name] if name else (RUNS / f"{stem}-{number}" for number in itertools.count(1))
     with ExitStack() as held:
         folder = next((folder for folder in candidates if _claim(folder, held)), None)
         if folder is None:
-            is_trained = checkpoint_steps(RUNS / str(name))
-            resume = f"go on with it: minigpt train --resume {quoted(str(name))}, or " if is_trained else ""
-            raise UserError(f"run '{name}' exists; {resume}choose another --name")
+            raise _taken(str(name))
         try:
             yield folder
         except BaseException:
@@ -147,6 +144,21 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
                     held.close()  # Windows removes no file that is open
                 shutil.rmtree(folder)
             raise
+
+
+def refuse_name(name: str) -> None:
+    """Raise UserError for what cannot name a new run: no name, or one that a run has."""
+    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
+        allowed = "letters, digits, '-', '_', '.', '+' and spaces, and not 'last' or 'best'"
+        raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
+    if _is_taken(RUNS / name):
+        raise _taken(name)
+
+
+def _taken(name: str) -> UserError:
+    is_trained = checkpoint_steps(RUNS / name)
+    resume = f"go on with it: minigpt train --resume {quoted(name)}, or " if is_trained else ""
+    return UserError(f"run '{name}' exists; {resume}choose another --name")
 
 
 def _claim(folder: Path, held: ExitStack) -> bool:

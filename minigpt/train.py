@@ -434,7 +434,11 @@ class Training:
         missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
         weights = list(self.model.parameters())
         fixed = missing * sum(weight.nbytes for weight in weights)
-        check_batch(self.config, self.runtime.device, fixed, lambda: self._loss(*self._example(1)), weights)
+        check_batch(self.config, self.runtime.device, fixed, self._loss_of_one, weights)
+
+    def _loss_of_one(self, length: int) -> Tensor:
+        x, y = self._example(1, length)
+        return self._loss(x, y)
 
     def compile_and_measure(self, say: Callable[[str], None]) -> None:
         """Measure the speed of the device, and compile the network if that was chosen."""
@@ -443,7 +447,7 @@ class Training:
             return
         say("compiling the network; --set runtime.compile=false goes without")
         started = time.perf_counter()
-        example = self._example(self.config.train.sequences_at_once)
+        example = self._example(self.config.train.sequences_at_once, self.config.model.context)
         with advising_fewer(self.config):
             self.loss, compiled = compile_loss(self._loss, example, say)
             if compiled:
@@ -470,8 +474,8 @@ class Training:
         if changes:
             self.metrics.say(f"from here on not bit for bit what an undisturbed run would give: {', '.join(changes)}")
 
-    def _example(self, sequences: int) -> tuple[Tensor, Tensor]:
-        x, y = batch_at(self.data.train, self.config.model.context, sequences, seed=0, step=0)
+    def _example(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        x, y = batch_at(self.data.train, length, sequences, seed=0, step=0)
         return x.to(self.runtime.device), y.to(self.runtime.device)
 
     # --- words and extras ----------------------------------------------------------------------------

@@ -60,6 +60,23 @@ def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
     assert "source:\n  - builtin:python" in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
 
 
+def test_a_name_that_is_taken_is_told_before_the_text_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert cli("train", "verse.txt", *SMALL, "--name", "a").code == 0
+    monkeypatch.setattr("minigpt.start.prepare", lambda *_: pytest.fail("the text was read"))
+    assert "run 'a' exists; go on with it: " in cli("train", "verse.txt", "--name", "a").error
+    assert "cannot name a run" in cli("train", "verse.txt", "--name", "a/b").error
+
+
+def test_many_texts_leave_the_table_of_runs_readable(cli: Cli) -> None:
+    names = [f"verse{number}.txt" for number in range(30)]
+    for name in names:
+        Path(name).write_text(VERSE, encoding="utf-8")
+    assert cli("train", *names, *SMALL, "--name", "a").code == 0
+    assert "  verse0.txt + 29 more  " in cli("runs").out
+    assert json.loads(cli("runs", "--json").out)[0]["corpus"] == " + ".join(names)
+
+
 @pytest.mark.parametrize("text", [["verse.txt"], []])
 def test_a_preset_without_a_name_is_no_wish_for_another(cli: Cli, text: list[str]) -> None:
     """As `-c "$PRESET"` gives where the variable is not set."""

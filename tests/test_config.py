@@ -387,6 +387,8 @@ def test_a_later_length_overrules_every_earlier_one(length: str) -> None:
 
 
 def test_taking_the_length_away_leaves_the_default_one() -> None:
+    with pytest.raises(UserError, match=r"^--set train\.steps=: a value is missing; null unsets it$"):
+        parse_overrides(["train.steps="])
     resolved = resolve(("preset p", {"train.steps": 11}), parse_overrides(["train.steps=null"]))
     assert resolved.config.train.steps == c.DEFAULT_STEPS
     assert resolved.sources["train.steps"] == "default"

@@ -210,7 +210,34 @@ def test_links_out_of_a_folder_and_loops_are_skipped(folder: Path) -> None:
     }.items():  # fmt: skip
         (folder / link).symlink_to(target)
     assert sorted(text("notes")) == sorted("a" + "kept elsewhere")
+    told = "left out 2 links to files elsewhere in notes/; name those files to read them (first: out)"
+    assert open_corpus("notes").notices == (told,), "what leads nowhere or in a circle is nobody's text"
+    (folder / "links").mkdir()
+    (folder / "links/a.txt").symlink_to("../outside/secret.txt")
+    assert "there is no text (left out 1 link to files elsewhere in links/" in error("links")
     assert sorted(text("notes/**")) == sorted("asecret" + "kept elsewhere"), "a glob follows links, each file once"
+
+
+def test_an_encoding_of_one_file_among_many_is_no_advice_for_all(folder: Path) -> None:
+    """Latin-1 makes something of any bytes: of each accent in the other files two characters."""
+    (folder / "notes").mkdir()
+    (folder / "notes/a.txt").write_text("é", encoding="utf-8")
+    (folder / "notes/b.txt").write_bytes("é".encode("latin-1"))
+    assert "; make it UTF-8, or, where all of the files have its encoding, set that, e.g. --enc" in error("notes")
+    assert "; set its encoding, e.g. --encoding latin-1" in error("notes/b.txt")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_text_of_wide_characters_in_a_folder_is_told_of_with_its_encoding(folder: Path, encoding: str) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes/a.txt").write_text("a", encoding="utf-8")
+    (folder / "notes/b.txt").write_text("wide", encoding=encoding)
+    looks = f"looks like {encoding.upper()}, --encoding {encoding} (train"
+    assert f"skipped 1 binary file in notes/ (first: b.txt; one {looks}" in open_corpus("notes").notices[0]
+    assert f"is a binary file, not text; it {looks}" in error("notes/b.txt")
+    (folder / "c.txt").write_text("wide", encoding="utf-32")
+    with pytest.raises(UserError, match=r"is a binary file, not text; it looks like UTF-32, --encoding utf-32"):
+        open_corpus("c.txt", "utf-16")
 
 
 def test_globs(folder: Path) -> None:

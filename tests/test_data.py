@@ -109,10 +109,13 @@ def test_an_encoding_that_fails_leaves_nothing_behind(tmp_path: Path, cache: Pat
     assert list(cache.iterdir()) == []
 
 
-def test_a_text_that_grows_while_it_is_read_is_not_cached_as_what_it_was(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("later", ["abcabc", "cba"])
+def test_a_text_that_changes_while_it_is_read_is_not_cached_as_what_it_was(
+    tmp_path: Path, cache: Path, later: str
+) -> None:
     corpus = open_corpus(write(tmp_path, "abc"))
     scanned = scan(corpus)
-    write(tmp_path, "abcabc")
+    write(tmp_path, later)
     with pytest.raises(UserError, match="changed while it was read"):
         data.encode(corpus, scanned, CharTokenizer("abc"))
     assert list(cache.iterdir()) == []
@@ -312,6 +315,18 @@ def test_validation_on_the_training_text_itself_is_refused(tmp_path: Path) -> No
     copy = write(tmp_path, "abcabc", "copy.txt")
     with pytest.raises(UserError, match=r"data\.val_source is the same text as data\.source"):
         data.prepare(DataConfig(source=(source,), val_source=(copy,)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+def test_a_file_that_is_trained_on_and_validated_on_is_refused(tmp_path: Path) -> None:
+    """The loss on it would be that of a text learnt by heart. A run that was made so can go on."""
+    sources = (write(tmp_path, "abcabc", "a.txt"), write(tmp_path, "bcabca", "b.txt"))
+    (tmp_path / "link.txt").symlink_to("b.txt")
+    config = DataConfig(source=sources, val_source=(str(tmp_path / "link.txt"),))
+    with pytest.raises(UserError, match=r"link\.txt is in data\.source and in data\.val_source"):
+        data.prepare(config)
+    known = "+".join(scan(open_corpus(source)).fingerprint for source in (sources, sources[1]))
+    assert len(data.prepare(config, known=(known, CharTokenizer("abc"))).validation) == 6
 
 
 @pytest.mark.parametrize(("text", "val"), [("abc", None), ("a", "abc"), ("abc", "a")])

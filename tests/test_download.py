@@ -196,6 +196,12 @@ def test_a_file_put_where_a_download_belongs_that_is_another_is_told_of(registry
     assert there.read_bytes() == BODY[:-7]
 
 
+def test_a_proxy_whose_address_is_none_is_one_line(registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http:/127.0.0.1:9")
+    assert "(proxy URL with no authority" in error("whole", registry)
+
+
 def test_a_server_that_stops_answering(registry: Path) -> None:
     started = time.monotonic()
     assert "timed out" in error("silent", registry, timeout=0.2)

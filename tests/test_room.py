@@ -8,7 +8,16 @@ from small_runs import make_config
 
 from minigpt import room
 from minigpt.errors import UserError
-from minigpt.room import backward_bytes, check_sampling, check_training, free_memory_bytes, is_out_of_memory
+from minigpt.kernels import CPU, TORCH, Kernels
+from minigpt.model import GPT
+from minigpt.room import (
+    backward_bytes,
+    check_sampling,
+    check_training,
+    free_memory_bytes,
+    is_out_of_memory,
+    sequence_bytes,
+)
 
 
 def test_what_is_free_here_is_known_or_not() -> None:
@@ -47,6 +56,25 @@ def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() ->
         return (h.exp() + h.sin()).sum()  # exp keeps its result, sin its input
 
     assert backward_bytes(compute, [weight]) == 4 * (10 * 100 + 2 * 10 * 100)
+
+
+@pytest.mark.parametrize("kernels", [CPU, TORCH])
+def test_what_a_long_sequence_takes_is_told_without_taking_it(
+    monkeypatch: pytest.MonkeyPatch, kernels: Kernels
+) -> None:
+    model = GPT(make_config(model__context=1024, model__n_embd=32).model, 30)
+    model.use(kernels)
+    weights, asked = list(model.parameters()), []
+
+    def loss(length: int) -> torch.Tensor:
+        asked.append(length)
+        return model(torch.zeros(1, length, dtype=torch.long)).sum()
+
+    whole = sequence_bytes(loss, weights, 1024)
+    monkeypatch.setattr(room, "MEASURED", 256)
+    asked.clear()
+    assert sequence_bytes(loss, weights, 1024) == pytest.approx(whole, rel=0.01)
+    assert max(asked) == 256
 
 
 def test_where_a_gpu_trains_only_what_a_checkpoint_copies_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9
     run = Path(path)
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("", encoding="utf-8")
+    (run / "environment.json").write_text("[]", encoding="utf-8")
     for step in steps:
         make_checkpoint(step_folder(run, step), step, **facts)
     if steps:
@@ -67,6 +68,14 @@ def make_checkpoint(folder: Path, step: int, **facts: Any) -> Path:
 
 
 # --- runs --------------------------------------------------------------------------------------------
+
+
+def test_what_another_tool_keeps_in_runs_is_no_run() -> None:
+    make_run("runs/ours")
+    Path("runs/theirs").mkdir()
+    Path("runs/theirs/config.yaml").write_text("lr: 1\n", encoding="utf-8")
+    assert [run.name for run in all_runs()] == ["ours"]
+    assert find_run("last") == Path("runs/ours")
 
 
 def test_a_run_is_meant_by_its_name_its_folder_or_last(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.corpus import open_corpus, scan
+from minigpt.errors import UserError, reason
 from minigpt.memory import peak_memory
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -103,7 +104,10 @@ def _copy(text: Sequence[str], encoding: str, folder: Path) -> tuple[str, Path]:
     path = folder / "text"
     with open(path, "wb") as file:
         for block in corpus.blocks():
-            file.write(block.encode())
+            try:
+                file.write(block.encode())
+            except UnicodeEncodeError as error:
+                raise UserError(f"{corpus.name}: {reason(error)}") from error
     return corpus.name, path
 
 

@@ -113,7 +113,7 @@ def runs(
     rows = [
         (
             row.name,
-            row.corpus,
+            _in_short(row.corpus),
             f"{row.parameters:,}" if row.parameters is not None else "",
             str(row.step) if row.step is not None else "no checkpoint",
             f"{row.best_loss:.4f}" if row.best_loss is not None else "",
@@ -155,6 +155,13 @@ def board(
 
 def _listed(chars: Sequence[str]) -> str:
     return " ".join(map(repr, chars[:12])) + (" ..." if len(chars) > 12 else "")
+
+
+def _in_short(corpus: str) -> str:
+    """Return what a run was trained on, fit for a column."""
+    first, *others = corpus.split(" + ")
+    name = f"{first} + {len(others)} more" if others and len(corpus) > 40 else corpus
+    return name if len(name) <= 40 else f"...{name[-37:]}"
 
 
 def _age(seconds: float) -> str:

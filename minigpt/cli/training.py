@@ -40,6 +40,8 @@ def train(
         with runs.lock(run):
             _train(run, open_resumed(run, set_ or []))
     else:
+        if name is not None:
+            runs.refuse_name(name)  # now, for reading the text may take minutes
         start = open_new(text or [], config, set_ or [])
         with runs.new_run(name, start.stem) as run:
             _train(run, start)
