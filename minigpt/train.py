@@ -322,7 +322,8 @@ class Training:
                 changes.append(f"train.minutes={twice if is_enough else math.ceil(2 * self.clock.total / 60):g}")
             else:
                 changes.append(f"train.steps={2 * self.state.step}")
-        if self.out_of_patience:
+        has_ended = self.length_reached or self.out_of_patience
+        if has_ended and self.config.train.patience:  # the rate rises again, and with it at first the loss
             changes.append("train.patience=0")
         return " ".join(f"--set {change}" for change in changes)
 

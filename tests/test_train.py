@@ -238,6 +238,15 @@ def test_a_run_that_is_out_of_patience_at_its_last_step_goes_on_as_it_says(
     assert longer.state.step == 24
 
 
+def test_going_on_from_the_end_is_not_stopped_in_the_rise_of_the_rate(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has fallen to zero and begins anew at half its peak: the loss is above its best for longer than patience."""
+    scripted(monkeypatch, [3.0, 2.9, 2.8, 2.7, 2.6])
+    _, done = go(train__eval_every=3, train__patience=4)
+    assert done.longer == "--set train.steps=24 --set train.patience=0"
+    scripted(monkeypatch, [3.0, 2.9])
+    assert go("without", train__eval_every=12)[1].longer == "--set train.steps=24"
+
+
 def test_early_stopping_of_a_run_in_minutes_asks_for_patience_and_not_for_minutes(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
