@@ -212,7 +212,7 @@ class SampleConfig(Section):
     """Keep the likeliest characters that together reach this probability (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Drop characters below this share of the likeliest one's probability. 0: none."""
-    repetition_penalty: float = Field(1.0, ge=0.001, le=1000)
+    repetition_penalty: float = Field(1.0, gt=0)
     """Above 1, makes characters that already stand in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
     """Seed of the random draws; sample i of a seed is the same however many are drawn."""

@@ -22,7 +22,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -88,6 +88,18 @@ class Corpus:
         if held:
             yield "".join(held)
 
+    def files(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Which file is read in each part, how large it is and when it was written last: others tell of a change."""
+        return tuple(map(_identity, self.parts))
+
+
+def _identity(part: Part) -> tuple[int, int, int] | None:
+    try:
+        found = part.path.stat()
+    except OSError:  # it is gone, or is no file, as builtin:pydoc
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -98,12 +110,14 @@ class Scan:
     """Each distinct character, in code point order, and how often it occurs."""
     fingerprint: str
     """sha256 (hexadecimal) of the whole text in UTF-8."""
+    files: tuple[tuple[int, int, int] | None, ...] = field(default=(), compare=False)
+    """The corpus's `files()` when the pass began."""
 
 
 def scan(corpus: Corpus) -> Scan:
     """Count and fingerprint the text in one streaming pass. UserError as for `Corpus.blocks`."""
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    digest = hashlib.sha256()
+    digest, files = hashlib.sha256(), corpus.files()
     for block in corpus.blocks():
         try:
             text = block.encode("utf-8")
@@ -120,6 +134,7 @@ def scan(corpus: Corpus) -> Scan:
         characters=int(counts.sum()),
         counts={chr(point): int(counts[point]) for point in present},
         fingerprint=digest.hexdigest(),
+        files=files,
     )
 
 

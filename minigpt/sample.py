@@ -146,8 +146,9 @@ def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Make the tokens that stand in `seen` less likely (Keskar et al. 2019, section 4.1)."""
     if penalty == 1:
         return logits
-    score = logits.gather(1, seen)
-    return logits.scatter(1, seen, torch.where(score > 0, score / penalty, score * penalty))
+    score, most = logits.gather(1, seen), torch.finfo(logits.dtype).max / 4  # beyond which differences are infinite
+    changed = torch.where(score > 0, score / penalty, score * penalty).clamp(-most, most)
+    return logits.scatter(1, seen, changed)
 
 
 def _uniform(seed: int, num_samples: int, length: int) -> Tensor:

@@ -258,6 +258,16 @@ def test_something_is_left_and_nothing_else_is_drawn(
         assert (p[drawn] > 0).all()
 
 
+@pytest.mark.parametrize(("penalty", "sign", "drawn"), [(1e-310, 1, {1, 2}), (1e308, -1, {0})])
+def test_a_penalty_beyond_all_numbers_draws_what_it_should(penalty: float, sign: int, drawn: set[int]) -> None:
+    """Infinite differences once drew the first token for ever: here one of those that were seen, or the only other."""
+    logits = sign * torch.tensor([[1.0, 2.0, 30.0]])
+    settings = SampleConfig(repetition_penalty=penalty, top_k=1)
+    seen = torch.tensor([[1, 2]])
+    assert probabilities(logits, seen, settings).sum().item() == pytest.approx(1)
+    assert int(next_token(logits, seen, settings, torch.tensor([0.5]))) in drawn
+
+
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.2, 3.0])
 def test_the_repetition_penalty(penalty: float) -> None:
     """What was seen, however often, is divided by the penalty where positive and multiplied where negative."""
