@@ -365,7 +365,7 @@ def _inside(folder: Path, encoding: str) -> _Found:
         paths = (Path(here, name) for name in sorted(names))
         files += (path for path in paths if wanted(path) and path.is_file())
     notices = _left_out("run", f"of minigpt in {where}", runs)
-    notices += _left_out("link", f"to files elsewhere in {where}; name those files to read them", outside)
+    notices += _left_out("link", f"in {where} leading out of it, whose files can be named themselves", outside)
     if not (files or notices):
         raise UserError(f"{where}: holds no text")
     return _texts(files, where, encoding, notices)

@@ -210,11 +210,11 @@ def test_links_out_of_a_folder_and_loops_are_skipped(folder: Path) -> None:
     }.items():  # fmt: skip
         (folder / link).symlink_to(target)
     assert sorted(text("notes")) == sorted("a" + "kept elsewhere")
-    told = "left out 2 links to files elsewhere in notes/; name those files to read them (first: out)"
+    told = "left out 2 links in notes/ leading out of it, whose files can be named themselves (first: out)"
     assert open_corpus("notes").notices == (told,), "what leads nowhere or in a circle is nobody's text"
     (folder / "links").mkdir()
     (folder / "links/a.txt").symlink_to("../outside/secret.txt")
-    assert "there is no text (left out 1 link to files elsewhere in links/" in error("links")
+    assert "there is no text (left out 1 link in links/ leading out of it" in error("links")
     assert sorted(text("notes/**")) == sorted("asecret" + "kept elsewhere"), "a glob follows links, each file once"
 
 
