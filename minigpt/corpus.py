@@ -22,7 +22,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -88,12 +88,12 @@ class Corpus:
         if held:
             yield "".join(held)
 
-    def files(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Which file is read in each part, how large it is and when it was written last: others tell of a change."""
-        return tuple(map(_identity, self.parts))
+        return tuple(map(_stamp, self.parts))
 
 
-def _identity(part: Part) -> tuple[int, int, int] | None:
+def _stamp(part: Part) -> tuple[int, int, int] | None:
     try:
         found = part.path.stat()
     except OSError:  # it is gone, or is no file, as builtin:pydoc
@@ -110,14 +110,14 @@ class Scan:
     """Each distinct character, in code point order, and how often it occurs."""
     fingerprint: str
     """sha256 (hexadecimal) of the whole text in UTF-8."""
-    files: tuple[tuple[int, int, int] | None, ...] = field(default=(), compare=False)
-    """The corpus's `files()` when the pass began."""
+    stamps: tuple[tuple[int, int, int] | None, ...]
+    """The corpus's `stamps()` when the pass began."""
 
 
 def scan(corpus: Corpus) -> Scan:
     """Count and fingerprint the text in one streaming pass. UserError as for `Corpus.blocks`."""
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    digest, files = hashlib.sha256(), corpus.files()
+    digest, stamps = hashlib.sha256(), corpus.stamps()
     for block in corpus.blocks():
         try:
             text = block.encode("utf-8")
@@ -134,7 +134,7 @@ def scan(corpus: Corpus) -> Scan:
         characters=int(counts.sum()),
         counts={chr(point): int(counts[point]) for point in present},
         fingerprint=digest.hexdigest(),
-        files=files,
+        stamps=stamps,
     )
 
 
@@ -264,11 +264,15 @@ def _direct(part: Part) -> Part:
     return part
 
 
-def _looks_like(head: bytes, encoding: str) -> str:
+def _looks_like(head: bytes, encoding: str, is_one_of_many: bool = False) -> str:
     """A hint at the encoding that a byte order mark names, where that is not the one in use."""
     marks = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     found = next((name for name, mark in zip(("utf-32", "utf-16"), marks, strict=True) if head.startswith(mark)), None)
-    return f"; it looks like {found.upper()}, {_how(found)}" if found and not encoding.startswith(found) else ""
+    if not found or encoding.startswith(found):
+        return ""
+    if is_one_of_many:
+        return f"; one looks like {found.upper()}: make it UTF-8"
+    return f"; it looks like {found.upper()}, {_how(found)}"
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
@@ -296,11 +300,10 @@ def _texts(paths: Iterable[Path], where: str, encoding: str, notices: list[str])
         head = _head(part)
         is_binary = _is_binary(head, encoding)
         (binary if is_binary else parts).append(part)
-        hint = hint or (_looks_like(head, encoding) if is_binary else "")
+        hint = hint or (_looks_like(head, encoding, is_one_of_many=True) if is_binary else "")
     if binary:
         many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
-        about = hint.replace("it looks", "one looks")
-        notices = [*notices, f"skipped {many} in {where} (first: {shown(binary[0].path.name)}{about})"]
+        notices = [*notices, f"skipped {many} in {where} (first: {shown(binary[0].path.name)}{hint})"]
         if not parts:
             raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
     return _Found(where, parts, notices)

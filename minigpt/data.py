@@ -172,7 +172,7 @@ def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokeniz
             characters += len(block)
         file.flush()
         sync(file.fileno())
-    if characters != scanned.characters or corpus.files() != scanned.files:
+    if characters != scanned.characters or corpus.stamps() != scanned.stamps:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
     description = {"dtype": np.dtype(tokenizer.dtype).name, "crc32": checksum}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")

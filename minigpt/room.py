@@ -1,6 +1,6 @@
-"""What fits into memory: estimated before it is taken, and refused in a line that says what would fit.
+"""What fits into memory: estimated before it is taken, and of a batch told what would fit.
 
-Everything is counted in float32. Where the system does not say what is free, nothing is refused beforehand.
+Where the system does not say what is free, nothing is refused beforehand.
 """
 
 import sys
@@ -87,18 +87,18 @@ def check_loading(what: str, parameters: int, shape: ModelConfig) -> None:
 
 
 def check_sampling(shape: ModelConfig, num_samples: int, length: int, device: str) -> None:
-    """Raise NoRoom when there is no memory for so many samples of so many tokens."""
+    """Raise UserError when there is no memory for so many samples of so many tokens."""
     each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * length)  # keys and values, tokens, draws
     needed, free = num_samples * each, free_memory_bytes(device)
     if free is not None and needed > free:
-        raise NoRoom(f"{num_samples} samples need about {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
+        raise UserError(f"{num_samples} samples need about {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
 
 
 # --- training ----------------------------------------------------------------------------------------
 
 
 def check_training(parameters: int, device: str, has_average: bool) -> None:
-    """Raise NoRoom when weights, gradients and averages alone exceed this machine's memory.
+    """Raise UserError when weights, gradients and averages alone exceed this machine's memory.
 
     On a CPU these are the weights, their gradients, the optimizer's two averages and, with `ema`, the weights'. Where a
     GPU trains, only the averages are counted, which a save copies here.
@@ -106,7 +106,7 @@ def check_training(parameters: int, device: str, has_average: bool) -> None:
     averages = 3 if has_average else 2
     needed, free = 4 * parameters * (averages + 2 * (device == "cpu")), free_memory_bytes("cpu")
     if free is not None and needed > free:
-        raise NoRoom(
+        raise UserError(
             f"a model of {parameters:,} parameters needs about {needed / 1e9:.1f} GB to train, {free / 1e9:.1f} GB are "
             "free; make model.n_embd or model.n_layer smaller"
         )
@@ -115,7 +115,7 @@ def check_training(parameters: int, device: str, has_average: bool) -> None:
 def check_batch(
     config: RunConfig, device: str, fixed: int, loss: Callable[[int], Tensor], weights: Sequence[Tensor]
 ) -> None:
-    """Raise NoRoom for a batch that cannot fit beside `fixed` bytes that are still to be taken, and say what would.
+    """Raise UserError for a batch that cannot fit beside `fixed` bytes that are still to be taken, and say what would.
 
     `loss` computes that of one sequence of a length: what it keeps for its backward pass is what each takes.
     """
@@ -130,8 +130,8 @@ def check_batch(
     fitting = _micro_batch_size(train.batch_size, sparing) or _micro_batch_size(train.batch_size, most)
     problem = f"training needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
     if fitting is None:
-        raise NoRoom(f"{problem}; not even one sequence fits: make the model or model.context smaller")
-    raise NoRoom(f"{problem}; --set train.micro_batch_size={fitting} fits and gives {_same_result(config)}")
+        raise UserError(f"{problem}; not even one sequence fits: make the model or model.context smaller")
+    raise UserError(f"{problem}; --set train.micro_batch_size={fitting} fits and gives {_same_result(config)}")
 
 
 def sequence_bytes(loss: Callable[[int], Tensor], weights: Sequence[Tensor], context: int) -> int:
@@ -149,7 +149,7 @@ def sequence_bytes(loss: Callable[[int], Tensor], weights: Sequence[Tensor], con
 
 @contextmanager
 def advising_fewer(config: RunConfig) -> Iterator[None]:
-    """Advise fewer sequences at once where memory runs out within the block. Raises NoRoom."""
+    """Advise fewer sequences at once where memory runs out within the block. Raises UserError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -159,7 +159,7 @@ def advising_fewer(config: RunConfig) -> Iterator[None]:
         fitting = _micro_batch_size(config.train.batch_size, micro // 2)
         fewer = f"--set train.micro_batch_size={fitting}, which gives {_same_result(config)}" if fitting else ""
         at_once = "1 sequence" if micro == 1 else f"{micro} sequences"
-        raise NoRoom(f"out of memory with {at_once} at once; try {fewer or 'a smaller model'}") from error
+        raise UserError(f"out of memory with {at_once} at once; try {fewer or 'a smaller model'}") from error
 
 
 def _micro_batch_size(batch_size: int, most: int) -> int | None:

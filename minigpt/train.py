@@ -322,8 +322,9 @@ class Training:
                 changes.append(f"train.minutes={twice if is_enough else math.ceil(2 * self.clock.total / 60):g}")
             else:
                 changes.append(f"train.steps={2 * self.state.step}")
-        has_ended = self.length_reached or self.out_of_patience
-        if has_ended and self.config.train.patience:  # the rate rises again, and with it at first the loss
+        # From the end of a schedule the rate rises again, and with it at first the loss.
+        rises = self.length_reached and self.config.optim.schedule != "constant"
+        if self.out_of_patience or (rises and self.config.train.patience):
             changes.append("train.patience=0")
         return " ".join(f"--set {change}" for change in changes)
 

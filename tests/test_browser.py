@@ -468,12 +468,13 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     assert other.ask("[state.view, state.layer, state.head, state.query, state.key, state.mode, state.group]") == [
         "heads", 1, 2, 17, 4, "max", "word",
     ]  # fmt: skip
-    page.go(mode="several", several=[0, 2], group="word")
+    page.go(view="text", mode="several", several=[0, 2], group="word")
     page.until("location.hash === address()")
     striped = opened(made.content, page.ask("location.hash"))
     assert striped.ask("state.scope") == "layer"
     assert striped.ask("[state.mode, state.several, state.group]") == ["several", [0, 2], "word"]
     marks = striped.tab.locator("#panel-text [data-heads]").all()
+    assert marks
     for place in (int(mark.get_attribute("data-place") or "") for mark in marks):
         assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
     page.go(mode="max", scope="all")

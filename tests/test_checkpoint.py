@@ -284,7 +284,7 @@ import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from test_checkpoint import publish
-from minigpt import checkpoint, room
+from minigpt import checkpoint
 from minigpt.errors import UserError
 checkpoint.PAUSES = (0.0, 0.0)
 run = Path(sys.argv[2])

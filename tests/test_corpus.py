@@ -232,9 +232,10 @@ def test_a_text_of_wide_characters_in_a_folder_is_told_of_with_its_encoding(fold
     (folder / "notes").mkdir()
     (folder / "notes/a.txt").write_text("a", encoding="utf-8")
     (folder / "notes/b.txt").write_text("wide", encoding=encoding)
-    looks = f"looks like {encoding.upper()}, --encoding {encoding} (train"
-    assert f"skipped 1 binary file in notes/ (first: b.txt; one {looks}" in open_corpus("notes").notices[0]
-    assert f"is a binary file, not text; it {looks}" in error("notes/b.txt")
+    (told,) = open_corpus("notes").notices
+    assert told == f"skipped 1 binary file in notes/ (first: b.txt; one looks like {encoding.upper()}: make it UTF-8)"
+    named = f"is a binary file, not text; it looks like {encoding.upper()}, --encoding {encoding} (train"
+    assert named in error("notes/b.txt")
     (folder / "c.txt").write_text("wide", encoding="utf-32")
     with pytest.raises(UserError, match=r"is a binary file, not text; it looks like UTF-32, --encoding utf-32"):
         open_corpus("c.txt", "utf-16")

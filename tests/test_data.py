@@ -130,7 +130,7 @@ from minigpt.tokenizer import CharTokenizer
 class Endless(Corpus):
     def blocks(self):
         return itertools.repeat("a" * 1000)
-encode(Endless("endless", ()), Scan(1, {"a": 1}, "f" * 64), CharTokenizer("a"))
+encode(Endless("endless", ()), Scan(1, {"a": 1}, "f" * 64, ()), CharTokenizer("a"))
 """
 
 

@@ -645,7 +645,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", [a_link, a_pipe, a_folder, a_circle])
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "checkpoints/last", "tensorboard/vectors.tsv"])
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "tensorboard/vectors.tsv"])
 def test_resuming_writes_through_no_link_that_waits_where_a_file_is_gathered(
     cli: Cli, run: Path, tmp_path: Path, name: str, kind: Callable[[Path, Path], None]
 ) -> None:

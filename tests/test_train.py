@@ -243,6 +243,9 @@ def test_going_on_from_the_end_is_not_stopped_in_the_rise_of_the_rate(go: Any, m
     scripted(monkeypatch, [3.0, 2.9, 2.8, 2.7, 2.6])
     _, done = go(train__eval_every=3, train__patience=4)
     assert done.longer == "--set train.steps=24 --set train.patience=0"
+    scripted(monkeypatch, [3.0, 2.9, 2.8, 2.7, 2.6])
+    _, level = go("level", train__eval_every=3, train__patience=4, optim__schedule="constant")
+    assert level.longer == "--set train.steps=24"
     scripted(monkeypatch, [3.0, 2.9])
     assert go("without", train__eval_every=12)[1].longer == "--set train.steps=24"
 

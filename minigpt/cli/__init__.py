@@ -52,8 +52,8 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             # Windows consoles default to a code page that cannot print most of Unicode.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-            if not stream.isatty():
-                stream.reconfigure(newline="\n")  # and add carriage returns to text in files and pipes
+            if not stream.isatty():  # there Windows adds carriage returns, which a text does not have
+                stream.reconfigure(newline="\n")
     try:
         try:
             # A prompt may hold * and ~; what names texts is expanded by corpus.py.

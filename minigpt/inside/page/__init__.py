@@ -37,10 +37,10 @@ def inspect_page(
 ) -> str:
     """Return the page about what `loaded` does with `passage`: the same bytes for the same checkpoint and text.
 
-    `layers` limits it to these; `detail` adds the worked example; `ablate` is a text of tokens over which the loss is
-    measured with each head silenced; `steps` are the checkpoints of the film and `compare` another run. `say` is told
-    what is worth knowing, `progress` how many heads are silenced, and of how many. Raises UserError for what cannot be
-    shown, and for a page over 16 MB without `force`.
+    `layers` limits it to these; `detail` adds the worked example; `ablate` are the first tokens of the validation
+    split, over which the loss is measured with each head silenced; `steps` are the checkpoints of the film and
+    `compare` another run. `say` is told what is worth knowing, `progress` how many heads are silenced, and of how many.
+    Raises UserError for what cannot be shown, and for a page over 16 MB without `force`.
     """
     config = loaded.config.model
     chosen = _layers(layers, config.n_layer)
@@ -65,7 +65,7 @@ def inspect_page(
         "detail": views.detail_view(loaded.model, seen, chosen) if detail else None,
         "film": views.film_view(steps, passage, chosen, (config.n_layer, config.n_head)),
         "compare": views.compare_view(loaded, compare, passage, chosen if layers else None) if compare else None,
-        # The longest last, after all that may be refused.
+        # The longest last, after what the others may refuse.
         "ablation": views.ablation_view(loaded, ablate, chosen, progress) if ablate is not None else None,
     }
     data["signs"] = signs.rows()

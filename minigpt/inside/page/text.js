@@ -66,13 +66,11 @@ function strongestIn(row, isByCharacter, head = state.head) {
   return isPlain ? strongestOf(state.layer, head, state.query) : greatest(row);
 }
 
-const [ISOLATED, ISOLATED_END] = ['\u2068', '\u2069']; // so that a word from right to left turns no number after it
-
 const groupSpoken = place => {
   const [first, last] = groupOf(place);
   if (first === last) return spoken(first);
-  const word = Array.from({ length: last - first + 1 }, (_, i) => sign(first + i)).join('');
-  return spoken(first).startsWith(ISOLATED) ? ISOLATED + word + ISOLATED_END : word;
+  // Isolated, so that letters from right to left turn no number after them.
+  return `\u2068${Array.from({ length: last - first + 1 }, (_, i) => sign(first + i)).join('')}\u2069`;
 };
 
 /** Returns what is read aloud: "query 17 e, strongest key 16 h, 0.43". */
@@ -254,5 +252,5 @@ function toggleHead(head) {
   const several = state.several.includes(head)
     ? state.several.filter(other => other !== head)
     : [...state.several, head].sort((a, b) => a - b);
-  change({ several, mode: 'several' });
+  change({ view: 'text', several, mode: 'several' });
 }
