@@ -88,17 +88,17 @@ class Corpus:
         if held:
             yield "".join(held)
 
-    def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Which file is read in each part, how large it is and when it was written last: others tell of a change."""
+    def stamps(self) -> tuple[tuple[int, int] | None, ...]:
+        """How large the file of each part is and when it was written last, in nanoseconds: others tell of a change."""
         return tuple(map(_stamp, self.parts))
 
 
-def _stamp(part: Part) -> tuple[int, int, int] | None:
+def _stamp(part: Part) -> tuple[int, int] | None:
     try:
         found = part.path.stat()
     except OSError:  # it is gone, or is no file, as builtin:pydoc
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns  # not st_ino, which some disks over a network number anew
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Scan:
     """Each distinct character, in code point order, and how often it occurs."""
     fingerprint: str
     """sha256 (hexadecimal) of the whole text in UTF-8."""
-    stamps: tuple[tuple[int, int, int] | None, ...]
+    stamps: tuple[tuple[int, int] | None, ...]
     """The corpus's `stamps()` when the pass began."""
 
 

@@ -39,6 +39,15 @@ def with_gradients(attend: object, inputs: list[Tensor], out: Tensor) -> list[Te
     return [y.detach(), *torch.autograd.grad(y, inputs, out)]
 
 
+def test_attention_holds_no_weights_where_nothing_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long text those of all blocks together are most of what an evaluation takes."""
+    held: list[int] = []
+    monkeypatch.setattr(kernels._NoWayBack, "save_for_backward", lambda self, *tensors: held.append(len(tensors)))
+    with torch.no_grad():
+        kernels.attend_in_blocks(*torch.randn(3, 1, 2, 200, 8), 0.0)
+    assert held == [3]  # q, k and v
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_attention_in_blocks_is_fused_attention(length: int) -> None:
     inputs = draw(length)

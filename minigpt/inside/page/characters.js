@@ -77,15 +77,16 @@ views.push({
         class: 'fine',
         text:
           `${cut}QK and OV are computed as if the stream held only the character's embedding, which for layers ` +
-          `after 0 is not so, and OV without what later layers make of it. ${LEFT_OUT[page.positions.kind]}OV divides by the last norm as it is in the mean over the ` +
-          'text, and each row has a mean of 0.',
+          `after 0 is not so, and OV without what later layers make of it. ${LEFT_OUT[page.positions.kind]}OV divides ` +
+          'by the last norm as it is in the mean over the text, and each row has a mean of 0.',
       }),
     );
   },
   sentence(value, row, column) {
     const [a, b] = [row, column].map(place => page.signs[page.characters.signs[place]][1]);
     const of = headName(state.layer, state.head);
-    if (state.circuit === 'cosine') return `The embeddings of ${a} and ${b} have a cosine of about ${value.toFixed(2)}.`;
+    if (state.circuit === 'cosine')
+      return `The embeddings of ${a} and ${b} have a cosine of about ${value.toFixed(2)}.`;
     const about = value.toPrecision(2).replace('-', '−');
     // Only the first layer reads embeddings; what later ones read has been written over.
     const [bare, gives, rises] =
@@ -125,7 +126,9 @@ views.push({
     const [, asked] = page.signs[page.characters.signs[state.of]];
     this.how.textContent = MEANING[state.circuit];
     this.note.textContent = this.sentence(row[state.with], state.of, state.with);
-    const named = greatestOf(state.of).map(place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`);
+    const named = greatestOf(state.of).map(
+      place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`,
+    );
     this.best.textContent = `Greatest in the row of ${asked}, about: ${named.join(', ')}.`;
     this.heat.canvas.setAttribute('aria-label', `${MEANING[state.circuit]} ${this.best.textContent}`);
   },

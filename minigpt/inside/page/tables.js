@@ -9,7 +9,7 @@ function strongestKeys() {
   const caption = made.querySelector('caption');
   followers.push(() => {
     const row = selectedRow();
-    const best = strongestIn(row, true);
+    const best = strongestIn(row, state.head, false);
     const order = Array.from(row.keys())
       .sort((a, b) => row[b] - row[a] || (b === best) - (a === best) || b - a)
       .slice(0, STRONGEST);

@@ -5,6 +5,7 @@ const inText = () => state.view === 'text';
 const modeNow = () => (inText() ? state.mode : 'one');
 const groupNow = () => (inText() ? state.group : 'character');
 const isWritten = () => inText() && state.written && state.mode !== 'rollout';
+const isByCharacter = () => groupNow() === 'character';
 const isOneHead = () => modeNow() === 'one' || modeNow() === 'several';
 
 /** Returns what the selected query looks at, in the selected mode: a share for each key up to it. */
@@ -24,11 +25,11 @@ function selectedRow(query = state.query) {
 
 /** Whether the shares of keys are exact to two decimals; a mean, a product or a share of levels is not. */
 const isRowExact = () => !isWritten() && (isOneHead() || modeNow() === 'max');
-const isExact = () => isRowExact() && groupNow() === 'character';
+const isExact = () => isRowExact() && isByCharacter();
 
 /** Returns the first and the last place of what is shaded as one with `place`. */
 function groupOf(place) {
-  if (groupNow() === 'character') return [place, place];
+  if (isByCharacter()) return [place, place];
   const starts = groupNow() === 'word' ? page.text.words : page.text.lines;
   let at = 0;
   while (at + 1 < starts.length && starts[at + 1] <= place) at++;
@@ -40,7 +41,7 @@ function groupOf(place) {
  * `rowOf` gives the shares of one query; without it, those of the selected mode.
  */
 function groupedRow(rowOf = selectedRow) {
-  if (groupNow() === 'character') return rowOf(state.query);
+  if (isByCharacter()) return rowOf(state.query);
   const [first, last] = groupOf(state.query);
   const row = new Float32Array(last + 1);
   for (let query = first; query <= last; query++) {
@@ -58,11 +59,11 @@ function groupedRow(rowOf = selectedRow) {
 }
 
 /** The key that numbers are read of: the one chosen, else the strongest. */
-const currentKey = () => state.key ?? strongestIn(groupedRow(), groupNow() === 'character');
+const currentKey = () => state.key ?? strongestIn(groupedRow());
 
 /** Returns the strongest key in a row: of one head's own weights, character by character, the one that Python found. */
-function strongestIn(row, isByCharacter, head = state.head) {
-  const isPlain = isByCharacter && isOneHead() && !isWritten();
+function strongestIn(row, head = state.head, isGrouped = !isByCharacter()) {
+  const isPlain = !isGrouped && isOneHead() && !isWritten();
   return isPlain ? strongestOf(state.layer, head, state.query) : greatest(row);
 }
 
@@ -76,9 +77,9 @@ const groupSpoken = place => {
 /** Returns what is read aloud: "query 17 e, strongest key 16 h, 0.43". */
 function reading() {
   const row = groupedRow();
-  const best = strongestIn(row, groupNow() === 'character');
+  const best = strongestIn(row);
   const about = isExact() ? '' : 'about ';
-  const place = key => (groupNow() === 'character' ? `${key} ${spoken(key)}` : `${groupNow()} ${groupSpoken(key)}`);
+  const place = key => (isByCharacter() ? `${key} ${spoken(key)}` : `${groupNow()} ${groupSpoken(key)}`);
   const chosen =
     state.key === null || state.key === best ? '' : `; key ${place(state.key)}, ${about}${two(row[state.key])}`;
   return `query ${place(state.query)}, strongest key ${place(best)}, ${about}${two(row[best])}${chosen}`;
@@ -144,7 +145,7 @@ function shadeByAttention(cells, strip) {
     const colour = isPast && !several ? ramp(depthOf(Math.min(row[place], 1))) : null;
     cell.style.background = colour ? css(colour) : several && isPast ? stripes(rows, place) : '';
     cell.style.color = colour ? inkOn(colour) : '';
-    const best = rows.filter(([head, row]) => strongestIn(row, groupNow() === 'character', head) === place).map(([head]) => head);
+    const best = rows.filter(([head, row]) => strongestIn(row, head) === place).map(([head]) => head);
     if (best.length) cell.dataset.heads = best.join(',');
     else delete cell.dataset.heads;
   });
@@ -208,8 +209,8 @@ views.push({
       make('p', {
         class: 'how',
         text:
-          'Point at a character, or choose one and move with ← →: the stronger the colour of an earlier character, the ' +
-          'more this head looks at it.',
+          'Point at a character, or choose one and move with ← →: the stronger the colour of an earlier character, ' +
+          'the more this head looks at it.',
       }),
       mainStrip.strip,
       make(
