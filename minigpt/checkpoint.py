@@ -20,7 +20,8 @@ from torch import Tensor
 
 from minigpt import config, tokenizer
 from minigpt.config import RunConfig
-from minigpt.data import prepare
+from minigpt.data import cached_text, prepare
+from minigpt.draft import Draft
 from minigpt.errors import UserError, reason, shown
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.meta import (
@@ -66,6 +67,12 @@ class Checkpoint:
     def validation(self) -> Ids:
         """The tokens (N,) that the model was measured on. UserError where its text is not at hand."""
         return prepare(self.config.data, known=(self.meta.corpus.fingerprint, self.tokenizer)).validation
+
+    @cached_property
+    def draft(self) -> Draft | None:
+        """What guesses ahead while this model is sampled, from its text as the cache has it; None without that."""
+        text = cached_text(self.meta.corpus.fingerprint, self.tokenizer)
+        return None if text is None else Draft(text, self.tokenizer.vocab_size)
 
 
 def load_checkpoint(run: str | Path = "last", which: str | int | None = None, device: str = "cpu") -> Checkpoint:

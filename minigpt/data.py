@@ -186,11 +186,21 @@ def _publish(building: Path, folder: Path) -> None:
             raise
 
 
-def _open_encoded(folder: Path) -> Ids:
+def cached_text(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
+    """Return the tokens (N,) of a text that was trained on here, the first of two, if they are still in the cache.
+
+    They are not checked, which would read all of them: this is for guesses.
+    """
+    with suppress(UserError):  # a cache may be cleared at any time
+        return _open_encoded(_encoded_folder(fingerprint.partition("+")[0], tokenizer), is_checked=False)
+    return None
+
+
+def _open_encoded(folder: Path, is_checked: bool = True) -> Ids:
     try:
         description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         tokens: Ids = np.memmap(folder / "tokens.bin", dtype=description["dtype"], mode="r")
-        if zlib.crc32(tokens.data) != description["crc32"]:
+        if is_checked and zlib.crc32(tokens.data) != description["crc32"]:
             raise ValueError("its tokens changed since they were written")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -69,7 +69,7 @@ def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return causal attention by torch's fused kernel."""
     T, S = q.size(2), k.size(2)
-    mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T) if 1 < T < S else None
+    mask = torch.full((T, S), float("-inf"), dtype=q.dtype, device=q.device).triu(1 + S - T) if 1 < T < S else None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=T == S)
 
 

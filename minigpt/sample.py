@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from minigpt.config import SampleConfig
+from minigpt.draft import LONGEST, Draft
 from minigpt.errors import UserError
 from minigpt.model import GPT, KVCache, evaluating
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Tokenizer, Unknown
+
+AHEAD = 4
+"""How many tokens are guessed at once."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ def generate(
     stop: Sequence[str] = (),
     unknown: Unknown = "error",
     cache: bool = True,
+    draft: Draft | None = None,
 ) -> Iterator[Piece]:
     """Continue `prompt`, and yield each character as soon as it is certain.
 
@@ -55,7 +60,7 @@ def generate(
         ids = tokenizer.encode("\n", "replace")
     streams = [_Stream(index, tokenizer, stop) for index in range(num_samples)]
     start = torch.tensor(ids.astype("int64"))
-    for drawn, logprobs in generate_ids(model, start, settings, num_samples=num_samples, cache=cache):
+    for drawn, logprobs in generate_ids(model, start, settings, num_samples=num_samples, cache=cache, draft=draft):
         for stream, token, logprob in zip(streams, drawn.tolist(), logprobs.tolist(), strict=True):
             yield from stream.push(token, logprob)
         if all(stream.ended for stream in streams):
@@ -65,35 +70,55 @@ def generate(
 
 
 def generate_ids(
-    model: GPT, prompt: Tensor, settings: SampleConfig, *, num_samples: int = 1, cache: bool = True
+    model: GPT,
+    prompt: Tensor,
+    settings: SampleConfig,
+    *,
+    num_samples: int = 1,
+    cache: bool = True,
+    draft: Draft | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and their log-probabilities (B,).
 
     Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many
-    are drawn. Raises UserError when the model's logits are not finite.
+    are drawn. One stream with a cache and no repetition penalty is drawn faster with a `draft`. Raises UserError when
+    the model's logits are not finite.
     """
     device = model.token_embedding.weight.device
     context = model.config.context
-    uniform = _uniform(settings.seed, num_samples, settings.length).to(device)  # (B, length)
-    ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by a column a step
-    start, store = 0, None
-    for step in range(settings.length):
+    uniform = _uniform(settings.seed, num_samples, settings.length)  # (B, length)
+    numbers = uniform[0].tolist() if settings.temperature else [0.5] * settings.length
+    uniform = uniform.to(device)
+    if num_samples > 1 or not cache or settings.repetition_penalty != 1:
+        draft = None
+    ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
+    start, store, step = 0, None, 0
+    while step < settings.length:
         previous, start = start, window_start(ids.size(1), prompt.numel(), context)
+        if cache and (store is None or start != previous):
+            store = KVCache.empty(model, num_samples)
+        seen = ids[:, start:]  # (B, S)
+        guesses: list[int] = []
+        if draft:
+            ahead = min(AHEAD, context - seen.size(1), settings.length - step - 1)
+            guesses = draft.guess(seen[0, -LONGEST:].tolist(), numbers[step : step + ahead])
+        drawing, known = 1 + len(guesses), store.length if store is not None else 0
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
-            if not cache:
-                logits = model(ids[:, start:])[:, -1]
-            elif store is None or start != previous:
-                store = KVCache.empty(model, num_samples)
-                logits = model(ids[:, start:], store)[:, -1]
-            else:
-                logits = model(ids[:, -1:], store)[:, -1]  # (B, V)
-            logits = logits.float()
+            tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
+            logits = model(tokens[:, known:], store)[:, -drawing:].float()  # (B, drawing, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
-            drawn = next_token(logits, ids[:, start:], settings, uniform[:, step])
-            logprobs = logits.log_softmax(-1).gather(1, drawn[:, None])[:, 0]
-            ids = torch.cat((ids, drawn[:, None]), dim=1)
-        yield drawn, logprobs
+            rows = uniform[:, step : step + drawing].flatten()
+            drawn = next_token(logits.flatten(0, 1), seen, settings, rows).view(num_samples, drawing)
+            if guesses:  # each token stands up to the first that was not guessed, and that one too
+                right = (drawn[:, :-1] == tokens[:, -len(guesses) :]).long().cumprod(dim=1)
+                drawn = drawn[:, : 1 + int(right.sum())]
+            if store is not None:
+                store.length -= drawing - drawn.size(1)
+            logprobs = logits[:, : drawn.size(1)].log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, drawn)
+            ids = torch.cat((ids, drawn), dim=1)
+        step += drawn.size(1)
+        yield from zip(drawn.unbind(1), logprobs.unbind(1), strict=True)
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:

@@ -180,10 +180,31 @@ def test_sampling_with_and_without_the_cache_draws_the_same_also_without_transfo
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
     document = found("sample", *SHAPE, "--length", 16, "--streams", 2, "--rounds", 2)
     check(document, "characters_per_second", 2)
-    rounds = [one for side in document["comparisons"][0]["sides"].values() for one in side["rounds"]]
-    assert {one["crc32"] for one in rounds} == {rounds[0]["crc32"]}
-    assert {one["characters"] for one in rounds} == {2 * 16}
-    assert "transformers" not in document["comparisons"][0]["sides"]
+    sides = document["comparisons"][0]["sides"]
+    ours, afresh = ([one["crc32"] for one in side["rounds"]] for side in sides.values())
+    assert ours == afresh
+    assert ours[0] != ours[1]  # a text of its own each round
+    assert {one["characters"] for side in sides.values() for one in side["rounds"]} == {2 * 16}
+
+
+def test_a_trained_run_is_also_measured_without_guesses_and_draws_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sample, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("to be or not to be, that is the question\n" * 20, encoding="utf-8")
+    small = [
+        *SHAPE,
+        *["-s", "train.steps=2", "-s", "runtime.device=cpu", "-s", "runtime.compile=false", "--name", "small"],
+    ]
+    assert CliRunner().invoke(app, ["train", "text.txt", *small]).exit_code == 0
+    document = found("sample", "small", "--length", 8, "--rounds", 2)
+    check(document, "characters_per_second", 2)
+    sides = document["comparisons"][0]["sides"]
+    assert list(sides) == ["minigpt", "minigpt without guesses", "minigpt without its cache"]
+    assert len({tuple(one["crc32"] for one in side["rounds"]) for side in sides.values()}) == 1
+    assert ["with guesses" in side["about"] for side in sides.values()] == [True, False, False]
+    assert "drawn without guesses" in bench("sample", "small", "--length", 8, "--rounds", 1, "--streams", 2).stderr
 
 
 def test_transformers_draws_as_much_in_silence(capfd: pytest.CaptureFixture[str]) -> None:

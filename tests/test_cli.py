@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import typer
 from command_line import SMALL, VERSE, Cli, Done, environment, process
 
 from minigpt import __version__, config
+from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import app
 from minigpt.evaluate import EvalResult
 from minigpt.model import GPT
@@ -65,7 +67,8 @@ def test_the_commands_and_options_are_those_that_were_decided() -> None:
         for sub, leaf in getattr(command, "commands", {"": command}).items():
             options = {opt for param in leaf.params if param.param_type_name == "option" for opt in param.opts}
             found[f"{name} {sub}".strip()] = " ".join(sorted(options))
-    sampling = "--length --min-p --no-cache --no-stream --num-samples --out --prompt --prompt-file --repetition-penalty"
+    sampling = "--length --min-p --no-cache --no-draft --no-stream --num-samples --out --prompt --prompt-file"
+    sampling += " --repetition-penalty"
     assert found == {
         "train": "--config --name --resume --set -c -s",
         "sample": f"--checkpoint --device --encoding --json {sampling} --seed --stop --temperature --top-k --top-p"
@@ -306,6 +309,25 @@ def test_sample_prints_the_prompt_and_what_follows_and_a_seed_repeats_it(cli: Cl
     assert cli("sample", "-p", "and ", "-l", 20, "--seed", 3) == first
     assert cli("sample", "-p", "and ", "-l", 20, "--seed", 3, "--no-cache", "--no-stream") == first
     assert cli("sample", "-p", "and ", "-l", 20, "--seed", 4) != first
+
+
+def test_guesses_by_the_cached_text_change_nothing_nor_does_a_cache_that_is_gone_or_damaged(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_checkpoint("last").draft is not None
+    first = cli("sample", "-p", "and ", "-l", 60)
+    assert cli("sample", "-p", "and ", "-l", 60, "--no-draft") == first
+    shutil.copytree(os.environ["MINIGPT_CACHE"], tmp_path / "cache")
+    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
+    for file in tmp_path.rglob("tokens.bin"):
+        file.write_bytes(b"\xff" * (file.stat().st_size - 1))
+    assert cli("sample", "-p", "and ", "-l", 60) == first
+    for file in tmp_path.rglob("tokens.json"):
+        file.write_text("{}")
+    assert cli("sample", "-p", "and ", "-l", 60) == first
+    shutil.rmtree(tmp_path / "cache")
+    assert load_checkpoint("last").draft is None
+    assert cli("sample", "-p", "and ", "-l", 60) == first
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_wheel_holds_the_package_its_presets_and_nothing_else(tmp_path: Path) ->
 LAYERS = [
     {  # without torch
         *("errors", "seeds", "shipped", "plain_yaml", "config", "presets"),
-        *("tokenizer", "corpus", "download", "files", "memory", "meta", "runs", "terminal"),
+        *("tokenizer", "draft", "corpus", "download", "files", "memory", "meta", "runs", "terminal"),
     },
     {"kernels"},
     {"runtime", "data", "model", "metrics", "verify", "room"},

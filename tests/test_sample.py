@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.draft import Draft
 from minigpt.errors import UserError
 from minigpt.model import GPT
 from minigpt.sample import (
@@ -88,6 +89,66 @@ def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
         )
         assert cached == plain
         assert len({text for _, text in plain}) > 3
+
+
+class Told(Draft):
+    """Guesses what it is told that the text will be, every third token of it wrong if so wished."""
+
+    def __init__(self, text: list[int], errs: bool) -> None:
+        self.text, self.errs, self.asked = text, errs, 0
+
+    def guess(self, recent: list[int], numbers: list[float]) -> list[int]:
+        self.asked += 1
+        at = next(n for n in range(self.asked, len(self.text) + 1) if self.text[max(0, n - len(recent)) : n] == recent)
+        return [
+            (token + (self.errs and place % 3 == 0)) % CHARS.vocab_size
+            for place, token in enumerate(self.text[at : at + len(numbers)], at)
+        ]
+
+
+@pytest.mark.parametrize("errs", [False, True])
+@pytest.mark.parametrize("prompt", ["a", "abcdef", "abcdefghijkabcdefghijk"], ids=len)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guesses_change_no_text(family: str, position: str, prompt: str, errs: bool) -> None:
+    """Right or wrong, below and far beyond the context, and right ones take fewer passes of the model."""
+    model = model_of(family, position=position, context=12)
+    start = torch.tensor(CHARS.encode(prompt).astype("int64"))
+    settings = SampleConfig(length=60, temperature=1.0)
+    plain = list(generate_ids(model, start, settings))
+    text = start.tolist() + [int(token) for token, _ in plain]
+    passes = widths(model)
+    guessed = list(generate_ids(model, start, settings, draft=Told(text, errs)))
+    assert start.tolist() + [int(token) for token, _ in guessed] == text
+    logprobs = [torch.cat([logprob for _, logprob in drawn]) for drawn in (guessed, plain)]
+    assert torch.allclose(*logprobs, atol=1e-4)
+    assert len(passes) < (45 if errs else 35)
+    assert len(set(text)) > 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0}, {"temperature": 2.0, "top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1, "length": 1}],
+    ids=str,
+)
+def test_guesses_by_a_text_change_no_text(settings: dict[str, Any]) -> None:
+    model = model_of(context=24)
+    draft = Draft(CHARS.encode("abcdefghijk\n" * 30), CHARS.vocab_size)
+    wanted = SampleConfig(**{"length": 80, **settings})
+    pieces = [list(generate(model, CHARS, "abc", wanted, stop=["kk"], draft=one)) for one in (None, draft)]
+    assert [piece.text for piece in pieces[0]] == [piece.text for piece in pieces[1]]
+
+
+def test_nothing_is_guessed_where_it_cannot_be_used() -> None:
+    model, start = model_of(), torch.tensor([1, 2, 3])
+    draft = Told([], errs=False)
+    for changes, options in (
+        ({}, {"num_samples": 2}), ({}, {"cache": False}), ({"repetition_penalty": 1.3}, {}),
+    ):  # fmt: skip
+        settings = SampleConfig(length=8, **changes)
+        guessed, plain = (list(generate_ids(model, start, settings, draft=one, **options)) for one in (draft, None))
+        assert all(torch.equal(a, b) for (a, _), (b, _) in zip(guessed, plain, strict=True))
+    assert draft.asked == 0
 
 
 @hypothesis.given(context=st.integers(1, 40), prompt=st.integers(1, 100), more=st.integers(0, 200))

@@ -1,4 +1,4 @@
-"""Sampling with the key-value cache against sampling without it, and against transformers where that is installed."""
+"""Sampling with guesses ahead, with the key-value cache alone, without it, and by transformers where installed."""
 
 import time
 import warnings
@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
+from minigpt.checkpoint import load_checkpoint
 from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
 from minigpt.errors import UserError
 from minigpt.kernels import store_by_columns
 from minigpt.memory import peak_memory
-from minigpt.model import GPT, count_parameters
+from minigpt.model import GPT
 from minigpt.runtime import choose, sampling_threads
 from minigpt.sample import generate_ids
 from minigpt.seeds import mix_seed
@@ -37,61 +40,83 @@ DEFAULTS: Layer = (
         "runtime.compile": False,
     },
 )
-"""As `minigpt sample` computes; random weights, which are as fast as others."""
+"""As `minigpt sample` computes; random weights, which are as fast as others where nothing is guessed."""
 
 
-def run(assignments: Sequence[str], streams: int, length: int, rounds: int, say: Say) -> Document:
-    """Measure blocks of `length` characters in each of `streams` streams. Raises UserError."""
+def run(trained: str | None, assignments: Sequence[str], streams: int, length: int, rounds: int, say: Say) -> Document:
+    """Measure blocks of `length` characters in each of `streams` streams, by the run `trained` if one is named.
+
+    Raises UserError.
+    """
+    allowed = ["runtime.device", "runtime.threads"] if trained else ["model.*", "runtime.device", "runtime.threads"]
     overrides = parse_overrides(assignments)
     for key in overrides[1]:
-        if not key.startswith("model.") and key not in ("runtime.device", "runtime.threads"):
-            raise UserError(f"--set {key}: here only model.*, runtime.device and runtime.threads can be set")
-    config = resolve(DEFAULTS, overrides).config
+        if key not in allowed and (trained or not key.startswith("model.")):
+            raise UserError(f"--set {key}: here only {', '.join(allowed[:-1])} and {allowed[-1]} can be set")
+    config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
+    loaded = load_checkpoint(trained) if trained else None
+    if loaded:
+        config = config.model_copy(update={"model": loaded.config.model})
+        vocab_size = loaded.tokenizer.vocab_size
     if length > config.model.context:  # there each side would go on in its own way
-        raise UserError(f"--length {length} exceeds the context; --set model.context={length} makes that longer")
+        longer = f"; --set model.context={length} makes that longer" if not loaded else f" of {config.model.context}"
+        raise UserError(f"--length {length} exceeds the context{longer}")
+    guesses = loaded is not None and streams == 1 and loaded.draft is not None
+    if loaded and not guesses:
+        say("drawn without guesses, which take one stream, and the run's text in the cache")
+    ways = [("minigpt", True, guesses), ("minigpt without its cache", False, False)]
+    if guesses:
+        ways.insert(1, ("minigpt without guesses", True, False))
     common = (config, length, streams)
     with ExitStack() as open_sides:
         sides = [
-            open_sides.enter_context(side(name, f"{__name__}.ours", *common, cached, say=say))
-            for name, cached in (("minigpt", True), ("minigpt without its cache", False))
+            open_sides.enter_context(side(name, f"{__name__}.ours", *common, loaded and loaded.path, *way, say=say))
+            for name, *way in ways
         ]
         if find_spec("transformers"):
             threads = torch.get_num_threads() if config.runtime.threads == "auto" else config.runtime.threads
             where = (sides[0].facts["device"], threads)
-            theirs = side("transformers", f"{__name__}.theirs", *common, *where, say=say)
+            theirs = side("transformers", f"{__name__}.theirs", *common, vocab_size, *where, say=say)
             sides.append(open_sides.enter_context(theirs))
         else:
             say("transformers is not installed: compared without it")
         shape = f"{config.model.n_layer}/{config.model.n_head}/{config.model.n_embd}, {config.model.family}"
         what = f"{shape}, {length} characters in {streams} {'streams' if streams > 1 else 'stream'}"
         comparison = take_turns(sides, rounds, "characters_per_second", what=what)
-        settings = {"model": config.model.model_dump(), "length": length, "streams": streams}
+        settings = {"run": trained, "model": config.model.model_dump(), "length": length, "streams": streams}
         return document("sample", settings, [comparison], sides[0].facts["device"])
 
 
-def ours(config: RunConfig, length: int, streams: int, cached: bool, say: Say) -> Built:
+def ours(
+    config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, guessing: bool, say: Say
+) -> Built:
     """Build a side that draws as `minigpt sample` does."""
-    torch.manual_seed(mix_seed(config.train.seed, "weights"))
-    model = GPT(config.model, VOCABULARY).eval()
+    loaded = load_checkpoint(path) if path else None
+    if loaded:
+        model = loaded.model
+    else:
+        torch.manual_seed(mix_seed(config.train.seed, "weights"))
+        model = GPT(config.model, VOCABULARY).eval()
     store_by_columns(model)
     threads = config.runtime.threads
     if threads == "auto":
-        threads = sampling_threads(count_parameters(config.model, VOCABULARY), streams)
+        threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), streams)
     runtime = choose(config.runtime.model_copy(update={"threads": threads}))
     model.to(runtime.device)
     prompt = torch.zeros(1, dtype=torch.long)
+    draft = loaded.draft if loaded and guessing else None
 
-    def draw(length: int) -> Tensor:
-        settings = SampleConfig(length=length)
-        steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached)
+    def draw(length: int, seed: int) -> Tensor:
+        settings = SampleConfig(length=length, seed=seed)
+        steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached, draft=draft)
         return torch.stack([drawn for drawn, _ in steps], dim=1)  # (B, length)
 
-    about = f"{runtime.describe()}, {'with its cache' if cached else 'each step computed afresh'}"
-    facts = {"about": about, "device": runtime.device, "threads": runtime.threads}
+    how = "with guesses" if draft else "with its cache" if cached else "each step computed afresh"
+    facts = {"about": f"{runtime.describe()}, {how}", "device": runtime.device, "threads": runtime.threads}
     return _measuring(draw, length), facts
 
 
-def theirs(config: RunConfig, length: int, streams: int, device: str, threads: int, say: Say) -> Built:
+def theirs(config: RunConfig, length: int, streams: int, vocab_size: int, device: str, threads: int, say: Say) -> Built:
     """Build the side of transformers: a GPT-2 of the same shape, with its cache."""
     warnings.simplefilter("ignore")
     transformers = import_module("transformers")
@@ -100,7 +125,7 @@ def theirs(config: RunConfig, length: int, streams: int, device: str, threads: i
     shape = config.model
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=VOCABULARY,
+            vocab_size=vocab_size,
             n_positions=shape.context,
             n_layer=shape.n_layer,
             n_head=shape.n_head,
@@ -111,7 +136,8 @@ def theirs(config: RunConfig, length: int, streams: int, device: str, threads: i
     ).to(device)
     prompt = torch.zeros(streams, 1, dtype=torch.long, device=device)
 
-    def draw(length: int) -> Tensor:
+    def draw(length: int, seed: int) -> Tensor:
+        torch.manual_seed(seed)
         tokens: Tensor = model.eval().generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -128,13 +154,14 @@ def theirs(config: RunConfig, length: int, streams: int, device: str, threads: i
     return _measuring(draw, length), {"about": about}
 
 
-def _measuring(draw: Callable[[int], Tensor], length: int) -> Callable[[], Round]:
-    """Return the function that measures a block of drawing `length` characters, with all warmed up."""
-    draw(min(length, WARM_UP))
+def _measuring(draw: Callable[[int, int], Tensor], length: int) -> Callable[[], Round]:
+    """Return the function that measures a block of drawing `length` characters, each of another seed, once warm."""
+    draw(min(length, WARM_UP), 0)
+    seeds = count(1)
 
     def measure() -> Round:
         started = time.perf_counter()
-        drawn = draw(length).cpu()
+        drawn = draw(length, next(seeds)).cpu()
         elapsed = time.perf_counter() - started
         memory = peak_memory()
         return {

@@ -29,16 +29,17 @@ def bench_train(
 
 @bench_app.command("sample")
 def bench_sample(
+    run: Annotated[str | None, Argument(help="A trained model. Default: a new one.", metavar="RUN")] = None,
     set_: SetOption = None,
     streams: Annotated[int, Option(min=1, help="How many texts are drawn at once.", metavar="N")] = 1,
     length: Annotated[int, Option(min=1, help="Characters to draw in each.", metavar="N")] = 256,
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure drawing text with and without the cache, and with transformers where it is installed."""
+    """Measure drawing text: with guesses ahead (of a trained RUN), with the cache, without, and by transformers."""
     from minigpt.bench import sample
 
-    _report_bench(sample.run(set_ or [], streams, length, rounds, notice), as_json)
+    _report_bench(sample.run(run, set_ or [], streams, length, rounds, notice), as_json)
 
 
 @bench_app.command("data")

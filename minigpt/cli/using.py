@@ -57,6 +57,7 @@ def sample(
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file instead.", metavar="F")] = None,
     no_stream: Annotated[bool, Option("--no-stream", help="Print at the end, not as it is drawn.")] = False,
+    no_draft: Annotated[bool, Option("--no-draft", help="Guess no tokens ahead: slower, the same text.")] = False,
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model."""
@@ -87,6 +88,7 @@ def sample(
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), cache=not no_cache,
+        draft=loaded.draft if num_samples == 1 and not no_draft else None,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         write(text)
