@@ -87,6 +87,7 @@ def generate_ids(
     device = model.token_embedding.weight.device
     context = model.config.context
     uniform = _uniform(settings.seed, num_samples, settings.length)  # (B, length)
+    # The likeliest token, which is drawn at temperature 0, has the middle number as a rule.
     numbers = uniform[0].tolist() if settings.temperature else [0.5] * settings.length
     uniform = uniform.to(device)
     if num_samples > 1 or not cache or settings.repetition_penalty != 1:
@@ -106,16 +107,17 @@ def generate_ids(
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
             logits = model(tokens[:, known:], store)[:, -drawing:].float()  # (B, drawing, V)
-            if not bool(logits.isfinite().all()):
-                raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
             rows = uniform[:, step : step + drawing].flatten()
             drawn = next_token(logits.flatten(0, 1), seen, settings, rows).view(num_samples, drawing)
-            if guesses:  # each token stands up to the first that was not guessed, and that one too
-                right = (drawn[:, :-1] == tokens[:, -len(guesses) :]).long().cumprod(dim=1)
-                drawn = drawn[:, : 1 + int(right.sum())]
-            if store is not None:
-                store.length -= drawing - drawn.size(1)
-            logprobs = logits[:, : drawn.size(1)].log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, drawn)
+            if (
+                store is not None and guesses
+            ):  # they hold up to the first that is wrong, in whose place a right one is drawn
+                right = int((drawn[:, :-1] == tokens[:, seen.size(1) :]).cumprod(dim=1).sum())
+                store.length -= len(guesses) - right
+                logits, drawn = logits[:, : 1 + right], drawn[:, : 1 + right]
+            if not bool(logits.isfinite().all()):
+                raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
+            logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, drawn)
             ids = torch.cat((ids, drawn), dim=1)
         step += drawn.size(1)
         yield from zip(drawn.unbind(1), logprobs.unbind(1), strict=True)
