@@ -130,7 +130,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     folder = _encoded_folder(scanned.fingerprint, tokenizer)
     if folder.is_dir():
         with suppress(UserError):  # what is damaged is made anew from the text, which is at hand
-            return _open_encoded(folder)
+            return _open_encoded(folder, tokenizer)
         shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def encode(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
         raise UserError(f"cannot write the encoded text: {error}; set MINIGPT_CACHE to another folder") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return _open_encoded(folder)
+    return _open_encoded(folder, tokenizer)
 
 
 def encode_known(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown) -> Ids:
@@ -192,17 +192,20 @@ def cached_text(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
     They are not checked, which would read all of them: this is for guesses.
     """
     with suppress(UserError):  # a cache may be cleared at any time
-        return _open_encoded(_encoded_folder(fingerprint.partition("+")[0], tokenizer), is_checked=False)
+        folder = _encoded_folder(fingerprint.partition("+")[0], tokenizer)
+        return _open_encoded(folder, tokenizer, is_checked=False)
     return None
 
 
-def _open_encoded(folder: Path, is_checked: bool = True) -> Ids:
+def _open_encoded(folder: Path, tokenizer: Tokenizer, is_checked: bool = True) -> Ids:
     try:
         description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-        tokens: Ids = np.memmap(folder / "tokens.bin", dtype=description["dtype"], mode="r")
+        if description["dtype"] != np.dtype(tokenizer.dtype).name:
+            raise ValueError("its tokens are of another kind")
+        tokens: Ids = np.memmap(folder / "tokens.bin", dtype=tokenizer.dtype, mode="r")
         if is_checked and zlib.crc32(tokens.data) != description["crc32"]:
             raise ValueError("its tokens changed since they were written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"the cached text in {folder} is damaged ({error}); delete that folder and run again"
         ) from error
@@ -218,7 +221,7 @@ def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> T
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
     if not all(folder.is_dir() for folder in folders):
         return None
-    encoded = tuple(_open_encoded(folder) for folder in folders)
+    encoded = tuple(_open_encoded(folder, tokenizer) for folder in folders)
     train, validation = split(encoded, config.val_fraction)
     characters = sum(tokenizer.characters(tokens) for tokens in encoded)
     return TextData(train, validation, tokenizer, fingerprint, characters, encoded=encoded)

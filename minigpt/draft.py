@@ -5,16 +5,18 @@ text guess, and by the very number in [0, 1) that the model's own token is drawn
 guess counts too; where they differ the model's token stands. So guesses save time, and change no text.
 """
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.tokenizer import Ids
 
-LONGEST = 5
-ORDERS = (LONGEST, 3, 1)
+LONGEST = 4
+ORDERS = (LONGEST, 2)
 """How many tokens before it a guess goes by: the first of these that `ENOUGH` places in the text agree with."""
 ENOUGH = 8
-MOST = 1 << 21
+MOST = 1 << 20
 """Tokens of a longer text that are looked at, its first."""
 
 
@@ -22,11 +24,15 @@ class Draft:
     """The n-grams of a text, as numbers in sorted arrays: those that begin alike stand together, by last token."""
 
     def __init__(self, text: Ids, vocab_size: int) -> None:
-        """Take the n-grams of the token ids `text` (N,)."""
-        self.vocab_size = vocab_size
-        longest = 63 // vocab_size.bit_length() - 1  # an n-gram is one 64-bit number
-        tokens = text[:MOST].astype(np.int64)
-        self.ngrams = {order: self._sorted(tokens, order) for order in ORDERS if order <= longest}
+        """Take the token ids `text` (N,), which are read when the first guess is asked for."""
+        self.text, self.vocab_size = text[:MOST], vocab_size
+
+    @cached_property
+    def ngrams(self) -> dict[int, NDArray[np.int64]]:
+        """For each number of tokens before it, every token of the text with those, sorted."""
+        longest = 63 // self.vocab_size.bit_length() - 1  # an n-gram is one 64-bit number
+        tokens = self.text.astype(np.int64)
+        return {order: self._sorted(tokens, order) for order in ORDERS if order <= longest}
 
     def _sorted(self, tokens: NDArray[np.int64], order: int) -> NDArray[np.int64]:
         count = max(0, len(tokens) - order)

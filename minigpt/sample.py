@@ -51,7 +51,8 @@ def generate(
 
     `settings` gives length, temperature, filters and seed; its own prompt is not used. A sample ends
     before the first of the `stop` strings, or after `settings.length` tokens; bytes that by then are
-    not a whole character are left out. An empty prompt starts as after a line end. Raises UserError for
+    not a whole character are left out. An empty prompt starts as after a line end. A `draft` changes how soon one
+    sample is drawn, not what. Raises UserError for
     a prompt with characters the model does not know, unless `unknown` is "skip" or "replace".
     """
     settings = settings or SampleConfig()
@@ -86,10 +87,7 @@ def generate_ids(
     """
     device = model.token_embedding.weight.device
     context = model.config.context
-    uniform = _uniform(settings.seed, num_samples, settings.length)  # (B, length)
-    # The likeliest token, which is drawn at temperature 0, has the middle number as a rule.
-    numbers = uniform[0].tolist() if settings.temperature else [0.5] * settings.length
-    uniform = uniform.to(device)
+    uniform = _uniform(settings.seed, num_samples, settings.length).to(device)  # (B, length)
     if num_samples > 1 or not cache or settings.repetition_penalty != 1:
         draft = None
     ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
@@ -102,21 +100,21 @@ def generate_ids(
         guesses: list[int] = []
         if draft:
             ahead = min(AHEAD, context - seen.size(1), settings.length - step - 1)
-            guesses = draft.guess(seen[0, -LONGEST:].tolist(), numbers[step : step + ahead])
+            # The middle number has the likeliest token where that has more than half.
+            numbers = uniform[0, step : step + ahead].tolist() if settings.temperature else [0.5] * ahead
+            guesses = draft.guess(seen[0, -LONGEST:].tolist(), numbers)
         drawing, known = 1 + len(guesses), store.length if store is not None else 0
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
             logits = model(tokens[:, known:], store)[:, -drawing:].float()  # (B, drawing, V)
-            rows = uniform[:, step : step + drawing].flatten()
-            drawn = next_token(logits.flatten(0, 1), seen, settings, rows).view(num_samples, drawing)
-            if (
-                store is not None and guesses
-            ):  # they hold up to the first that is wrong, in whose place a right one is drawn
-                right = int((drawn[:, :-1] == tokens[:, seen.size(1) :]).cumprod(dim=1).sum())
-                store.length -= len(guesses) - right
-                logits, drawn = logits[:, : 1 + right], drawn[:, : 1 + right]
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
+            rows = uniform[:, step : step + drawing].flatten()
+            drawn = next_token(logits.flatten(0, 1), seen, settings, rows).view(num_samples, drawing)
+            if guesses and store is not None:
+                right = _agreeing(guesses, drawn[0].tolist())
+                logits, drawn = logits[:, : right + 1], drawn[:, : right + 1]  # what came after a wrong guess is void
+                store.length -= len(guesses) - right
             logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, drawn)
             ids = torch.cat((ids, drawn), dim=1)
         step += drawn.size(1)
@@ -176,6 +174,11 @@ def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     score, most = logits.gather(1, seen), torch.finfo(logits.dtype).max / 4  # beyond which differences are infinite
     changed = torch.where(score > 0, score / penalty, score * penalty).clamp(-most, most)
     return logits.scatter(1, seen, changed)
+
+
+def _agreeing(guesses: list[int], drawn: list[int]) -> int:
+    """Return how many tokens were guessed right, up to the first that was not."""
+    return next((at for at, guess in enumerate(guesses) if guess != drawn[at]), len(guesses))
 
 
 def _uniform(seed: int, num_samples: int, length: int) -> Tensor:

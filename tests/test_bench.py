@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from minigpt.bench import data, sample, sides
 from minigpt.cli import app
 from minigpt.config import parse_overrides, resolve
+from minigpt.draft import Draft
 from minigpt.errors import UserError
 
 pytestmark = pytest.mark.alone
@@ -187,31 +188,47 @@ def test_sampling_with_and_without_the_cache_draws_the_same_also_without_transfo
     assert {one["characters"] for side in sides.values() for one in side["rounds"]} == {2 * 16}
 
 
-def test_a_trained_run_is_also_measured_without_guesses_and_draws_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sample, "find_spec", lambda name: None)
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The name of a run in the current folder, whose text is in the cache."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("to be or not to be, that is the question\n" * 20, encoding="utf-8")
-    small = [
-        *SHAPE,
-        *["-s", "train.steps=2", "-s", "runtime.device=cpu", "-s", "runtime.compile=false", "--name", "small"],
-    ]
-    assert CliRunner().invoke(app, ["train", "text.txt", *small]).exit_code == 0
-    document = found("sample", "small", "--length", 8, "--rounds", 2)
+    settings = [*SHAPE, "-s", "train.steps=2", "-s", "runtime.device=cpu", "-s", "runtime.compile=false"]
+    assert CliRunner().invoke(app, ["train", "text.txt", "--name", "small", *settings]).exit_code == 0
+    return "small"
+
+
+def test_a_trained_run_is_also_measured_without_guesses_and_draws_the_same(
+    monkeypatch: pytest.MonkeyPatch, trained: str
+) -> None:
+    monkeypatch.setattr(sample, "find_spec", lambda name: None)
+    document = found("sample", trained, "--length", 8, "--rounds", 2)
     check(document, "characters_per_second", 2)
     sides = document["comparisons"][0]["sides"]
     assert list(sides) == ["minigpt", "minigpt without guesses", "minigpt without its cache"]
     assert len({tuple(one["crc32"] for one in side["rounds"]) for side in sides.values()}) == 1
-    assert ["with guesses" in side["about"] for side in sides.values()] == [True, False, False]
-    assert "drawn without guesses" in bench("sample", "small", "--length", 8, "--rounds", 1, "--streams", 2).stderr
+    assert ["and guesses, " in side["about"] for side in sides.values()] == [True, False, False]
+    streams = bench("sample", trained, "--rounds", 1, "--streams", 2)
+    assert "measured without guesses" in streams.stderr
+    assert "16 characters in 2 streams" in streams.stdout  # all of the context, which is shorter than 256
+
+
+def test_only_the_side_with_guesses_guesses(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
+    config = resolve(sample.DEFAULTS, parse_overrides([*SHAPE[1::2], "runtime.threads=1"])).config
+    asked: list[int] = []
+    monkeypatch.setattr(Draft, "guess", lambda self, recent, numbers: asked.append(len(numbers)) or [])
+    for guesses in (True, False):
+        measure, _ = sample.ours(config, 16, 1, Path("runs", trained), True, guesses, print)
+        asked.clear()
+        measure()
+        assert bool(asked) == guesses
 
 
 def test_transformers_draws_as_much_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     config = resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config
     with warnings.catch_warnings():
-        measure, facts = sample.theirs(config, 16, 2, "cpu", torch.get_num_threads(), print)
+        measure, facts = sample.theirs(config, 16, 2, sample.VOCABULARY, "cpu", torch.get_num_threads(), print)
         assert measure()["characters"] == 2 * 16  # up to the last place in the context
     assert "GPT-2" in facts["about"]
     assert capfd.readouterr() == ("", "")

@@ -28,6 +28,7 @@ from command_line import SMALL, VERSE, Cli, Done, environment, process
 from minigpt import __version__, config
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli import app
+from minigpt.draft import Draft
 from minigpt.evaluate import EvalResult
 from minigpt.model import GPT
 from minigpt.presets import fit
@@ -314,17 +315,23 @@ def test_sample_prints_the_prompt_and_what_follows_and_a_seed_repeats_it(cli: Cl
 def test_guesses_by_the_cached_text_change_nothing_nor_does_a_cache_that_is_gone_or_damaged(
     cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load_checkpoint("last").draft is not None
+    asked: list[int] = []
+    guess = Draft.guess
+    monkeypatch.setattr(Draft, "guess", lambda *given: asked.append(1) or guess(*given))
     first = cli("sample", "-p", "and ", "-l", 60)
+    assert asked
+    asked.clear()
     assert cli("sample", "-p", "and ", "-l", 60, "--no-draft") == first
+    assert not asked
     shutil.copytree(os.environ["MINIGPT_CACHE"], tmp_path / "cache")
     monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
     for file in tmp_path.rglob("tokens.bin"):
         file.write_bytes(b"\xff" * (file.stat().st_size - 1))
     assert cli("sample", "-p", "and ", "-l", 60) == first
     for file in tmp_path.rglob("tokens.json"):
-        file.write_text("{}")
-    assert cli("sample", "-p", "and ", "-l", 60) == first
+        for damage in ("{}", '{"dtype": "object", "crc32": 0}', "[" * 100_000):
+            file.write_text(damage)
+            assert cli("sample", "-p", "and ", "-l", 60) == first
     shutil.rmtree(tmp_path / "cache")
     assert load_checkpoint("last").draft is None
     assert cli("sample", "-p", "and ", "-l", 60) == first

@@ -25,8 +25,8 @@ from minigpt.sample import generate_ids
 from minigpt.seeds import mix_seed
 
 VOCABULARY = 65
-WARM_UP = 16
-"""Characters drawn before anything is measured."""
+LENGTH, WARM_UP = 256, 16
+"""Characters drawn in a block, where the context is as long, and before anything is measured."""
 DEFAULTS: Layer = (
     "bench sample",
     {
@@ -43,7 +43,9 @@ DEFAULTS: Layer = (
 """As `minigpt sample` computes; random weights, which are as fast as others where nothing is guessed."""
 
 
-def run(trained: str | None, assignments: Sequence[str], streams: int, length: int, rounds: int, say: Say) -> Document:
+def run(
+    trained: str | None, assignments: Sequence[str], streams: int, length: int | None, rounds: int, say: Say
+) -> Document:
     """Measure blocks of `length` characters in each of `streams` streams, by the run `trained` if one is named.
 
     Raises UserError.
@@ -54,19 +56,21 @@ def run(trained: str | None, assignments: Sequence[str], streams: int, length: i
         if key not in allowed and (trained or not key.startswith("model.")):
             raise UserError(f"--set {key}: here only {', '.join(allowed[:-1])} and {allowed[-1]} can be set")
     config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
+    ways = [("minigpt", True, False), ("minigpt without its cache", False, False)]
     loaded = load_checkpoint(trained) if trained else None
     if loaded:
-        config = config.model_copy(update={"model": loaded.config.model})
+        runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
+        config = config.model_copy(update={"model": loaded.config.model, "runtime": runtime})
         vocab_size = loaded.tokenizer.vocab_size
-    if length > config.model.context:  # there each side would go on in its own way
-        longer = f"; --set model.context={length} makes that longer" if not loaded else f" of {config.model.context}"
+        if streams == 1 and loaded.draft is not None:
+            ways = [("minigpt", True, True), ("minigpt without guesses", True, False), ways[1]]
+        else:
+            say("measured without guesses: there are some for one stream, while the run's text is in the cache")
+    context = config.model.context
+    length = length or min(LENGTH, context)
+    if length > context:  # there each side would go on in its own way
+        longer = f" of {context}" if loaded else f"; --set model.context={length} makes that longer"
         raise UserError(f"--length {length} exceeds the context{longer}")
-    guesses = loaded is not None and streams == 1 and loaded.draft is not None
-    if loaded and not guesses:
-        say("drawn without guesses, which take one stream, and the run's text in the cache")
-    ways = [("minigpt", True, guesses), ("minigpt without its cache", False, False)]
-    if guesses:
-        ways.insert(1, ("minigpt without guesses", True, False))
     common = (config, length, streams)
     with ExitStack() as open_sides:
         sides = [
@@ -90,28 +94,31 @@ def run(trained: str | None, assignments: Sequence[str], streams: int, length: i
 def ours(
     config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, guessing: bool, say: Say
 ) -> Built:
-    """Build a side that draws as `minigpt sample` does."""
+    """Build a side that draws as `minigpt sample` does, by the checkpoint at `path` or a new model."""
     loaded = load_checkpoint(path) if path else None
-    if loaded:
-        model = loaded.model
-    else:
-        torch.manual_seed(mix_seed(config.train.seed, "weights"))
-        model = GPT(config.model, VOCABULARY).eval()
-    store_by_columns(model)
+    torch.manual_seed(mix_seed(config.train.seed, "weights"))
+    model = loaded.model if loaded else GPT(config.model, VOCABULARY).eval()
     threads = config.runtime.threads
     if threads == "auto":
         threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), streams)
     runtime = choose(config.runtime.model_copy(update={"threads": threads}))
     model.to(runtime.device)
+    model.use(runtime.use_kernels())
+    if runtime.device == "cpu":
+        store_by_columns(model)
     prompt = torch.zeros(1, dtype=torch.long)
-    draft = loaded.draft if loaded and guessing else None
+    how = "with its cache" if cached else "each step computed afresh"
+    draft = loaded.draft if loaded and guessing and runtime.device == "cpu" else None
+    if draft:
+        started = time.perf_counter()
+        found = sum(map(len, draft.ngrams.values()))
+        how += f" and guesses, {found:,} n-grams in {time.perf_counter() - started:.2f} s"
 
     def draw(length: int, seed: int) -> Tensor:
         settings = SampleConfig(length=length, seed=seed)
         steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached, draft=draft)
         return torch.stack([drawn for drawn, _ in steps], dim=1)  # (B, length)
 
-    how = "with guesses" if draft else "with its cache" if cached else "each step computed afresh"
     facts = {"about": f"{runtime.describe()}, {how}", "device": runtime.device, "threads": runtime.threads}
     return _measuring(draw, length), facts
 

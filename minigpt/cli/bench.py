@@ -32,7 +32,9 @@ def bench_sample(
     run: Annotated[str | None, Argument(help="A trained model. Default: a new one.", metavar="RUN")] = None,
     set_: SetOption = None,
     streams: Annotated[int, Option(min=1, help="How many texts are drawn at once.", metavar="N")] = 1,
-    length: Annotated[int, Option(min=1, help="Characters to draw in each.", metavar="N")] = 256,
+    length: Annotated[
+        int | None, Option(min=1, help="Characters to draw in each. Default: 256, or the context.", metavar="N")
+    ] = None,
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:

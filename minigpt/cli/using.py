@@ -88,7 +88,7 @@ def sample(
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), cache=not no_cache,
-        draft=loaded.draft if num_samples == 1 and not no_draft else None,
+        draft=None if no_draft or runtime.device != "cpu" else loaded.draft,  # untried elsewhere
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         write(text)
