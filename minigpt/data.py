@@ -174,8 +174,7 @@ def _encode_into(folder: Path, corpus: Corpus, scanned: Scan, tokenizer: Tokeniz
         sync(file.fileno())
     if characters != scanned.characters or corpus.stamps() != scanned.stamps:
         raise UserError(f"{corpus.name} changed while it was read; run again when nothing writes to it")
-    description = {"dtype": np.dtype(tokenizer.dtype).name, "crc32": checksum}
-    (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
+    (folder / "tokens.json").write_text(json.dumps({"crc32": checksum}), encoding="utf-8")
 
 
 def _publish(building: Path, folder: Path) -> None:
@@ -199,12 +198,11 @@ def cached_text(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
 
 def _open_encoded(folder: Path, tokenizer: Tokenizer, is_checked: bool = True) -> Ids:
     try:
-        description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-        if description["dtype"] != np.dtype(tokenizer.dtype).name:
-            raise ValueError("its tokens are of another kind")
         tokens: Ids = np.memmap(folder / "tokens.bin", dtype=tokenizer.dtype, mode="r")
-        if is_checked and zlib.crc32(tokens.data) != description["crc32"]:
-            raise ValueError("its tokens changed since they were written")
+        if is_checked:
+            description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+            if zlib.crc32(tokens.data) != description["crc32"]:
+                raise ValueError("its tokens changed since they were written")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"the cached text in {folder} is damaged ({error}); delete that folder and run again"

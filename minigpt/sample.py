@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigpt.config import SampleConfig
+from minigpt.config import RuntimeConfig, SampleConfig
 from minigpt.draft import LONGEST, Draft
 from minigpt.errors import UserError
+from minigpt.kernels import store_by_columns
 from minigpt.model import GPT, KVCache, evaluating
+from minigpt.runtime import Runtime, choose, sampling_threads
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Tokenizer, Unknown
 
@@ -35,6 +37,19 @@ class Piece:
     logprob: float
 
 
+def settle(model: GPT, config: RuntimeConfig, num_samples: int) -> Runtime:
+    """Move a model to where `config` has so many samples drawn, laid out to be fast there; return how it computes."""
+    threads = config.threads
+    if threads == "auto":
+        threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), num_samples)
+    runtime = choose(config.model_copy(update={"threads": threads}))
+    model.to(runtime.device)
+    model.use(runtime.use_kernels())
+    if runtime.device == "cpu":
+        store_by_columns(model)
+    return runtime
+
+
 def generate(
     model: GPT,
     tokenizer: Tokenizer,
@@ -52,8 +67,8 @@ def generate(
     `settings` gives length, temperature, filters and seed; its own prompt is not used. A sample ends
     before the first of the `stop` strings, or after `settings.length` tokens; bytes that by then are
     not a whole character are left out. An empty prompt starts as after a line end. A `draft` changes how soon one
-    sample is drawn, not what. Raises UserError for
-    a prompt with characters the model does not know, unless `unknown` is "skip" or "replace".
+    sample is drawn, not what. Raises UserError for a prompt with characters the model does not know, unless `unknown`
+    is "skip" or "replace".
     """
     settings = settings or SampleConfig()
     ids = tokenizer.encode(prompt, unknown)
@@ -82,13 +97,13 @@ def generate_ids(
     """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and their log-probabilities (B,).
 
     Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many
-    are drawn. One stream with a cache and no repetition penalty is drawn faster with a `draft`. Raises UserError when
-    the model's logits are not finite.
+    are drawn. One stream on a CPU, with a cache and no repetition penalty, is drawn faster with a `draft`; elsewhere
+    that is untried. Raises UserError when the model's logits are not finite.
     """
     device = model.token_embedding.weight.device
     context = model.config.context
     uniform = _uniform(settings.seed, num_samples, settings.length).to(device)  # (B, length)
-    if num_samples > 1 or not cache or settings.repetition_penalty != 1:
+    if num_samples > 1 or not cache or settings.repetition_penalty != 1 or device.type != "cpu":
         draft = None
     ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
     start, store, step = 0, None, 0

@@ -17,11 +17,9 @@ from minigpt.bench.sides import Built, Document, Round, Say, document, side, tak
 from minigpt.checkpoint import load_checkpoint
 from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
 from minigpt.errors import UserError
-from minigpt.kernels import store_by_columns
 from minigpt.memory import peak_memory
 from minigpt.model import GPT
-from minigpt.runtime import choose, sampling_threads
-from minigpt.sample import generate_ids
+from minigpt.sample import generate_ids, settle
 from minigpt.seeds import mix_seed
 
 VOCABULARY = 65
@@ -50,11 +48,11 @@ def run(
 
     Raises UserError.
     """
-    allowed = ["runtime.device", "runtime.threads"] if trained else ["model.*", "runtime.device", "runtime.threads"]
     overrides = parse_overrides(assignments)
     for key in overrides[1]:
-        if key not in allowed and (trained or not key.startswith("model.")):
-            raise UserError(f"--set {key}: here only {', '.join(allowed[:-1])} and {allowed[-1]} can be set")
+        if key not in ("runtime.device", "runtime.threads") and (trained or not key.startswith("model.")):
+            own = "" if trained else "model.*, "
+            raise UserError(f"--set {key}: here only {own}runtime.device and runtime.threads can be set")
     config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
     ways = [("minigpt", True, False), ("minigpt without its cache", False, False)]
     loaded = load_checkpoint(trained) if trained else None
@@ -62,10 +60,10 @@ def run(
         runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
         config = config.model_copy(update={"model": loaded.config.model, "runtime": runtime})
         vocab_size = loaded.tokenizer.vocab_size
-        if streams == 1 and loaded.draft is not None:
+        if streams == 1 and config.runtime.device == "cpu" and loaded.draft:
             ways = [("minigpt", True, True), ("minigpt without guesses", True, False), ways[1]]
         else:
-            say("measured without guesses: there are some for one stream, while the run's text is in the cache")
+            say("measured without guesses, which take one stream, a CPU, and the run's text in the cache")
     context = config.model.context
     length = length or min(LENGTH, context)
     if length > context:  # there each side would go on in its own way
@@ -98,17 +96,10 @@ def ours(
     loaded = load_checkpoint(path) if path else None
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = loaded.model if loaded else GPT(config.model, VOCABULARY).eval()
-    threads = config.runtime.threads
-    if threads == "auto":
-        threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), streams)
-    runtime = choose(config.runtime.model_copy(update={"threads": threads}))
-    model.to(runtime.device)
-    model.use(runtime.use_kernels())
-    if runtime.device == "cpu":
-        store_by_columns(model)
+    runtime = settle(model, config.runtime, streams)
     prompt = torch.zeros(1, dtype=torch.long)
     how = "with its cache" if cached else "each step computed afresh"
-    draft = loaded.draft if loaded and guessing and runtime.device == "cpu" else None
+    draft = loaded.draft if loaded and guessing else None
     if draft:
         started = time.perf_counter()
         found = sum(map(len, draft.ngrams.values()))

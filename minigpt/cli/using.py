@@ -62,21 +62,15 @@ def sample(
 ) -> None:
     """Continue a prompt with a trained model."""
     from minigpt.config import RuntimeConfig
-    from minigpt.kernels import store_by_columns
     from minigpt.room import check_sampling
-    from minigpt.runtime import choose, sampling_threads
-    from minigpt.sample import generate
+    from minigpt.sample import generate, settle
 
     given, on_unknown, device = _given(prompt, prompt_file, encoding), checked_unknown(unknown), checked_device(device)
     check_writable(out, read=prompt_file)
     loaded = _loaded(run, checkpoint)
-    threads = sampling_threads(sum(p.numel() for p in loaded.model.parameters()), num_samples)
     kernels = loaded.config.runtime.kernels
-    runtime = choose(RuntimeConfig(device=device, dtype="float32", compile=False, threads=threads, kernels=kernels))
-    loaded.model.to(runtime.device)
-    loaded.model.use(runtime.use_kernels())
-    if runtime.device == "cpu":
-        store_by_columns(loaded.model)
+    computing = RuntimeConfig(device=device, dtype="float32", compile=False, kernels=kernels)
+    runtime = settle(loaded.model, computing, num_samples)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -88,7 +82,7 @@ def sample(
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), cache=not no_cache,
-        draft=None if no_draft or runtime.device != "cpu" else loaded.draft,  # untried elsewhere
+        draft=None if no_draft else loaded.draft,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         write(text)
