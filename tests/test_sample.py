@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.config import FAMILIES, ModelConfig, RuntimeConfig, SampleConfig
 from minigpt.draft import Draft
 from minigpt.errors import UserError
-from minigpt.model import GPT
+from minigpt.kernels import TORCH
+from minigpt.model import GPT, Linear
 from minigpt.sample import (
     Piece,
     _Stream,
@@ -22,6 +23,7 @@ from minigpt.sample import (
     next_token,
     penalized,
     probabilities,
+    settle,
     window_start,
 )
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
@@ -59,6 +61,18 @@ def widths(model: GPT) -> list[int]:
     seen: list[int] = []
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0].size(1)))
     return seen
+
+
+def test_a_model_is_settled_where_and_as_it_is_drawn_from_fastest() -> None:
+    model, threads = model_of(), torch.get_num_threads()
+    try:
+        runtime = settle(model, RuntimeConfig(device="cpu", dtype="float32", compile=False, kernels="torch"), 1)
+    finally:
+        torch.set_num_threads(threads)
+    assert (runtime.device, runtime.threads) == ("cpu", 1)
+    linear = [module for module in model.modules() if isinstance(module, Linear)]
+    assert all(module.weight.t().is_contiguous() and module.kernels is TORCH for module in linear)
+    assert len(linear) == 4 * model.config.n_layer
 
 
 # --- the cache and the window ------------------------------------------------------------------------
