@@ -5,6 +5,7 @@ import ctypes
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from minigpt.kernels import (
     store_by_columns,
 )
 from minigpt.model import GPT, attention_weights, rotary_angles
+from minigpt.runtime import _has_compiler
 
 LENGTHS = [1, 2, QUERIES - 1, QUERIES, QUERIES + 1, 2 * QUERIES, 2 * QUERIES + 7]
 
@@ -276,6 +278,50 @@ def test_a_model_gives_the_same_with_either(family: str) -> None:
     for with_torch, with_cpu, by_default in zip(*found, strict=True):
         torch.testing.assert_close(with_cpu, with_torch, atol=1e-5, rtol=1e-4)
         assert torch.equal(by_default, with_cpu), "on a CPU these are the ones taken"
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+@pytest.mark.parametrize("chosen", [CPU, TORCH], ids=["cpu", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_training_sees_no_later_token(
+    monkeypatch: pytest.MonkeyPatch, family: str, chosen: kernels.Kernels, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(kernels, "LARGE_PRODUCT", 1)
+    model = one_to_train(family)
+    model.use(chosen)
+    assert_causal(model, model.config.context, dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler does that itself
+@pytest.mark.skipif(not _has_compiler("cpu"), reason="no C++ compiler here")
+def test_compiled_it_sees_none_either() -> None:
+    model = one_to_train("modern")
+    assert_causal(torch.compile(model), model.config.context, torch.bfloat16)
+
+
+def one_to_train(family: str) -> GPT:
+    shape = {"model.n_layer": 1, "model.n_head": 2, "model.n_embd": 32, "model.context": 2 * QUERIES + 7}
+    layers = ("family", {"model.family": family}), ("shape", {**shape, "model.zero_init": False})
+    return GPT(resolve(*layers).config.model, 11).train()
+
+
+def assert_causal(compute: Callable[[Tensor], Tensor], context: int, dtype: torch.dtype) -> None:
+    """What comes later changes no logit by a bit, in any block of queries, while a backward pass is kept for."""
+
+    def logits(ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+            return compute(ids).detach()
+
+    torch.manual_seed(0)
+    ids = torch.randint(11, (3, context))
+    before = logits(ids)
+    assert before.dtype is dtype
+    for at in (1, QUERIES, context - 1):
+        changed = ids.clone()
+        changed[:, at:] = (ids[:, at:] + 1) % 11
+        after = logits(changed)
+        assert torch.equal(before[:, :at], after[:, :at])
+        assert not torch.equal(before[:, at:], after[:, at:])
 
 
 PAGES = """
