@@ -172,7 +172,7 @@ class TrainConfig(Section):
     """Steps between two passes over the whole validation split."""
     save_every: int = Field(500, ge=1)
     """Steps between two checkpoints. One is also saved at each best validation loss, on Ctrl-C and at the end."""
-    keep_last: int = Field(1, ge=1)
+    keep_last: int = Field(2, ge=1)
     """How many of the newest checkpoints stay on disk, besides the best one."""
     patience: int = Field(0, ge=0)
     """Stop after this many evaluations in a row without a new best validation loss. 0: never."""
@@ -496,7 +496,7 @@ def describe_settings() -> list[tuple[str, str]]:
 def show(value: Any) -> str:
     """Return `value` as one would write it in YAML, on one line."""
     if isinstance(value, tuple):
-        return ", ".join(show(one) for one in value) if value else "none"
+        return ", ".join(show(one) for one in value) or "[]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Drawing text from a model, token by token, with a key-value cache.
+"""Drawing text from a model, token by token, with a key-value cache, and several in one pass where guesses are right.
 
 One window rule decides what the model sees, with the cache and without, so both draw the same text:
 up to the context length it sees everything; then the oldest half of a context is dropped at a time. A new
@@ -38,7 +38,7 @@ class Piece:
 
 
 def settle(model: GPT, config: RuntimeConfig, num_samples: int) -> Runtime:
-    """Move a model to where `config` has so many samples drawn, laid out to be fast there; return how it computes."""
+    """Move `model` to the device of `config`, and choose kernels, threads and layout to draw `num_samples` texts fast."""
     threads = config.threads
     if threads == "auto":
         threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), num_samples)

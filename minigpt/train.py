@@ -433,7 +433,7 @@ class Training:
 
     def _check_memory(self) -> None:
         """Refuse a batch that cannot fit, before the first step."""
-        missing = 1 if self.saved_step is not None else 3  # gradients and, unless they were loaded, two averages
+        missing = 1 if self.optimizer.state_dict() else 3  # gradients and, unless they were loaded, two averages
         weights = list(self.model.parameters())
         fixed = missing * sum(weight.nbytes for weight in weights)
         check_batch(self.config, self.runtime.device, fixed, self._loss_of_one, weights)

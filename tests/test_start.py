@@ -103,6 +103,18 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
             verify(step_folder(run, step))
 
 
+def test_by_default_a_run_keeps_one_to_fall_back_on(cli: Cli, empty_folder: Path) -> None:
+    """Also while the loss falls, when the newest checkpoint is the best one."""
+    (empty_folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    called(empty_folder, "train", "verse.txt", "--name", "plain", *SMALL, "-s", "train.steps=6")
+    run = Path("runs/plain")
+    newest = checkpoint_steps(run)[-1]
+    assert (run / "checkpoints/best").read_text().strip() == step_folder(run, newest).name
+    spoil(run, newest)
+    done = cli("train", "--resume", "plain", *GO_ON)
+    assert (done.code, f"skipping the checkpoint of step {newest}: " in done.err) == (0, True)
+
+
 def test_where_nothing_is_intact_one_line_says_so_and_all_stays_as_it_is(cli: Cli, run: Path) -> None:
     for step in (2, 4, 6):
         spoil(run, step)
