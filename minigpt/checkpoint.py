@@ -70,12 +70,12 @@ class Checkpoint:
 
     @cached_property
     def draft(self) -> Draft | None:
-        """What guesses ahead while this model is sampled, from its text as the cache has it; None without that."""
+        """The n-grams that guess ahead while one text is drawn; None where the text of the run is not in the cache."""
         text = cached_text(self.meta.corpus.fingerprint, self.tokenizer)
         return None if text is None else Draft(text, self.tokenizer.vocab_size)
 
 
-def load_checkpoint(run: str | Path = "last", which: str | int | None = None, device: str = "cpu") -> Checkpoint:
+def load_checkpoint(run: str | Path = "last", which: str | int | None = None) -> Checkpoint:
     """Load a model to sample from, evaluate or look into.
 
     `run` is a run's folder or name, a checkpoint folder, or "last"; `which` is "best" (the default),
@@ -85,7 +85,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None, de
         path = find_checkpoint(str(run), which)
         before = _identity(path)
         try:
-            return _load(path, device)
+            return _load(path)
         except NoRoom:
             raise
         except UserError as error:
@@ -95,7 +95,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None, de
     raise AssertionError("the last look returns or raises")
 
 
-def _load(path: Path, device: str) -> Checkpoint:
+def _load(path: Path) -> Checkpoint:
     meta = read_meta(path)
     stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
     vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
@@ -112,7 +112,7 @@ def _load(path: Path, device: str) -> Checkpoint:
             expected = f"{shown(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
             raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
     model.load_state_dict(weights)
-    return Checkpoint(model.to(device).eval(), vocabulary, stored, meta, path)
+    return Checkpoint(model.eval(), vocabulary, stored, meta, path)
 
 
 def _read_text(path: Path, name: str, meta: Meta) -> str:

@@ -76,7 +76,7 @@ class DataConfig(Section):
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the text, taken from its end, that is kept for validation. Unused with `val_source`."""
     val_source: Texts = ()
-    """A text of its own for validation, in the same forms as `source`; then all of `source` trains."""
+    """A text of its own for validation, in the same forms as `source`; then all of `source` trains. `[]`: none."""
     encoding: str = "utf-8"
     """Encoding of the text files, by Python's name for it."""
 
@@ -92,7 +92,7 @@ class ModelConfig(Section):
     """The shape of the network. The vocabulary size comes from the tokenizer."""
 
     family: Literal["classic", "modern"] = "modern"
-    """Sets `bias` and all below it at once. `classic` is GPT-2; `modern` is what later work found to learn faster."""
+    """Default of `bias` and all below it. `classic` is GPT-2; `modern` is what later work found to learn faster."""
     n_layer: int = Field(4, ge=1, le=1000)
     """Number of blocks."""
     n_head: int = Field(4, ge=1)
@@ -112,7 +112,7 @@ class ModelConfig(Section):
     activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
     """Non-linearity of the MLP: GELU in GPT-2's tanh form, GELU itself (faster on a CPU), squared ReLU, or SwiGLU."""
     qk_norm: bool = True
-    """RMS-normalise queries and keys in each head, with learned gains."""
+    """RMS-normalise queries and keys in each head, with gains that all heads of a layer learn together."""
     zero_init: bool = True
     """Start the output projection of each branch at zero, so that every block begins as the identity."""
 
@@ -159,7 +159,7 @@ class TrainConfig(Section):
     epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run as a number of times the training text is read."""
     minutes: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in minutes of training. The clock decides, so such a run cannot be repeated bit for bit."""
+    """Length of the run in minutes, evaluations and saves included. Such a run cannot be repeated bit for bit."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences in one update."""
     micro_batch_size: int | None = Field(None, ge=1)

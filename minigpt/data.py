@@ -35,7 +35,7 @@ class TextData:
     validation: Ids
     tokenizer: Tokenizer
     fingerprint: str
-    """sha256 over the text, and the validation text where it is one of its own."""
+    """sha256 of the text; joined by "+" with that of the validation text where it is one of its own."""
     characters: int
     notices: tuple[str, ...] = ()
     encoded: tuple[Ids, ...] = ()
@@ -232,7 +232,7 @@ def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -
     """Return inputs and targets (B, T) of `step`: windows in shuffled order, a function of seed and step alone.
 
     The text is read once in windows side by side before any of it is read again, each time in another order
-    and cut at other places. `tokens` must be longer than `context`.
+    and cut at other places, with up to two contexts of it left out. `tokens` must be longer than `context`.
     """
     windows = max(1, (len(tokens) - 1) // context - 1)  # one less than fit, which leaves room to begin elsewhere
     epochs, places = np.divmod(step * batch_size + np.arange(batch_size), windows)

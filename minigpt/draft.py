@@ -14,7 +14,7 @@ from minigpt.tokenizer import Ids
 
 LONGEST = 4
 ORDERS = (LONGEST, 2)
-"""How many tokens before it a guess goes by: the first of these that `ENOUGH` places in the text agree with."""
+"""Numbers of tokens before a guess that it may go by: the first whose tokens stand in `ENOUGH` places of the text."""
 ENOUGH = 8
 MOST = 1 << 20
 """Tokens of a longer text that are looked at, its first."""
@@ -29,7 +29,7 @@ class Draft:
 
     @cached_property
     def ngrams(self) -> dict[int, NDArray[np.int64]]:
-        """For each number of tokens before it, every token of the text with those, sorted."""
+        """For each order all (order + 1)-grams of the text, sorted: a number each, its last token the last digit."""
         longest = 63 // self.vocab_size.bit_length() - 1  # an n-gram is one 64-bit number
         tokens = self.text.astype(np.int64)
         return {order: self._sorted(tokens, order) for order in ORDERS if order <= longest}

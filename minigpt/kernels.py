@@ -28,7 +28,7 @@ def _is_intel() -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-"""Whether oneDNN can be asked for such a product here."""
+"""Whether torch can send a product in float32 to oneDNN here."""
 PREFERS_ONEDNN = HAS_ONEDNN and not _is_intel()
 """Whether large products in float32 go to oneDNN: MKL is the faster one on Intel's processors (docs/benchmarks.md)."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h

@@ -57,13 +57,13 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(D)) under the causal mask, (B, H, T, S).
+    """Return softmax(q k^T / sqrt(D)) under the causal mask, (..., T, S).
 
     The formula of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), written out. The
     model computes the same with a fused kernel that never stores the weights; this explicit twin is
-    for tests and for looking inside. q is (B, H, T, D), k is (B, H, S, D), and T queries are the last of S.
+    for tests and for looking inside. q is (..., T, D), k is (..., S, D), and T queries are the last of S.
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
     mask = causal_mask(q.size(-2), k.size(-2), q.device)
     return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
 

@@ -38,7 +38,7 @@ class Piece:
 
 
 def settle(model: GPT, config: RuntimeConfig, num_samples: int) -> Runtime:
-    """Move `model` to the device of `config`, and choose kernels, threads and layout to draw `num_samples` texts fast."""
+    """Move `model` to the device of `config`, with kernels, threads and layout to draw `num_samples` texts fast."""
     threads = config.threads
     if threads == "auto":
         threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), num_samples)

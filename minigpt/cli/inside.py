@@ -38,7 +38,7 @@ ValOption = Annotated[
     int | None, Option(help="Look at the validation split from this token on; the default is 0.", metavar="OFFSET")
 ]
 MaxCharsOption = Annotated[
-    int | None, Option(help="Look at this many tokens at most: its last, of a text given.", metavar="N")
+    int | None, Option(help="Look at N tokens at most (at most 512): the last N of --text or --file.", metavar="N")
 ]
 
 

@@ -61,11 +61,14 @@ def data_info(
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="shakespeare, text8 or enwik8.")]) -> None:
-    """Download a text into the cache, check it, and print where it is."""
-    from minigpt.download import download
+def data_get(name: Annotated[str, Argument(help="One of the downloads of `minigpt data list`.")]) -> None:
+    """Download a text into the cache, check it, and print where it is and under which terms."""
+    from minigpt.download import download, downloads
 
-    print(download(name.removeprefix("download:")))
+    name = name.removeprefix("download:")
+    path = download(name)
+    notice(downloads()[name].licence)
+    print(path)
 
 
 @config_app.command("list")

@@ -25,7 +25,7 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[
-        str | None, Option(help="Name of the run; by default the preset's, numbered.", metavar="NAME")
+        str | None, Option(help="Name of the run; by default the preset's or the text's, numbered.", metavar="NAME")
     ] = None,
     resume: Annotated[str | None, Option(help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:

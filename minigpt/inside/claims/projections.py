@@ -124,7 +124,7 @@ CLAIMS = (
         "The maps to key, query and value have no bias.",
         ("004",),
         no_biases,
-        correction="It is a choice that costs little either way: GPT-2 has biases, minigpt's modern family has none.",
+        correction="It is a choice of few parameters either way: GPT-2 has biases, minigpt's modern family has none.",
     ),
     Claim(
         28,

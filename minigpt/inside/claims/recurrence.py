@@ -112,7 +112,7 @@ DISTANCES = (1, 4, 16, 63)
 
 
 def shortcut_to_the_source() -> Finding:
-    """How strongly the last output depends on a character, by its distance: in one layer all are equally near."""
+    """How strongly the last output depends on a character, by its distance: in one layer each is one step away."""
     inputs, direction = normal(STEPS, WIDTH, claim=18).requires_grad_(), normal(WIDTH, claim=18, part="direction")
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     outputs = {
