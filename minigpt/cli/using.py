@@ -60,7 +60,7 @@ def sample(
     no_draft: Annotated[bool, Option("--no-draft", help="Guess no tokens ahead: slower, the same text.")] = False,
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
-    """Continue a prompt with a trained model."""
+    """Continue a prompt with a trained model. What is not said is as the `sample` settings of its run have it."""
     from minigpt.config import RuntimeConfig
     from minigpt.room import check_sampling
     from minigpt.sample import generate, settle
