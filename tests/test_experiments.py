@@ -2,19 +2,22 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
 
-from minigpt.config import OptimConfig, RunConfig, TrainConfig, resolve
+from minigpt.config import OptimConfig, RunConfig, TrainConfig, flatten, resolve
 from minigpt.model import GPT
 from minigpt.optim import Muon
 
@@ -66,6 +69,11 @@ def test_every_variant_has_a_run_with_every_seed_and_says_how_it_was_made(
         assert line["loss"] == line["curve"][-1][2]
         assert line["leak"] == 0
         assert line["torch"] == torch.__version__
+        assert line["settings"].keys() == flatten(RunConfig()).keys() - {"data.source"}
+        assert line["settings"]["runtime.threads"] == 1
+        assert 0 < line["seconds"] < 60
+        assert f"{os.cpu_count()} cores" in line["machine"]
+        assert datetime.now(timezone.utc) - datetime.fromisoformat(line["date"]) < timedelta(hours=1)
         assert line["part"] == 0.9
     assert len({line["loss"] for line in lines}) == 6
 
@@ -189,15 +197,32 @@ def test_a_look_at_the_future_is_found() -> None:
     assert tweaks.leak(peeking) > 0
 
 
-@pytest.mark.parametrize("name", ["untied", "bigrams", "shift"])
-def test_no_tweak_of_the_network_leaks(name: str) -> None:
-    changed = model()
-    if name == "shift":
-        for block in changed.blocks:
-            block.norm1 = tweaks.Shift(block.norm1, changed.config.n_embd, 2)
-    else:
-        kind = {"untied": tweaks.InputTable, "bigrams": tweaks.Bigrams}[name]
-        changed.token_embedding = kind(changed.token_embedding)
+ARGUMENTS: dict[str, Any] = {
+    "untied": True,
+    "bigrams": True,
+    "shift": {"before": ["norm1", "norm2"], "taps": 2},
+    "dropout_kinds": {"embedding": 0.1},
+    "sharpness": {"factor": 2.0},
+    "rotary_base": 100.0,
+    "values_of_the_first": True,
+    "stream_of_the_start": True,
+    "masks_over_time": True,
+    "gated_heads": 12,
+    "noise": 0.1,
+    "further_ahead": 0.5,
+    "random_windows": True,
+    "short_first": [[0.5, 2]],
+    "small_batches_first": [[0.5, 0.5]],
+}
+
+
+def test_every_tweak_is_asked_for_a_leak() -> None:
+    assert ARGUMENTS.keys() == tweaks.TWEAKS.keys()
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_no_tweak_leaks(name: str) -> None:
+    changed = training_run(**{name: ARGUMENTS[name]}).model
     for parameter in changed.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # what begins at zero would hide a leak
     assert tweaks.leak(changed) == 0
@@ -322,6 +347,7 @@ def training_run(**wanted: Any) -> Any:
     of = model()
     run = SimpleNamespace(
         model=of, config=RunConfig(model=of.config), state=SimpleNamespace(step=0), steps=10,
+        data=SimpleNamespace(train=np.arange(1000, dtype=np.uint16)), step=lambda: None,
         runtime=SimpleNamespace(autocast=nullcontext),
     )  # fmt: skip
     run.loss = run._loss = lambda x, y: F.cross_entropy(of(x).flatten(0, 1), y.flatten())
@@ -372,6 +398,21 @@ def test_a_share_of_the_inputs_is_wrong_and_no_target() -> None:
     assert torch.equal(targets, y)
     assert run._loss is run.loss, "what would be compiled is what the tweak made"
     assert 0.2 < (inputs != x).float().mean() < 0.3
+
+
+def test_windows_at_random_places_are_windows_of_the_text() -> None:
+    run = training_run()
+    seen = []
+    run.loss = run._loss = lambda x, y: seen.append((x, y))
+    tweaks.apply(run, {"random_windows": True})
+    context = run.config.model.context
+    given = torch.zeros(64, context, dtype=torch.long)
+    run.loss(given, given)
+    ((x, y),) = seen
+    assert x.shape == y.shape == given.shape
+    assert torch.equal(y, x + 1)  # the text counts from 0
+    assert torch.equal(x, x[:, :1] + torch.arange(context))
+    assert len(x[:, 0].unique()) > 50
 
 
 def test_characters_that_are_left_out_of_a_batch_are_not_counted() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -320,6 +321,18 @@ def wrap_loss(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]
     use_loss(run, lambda x, y: inner(*change(x, y)))
 
 
+def random_windows(run: Any, argument: Any) -> None:
+    """Draw windows at random places, so that some of the text is read again before all of it has been read once."""
+    tokens, context = run.data.train, run.config.model.context
+
+    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(tokens) - context, (len(x), 1)).numpy()
+        rows = torch.from_numpy(tokens[starts + np.arange(context + 1)].astype(np.int64))  # (B, T + 1)
+        return rows[:, :-1], rows[:, 1:]
+
+    wrap_loss(run, change)
+
+
 def short_first(run: Any, stages: list[list[float]]) -> None:
     """Cut each sequence into `parts` until that share of the run, as [share, parts] in order."""
 
@@ -390,6 +403,7 @@ TWEAKS: dict[str, Callable[[Any, Any], None]] = {
         gated_heads,
         noise,
         further_ahead,
+        random_windows,
         short_first,
         small_batches_first,
     )
