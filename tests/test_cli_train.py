@@ -186,7 +186,9 @@ def test_tensorboard_has_a_sample_of_each_evaluation_and_attention_where_it_is_w
 
 
 @pytest.mark.parametrize(
-    ("losses", "says"), [((0.0, 99.0), "as expected"), ((0.0, 0.001), "not as expected")], ids=["in", "out"]
+    ("losses", "says"),
+    [((0.0, 1.0, 2.0, 3.0, 9.0), "as expected"), ((0.0, 0.0, 0.0, 0.0, 0.001), "not as expected")],
+    ids=["in", "out"],
 )
 def test_a_known_preset_says_whether_its_loss_lies_where_others_lie(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], says: str
@@ -194,6 +196,17 @@ def test_a_known_preset_says_whether_its_loss_lies_where_others_lie(
     monkeypatch.setattr("minigpt.presets.expectation", lambda *_: Expectation("tiny", losses))
     Path("verse.txt").write_text(VERSE, encoding="utf-8")
     assert re.search(rf"^{says}: tiny reaches ", cli("train", "verse.txt", *SMALL).err, re.MULTILINE)
+
+
+def test_the_speedrun_ends_where_it_is_said_to(cli: Cli, shakespeare: Path) -> None:
+    """On the text that it was measured on; of other settings or of another text no range is said."""
+    done = cli("train", str(shakespeare), "-c", "speedrun", "-s", "train.seed=1")
+    assert re.search(r"^as expected: speedrun reaches 1\.8\d\d to 1\.8\d\d", done.err, re.MULTILINE), done.err
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    short = ("-s", "train.steps=2")
+    for text, settings in ((str(shakespeare), short), ("verse.txt", short)):
+        done = cli("train", text, "-c", "speedrun", *settings)
+        assert (done.code, "expected" in done.err) == (0, False)
 
 
 def test_a_run_that_learns_by_heart_is_told_so(cli: Cli) -> None:

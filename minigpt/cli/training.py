@@ -112,7 +112,7 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
     if expected and state.validation_loss is not None:
         low, high = expected.range
         lies = "as expected" if low <= state.validation_loss <= high else "not as expected"
-        notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f}, whatever the seed")
+        notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f} with 99 of 100 seeds")
     if state.overfitting:
         notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
     notice(
