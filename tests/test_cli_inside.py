@@ -218,7 +218,7 @@ def test_all_that_a_page_can_hold(cli: Cli, tmp_path: Path) -> None:
     assert data["layers"] == [1]
     assert len(data["text"]["signs"]) == 18
     assert np.array(data["ablation"]["rises"]).shape == (1, 2)
-    assert [frame["step"] for frame in data["film"]["frames"]] == [4]
+    assert [frame["step"] for frame in data["film"]["frames"]] == [2, 4]
     assert data["compare"]["name"] == "verse"
     assert data["detail"] is not None
 
@@ -228,7 +228,7 @@ def test_all_that_a_page_can_hold(cli: Cli, tmp_path: Path) -> None:
     [
         (["--layers", "2"], "--layers: this model has layers 0 to 1"),
         (["--layers", "one"], "--layers one: expected whole numbers separated by commas"),
-        (["--steps", "3"], "--steps: there is no checkpoint of step 3, only 4"),
+        (["--steps", "3"], "--steps: there is no checkpoint of step 3, only 2, 4"),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
         (["--compare", "nothing"], "nothing"),
         (["--text", ""], "there is nothing to look at: the text is empty"),

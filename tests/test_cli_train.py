@@ -306,12 +306,13 @@ def test_resume_of_what_came_from_standard_input(cli: Cli) -> None:
     assert cli("train", "--resume", "piped", *MORE).code == 0
 
 
-def test_resume_refuses_a_run_without_checkpoints_and_a_damaged_one(cli: Cli, run: Path) -> None:
-    checkpoint = run / "checkpoints" / "step-00000004"
-    tokenizer = checkpoint / "tokenizer.json"
-    tokenizer.write_bytes(tokenizer.read_bytes() + b"\xff")
+def test_resume_refuses_a_run_without_checkpoints_and_one_where_all_are_damaged(cli: Cli, run: Path) -> None:
+    tokenizers = [run / "checkpoints" / step / "tokenizer.json" for step in ("step-00000002", "step-00000004")]
+    for tokenizer in tokenizers:
+        tokenizer.write_bytes(tokenizer.read_bytes() + b"\xff")
     assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
-    tokenizer.unlink()
+    for tokenizer in tokenizers:
+        tokenizer.unlink()
     assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
     shutil.rmtree(run / "checkpoints")
     assert "no checkpoint" in cli("train", "--resume", "last", *MORE).error
