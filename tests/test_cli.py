@@ -272,6 +272,13 @@ def test_config_list_and_schema(cli: Cli) -> None:
     assert set(cli("config", "schema").json["properties"]) == set(config.RunConfig.model_fields)
 
 
+def test_data_get_says_where_a_text_is_and_under_which_terms(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.download.download", lambda name: Path(f"{name}.zip"))
+    done = cli("data", "get", "download:text8")
+    assert (done.code, done.out) == (0, "text8.zip\n")
+    assert "GNU FDL" in done.err
+
+
 def test_data_list_names_builtins_and_downloads(cli: Cli) -> None:
     names = {line.split()[0] for line in cli("data", "list").out.splitlines()[1:]}
     assert names >= {"builtin:python", "builtin:pydoc", "download:shakespeare", "download:text8", "download:enwik8"}

@@ -18,7 +18,7 @@ from minigpt import config as c
 from minigpt import plain_yaml
 from minigpt.config import RunConfig, flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.errors import UserError
-from minigpt.presets import expectation, fit, presets, read_layer
+from minigpt.presets import Expectation, expectation, fit, presets, read_layer
 from minigpt.shipped import shipped
 
 
@@ -463,6 +463,13 @@ def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name
     for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3", "train.minutes=9"):
         assert expectation(resolve(layer, parse_overrides([other])).config, text) is None
     assert expectation(resolve(layer).config, text[::-1]) is None
+
+
+def test_where_another_seed_lies_is_wider_for_few_losses_than_for_many() -> None:
+    """By Student's distribution, as a prediction interval of 99 % is computed by hand."""
+    few, many = (1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 2.0, 3.0, 4.0, 5.0) * 6
+    assert Expectation("few", few).range == pytest.approx((3 - 7.9743, 3 + 7.9743), abs=1e-3)
+    assert Expectation("many", many).range == pytest.approx((3 - 4.0293, 3 + 4.0293), abs=1e-3)
 
 
 # --- saving --------------------------------------------------------------------------------------------

@@ -653,6 +653,22 @@ def test_resuming_late_costs_no_more_than_resuming_early(go: Any, monkeypatch: p
     assert seconds[1_000_000] < seconds[10] + 1
 
 
+def test_what_memory_is_still_to_be_taken_follows_from_what_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was stopped before its first update has no averages yet."""
+    loop, taken = Training(make_config(), tmp_path, make_data()), []
+    monkeypatch.setattr(training, "check_batch", lambda config, device, fixed, *rest: taken.append(fixed))
+    loop.saved_step = 0
+    loop._check_memory()
+    for parameter in loop.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    loop.optimizer.step(0.0)
+    loop._check_memory()
+    weights = sum(parameter.nbytes for parameter in loop.model.parameters())
+    assert taken == [3 * weights, weights]
+
+
 # --- the same with the fast ways and without ------------------------------------------------------------
 
 
