@@ -1,13 +1,14 @@
 """Presets: the shipped ones by name, a user's own file, and one fitted to a text."""
 
+import hashlib
+import json
 import os
 import statistics
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import Any
 
 from minigpt import plain_yaml
-from minigpt.config import Layer, RunConfig, dotted, flatten, resolve
+from minigpt.config import Layer, RunConfig, dotted, flatten
 from minigpt.errors import UserError, did_you_mean, reason, shown
 from minigpt.shipped import shipped
 
@@ -89,20 +90,18 @@ class Expectation:
 
 
 def expectation(config: RunConfig, fingerprint: str) -> Expectation | None:
-    """Return what is expected of a run with the settings of a shipped preset on its text, else None."""
+    """Return what is expected of a run with the settings and text of which a preset was measured, else None."""
     path = shipped("data", "expected.yaml")
     for name, entry in plain_yaml.parse(path.read_text(encoding="utf-8"), path.name).items():
-        if entry["text"] == fingerprint and _decisive(_shipped_config(name)) == _decisive(config):
+        if entry["text"] == fingerprint and entry["settings"] == settings_digest(config):
             return Expectation(name, tuple(entry["losses"]))
     return None
 
 
-def _shipped_config(name: str) -> RunConfig:
-    return resolve(shipped_layer(name)).config
-
-
-def _decisive(config: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in flatten(config).items() if not key.startswith(INDIFFERENT)}
+def settings_digest(config: RunConfig) -> str:
+    """Return the sha256 of the settings that decide what loss a run reaches."""
+    decisive = {key: value for key, value in flatten(config).items() if not key.startswith(INDIFFERENT)}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 # --- presets fitted to a text --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from minigpt import config as c
 from minigpt import plain_yaml
 from minigpt.config import RunConfig, flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.errors import UserError
-from minigpt.presets import Expectation, expectation, fit, presets, read_layer
+from minigpt.presets import Expectation, expectation, fit, presets, read_layer, settings_digest
 from minigpt.shipped import shipped
 
 
@@ -446,6 +446,7 @@ def test_what_a_preset_reaches_is_what_was_written_down_when_it_was_measured(nam
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name: str) -> None:
     layer, text = read_layer(name), KNOWN[name]["text"]
+    assert settings_digest(resolve(layer).config) == KNOWN[name]["settings"], "measure a changed preset anew"
     expected = expectation(resolve(layer).config, text)
     assert expected is not None
     assert (expected.preset, list(expected.losses)) == (name, KNOWN[name]["losses"])
