@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -38,7 +39,11 @@ QUESTION = {
     "base": "base.yaml",
     "seeds": 2,
     "evaluations": 2,
-    "variants": {"large": {"train": {"batch_size": 512}}, "mixed": {"tweaks": {"bigrams": True}}},
+    "variants": {
+        "large": {"train": {"batch_size": 512}},
+        "mixed": {"tweaks": {"bigrams": True}},
+        "lower rate": {"optim": {"lr": 1e-4}},
+    },
 }
 
 
@@ -62,7 +67,7 @@ def test_every_variant_has_a_run_with_every_seed_and_says_how_it_was_made(
 ) -> None:
     _, lines = found
     made = sorted((line["variant"], line["seed"]) for line in lines)
-    assert made == [(name, seed) for name in ("baseline", "large", "mixed") for seed in (1, 2)]
+    assert made == [(name, seed) for name in ("baseline", "large", "lower rate", "mixed") for seed in (1, 2)]
     for line in lines:
         assert line["settings"]["train.seed"] == line["seed"]
         assert line["settings"]["train.steps"] == line["steps"] == line["curve"][-1][0]
@@ -75,13 +80,23 @@ def test_every_variant_has_a_run_with_every_seed_and_says_how_it_was_made(
         assert f"{os.cpu_count()} cores" in line["machine"]
         assert datetime.now(timezone.utc) - datetime.fromisoformat(line["date"]) < timedelta(hours=1)
         assert line["part"] == 0.9
-    assert len({line["loss"] for line in lines}) == 6
+    assert len({line["loss"] for line in lines}) == 8
 
 
 def test_what_costs_more_gets_fewer_steps(found: tuple[Path, list[dict[str, Any]]]) -> None:
     steps = {line["variant"]: line["steps"] for line in found[1]}
     assert steps["baseline"] == 6
     assert steps["large"] < 6
+
+
+def test_variants_that_differ_in_rates_share_one_timing(found: tuple[Path, list[dict[str, Any]]]) -> None:
+    times = {line["variant"]: line["ms_per_step"] for line in found[1]}
+    assert times["lower rate"] == times["baseline"]
+    harness = runpy.run_path(str(ROOT / "scripts/experiments/run"))
+    _, variants = harness["read"](found[0] / "batch.yaml")
+    work = {variant.name: harness["work"](variant) for variant in variants}
+    assert work["lower rate"] == work["baseline"]
+    assert len(set(work.values())) == 3  # and none of the others shares it
 
 
 def test_on_a_busy_machine_nothing_is_timed(found: tuple[Path, list[dict[str, Any]]]) -> None:
