@@ -46,6 +46,8 @@ class TrainState:
     evaluations_since_best: Count = 0
     skipped: Count = 0
     """Steps without an update, because its loss or gradient was not finite."""
+    rescheduled: bool = False
+    """Whether it was resumed with another length, so that its learning rates are not those of any one run."""
     # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0

@@ -160,6 +160,8 @@ class Training:
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
         """Put back the weights and the optimizer's state of a checkpoint."""
         self.resumed_with = (loaded.meta.runtime, loaded.config.train.sequences_at_once)
+        before = (run_steps(loaded.config, len(self.data.train)), loaded.config.train.minutes)
+        self.state.rescheduled |= before != (self.steps, self.config.train.minutes)
         training = checkpoint.read_training_tensors(loaded)
         names = [name for name in training if name.startswith(RAW)]
         weights = {name.removeprefix(RAW): training.pop(name) for name in names}

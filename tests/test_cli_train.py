@@ -198,6 +198,26 @@ def test_a_known_preset_says_whether_its_loss_lies_where_others_lie(
     assert re.search(rf"^{says}: tiny reaches ", cli("train", "verse.txt", *SMALL).err, re.MULTILINE)
 
 
+def test_a_run_whose_length_was_changed_is_not_told_what_a_preset_reaches(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no run of that preset even at its length, for its rates were another's; one gone on with as it was is."""
+    monkeypatch.setattr("minigpt.presets.expectation", lambda *_: Expectation("tiny", (0.0, 1.0, 2.0, 3.0, 9.0)))
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert "expected" in cli("train", "verse.txt", *SMALL).err
+
+    def again(last_step: int, *settings: str) -> str:
+        """Go on from before the last checkpoint."""
+        shutil.rmtree(f"runs/verse-1/checkpoints/step-{last_step:08d}")
+        return cli("train", "--resume", "verse-1", *settings).err
+
+    assert "as expected: tiny" in again(4)
+    for last_step, settings in ((4, ("-s", "train.steps=8")), (8, ())):
+        said = again(last_step, *settings)
+        assert "finished at step 8" in said
+        assert "expected" not in said
+
+
 def test_the_speedrun_ends_where_it_is_said_to(cli: Cli, shakespeare: Path) -> None:
     """On the text that it was measured on; of other settings or of another text no range is said."""
     done = cli("train", str(shakespeare), "-c", "speedrun", "-s", "train.seed=1")

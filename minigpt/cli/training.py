@@ -109,7 +109,7 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
     notice(f"{ending} at step {state.step} after {state.seconds:.0f} s; {share}")
     notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
     expected = expectation(config, fingerprint)
-    if expected and state.validation_loss is not None:
+    if expected and state.validation_loss is not None and not state.rescheduled:
         low, high = expected.range
         lies = "as expected" if low <= state.validation_loss <= high else "not as expected"
         notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f} with 99 of 100 seeds")
