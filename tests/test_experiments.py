@@ -3,11 +3,12 @@
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts/experiments"))
 import tweaks  # noqa: E402
 
+
+def script(name: str) -> Any:
+    """Return a script of the experiments as a module."""
+    loader = SourceFileLoader(f"experiments_{name}", str(ROOT / "scripts/experiments" / name))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    sys.modules[loader.name] = module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+harness, report = script("run"), script("report")
 pytestmark = pytest.mark.alone
 BASE = {
     "settings": {
@@ -92,11 +105,51 @@ def test_what_costs_more_gets_fewer_steps(found: tuple[Path, list[dict[str, Any]
 def test_variants_that_differ_in_rates_share_one_timing(found: tuple[Path, list[dict[str, Any]]]) -> None:
     times = {line["variant"]: line["ms_per_step"] for line in found[1]}
     assert times["lower rate"] == times["baseline"]
-    harness = runpy.run_path(str(ROOT / "scripts/experiments/run"))
-    _, variants = harness["read"](found[0] / "batch.yaml")
-    work = {variant.name: harness["work"](variant) for variant in variants}
+    _, variants = harness.read(found[0] / "batch.yaml")
+    work = {variant.name: harness.work(variant) for variant in variants}
     assert work["lower rate"] == work["baseline"]
     assert len(set(work.values())) == 3  # and none of the others shares it
+
+
+@pytest.mark.parametrize("key", ["model.dropout", "train.ema"])
+def test_a_step_costs_by_whether_there_is_dropout_or_an_average_and_not_by_how_much(key: str) -> None:
+    without, zero, some, more = (harness.work(harness.Variant("", s)) for s in ({}, {key: 0}, {key: 0.5}, {key: 0.9}))
+    assert without == zero != some == more
+
+
+def test_what_earlier_runs_took_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for a variant of the same work. A new one is timed beside the baseline, as it takes now: a third as long."""
+    base, _, decayed, new = variants = [
+        harness.Variant("baseline", {"train.steps": 100}),
+        harness.Variant("slow", {"train.steps": 100, "model.n_layer": 8}),
+        harness.Variant("slow, decayed", {"train.steps": 100, "model.n_layer": 8, "optim.weight_decay": 0.5}),
+        harness.Variant("new", {"train.steps": 100, "model.n_layer": 2}),
+    ]
+    done = [
+        {"variant": "baseline", "steps": 100, "ms_per_step": 30.0},
+        {"variant": "slow", "steps": 40, "ms_per_step": 75.0},
+    ]
+    asked = []
+
+    def step_costs(timed: list[harness.Variant], *_: object) -> dict[str, float]:
+        asked.append([variant.name for variant in timed])
+        return {"baseline": 10.0, "new": 5.0}
+
+    monkeypatch.setattr(harness, "step_costs", step_costs)
+    earlier = {"baseline": (100, 30.0), "slow, decayed": (40, 75.0)}
+    assert harness.lengths([base, decayed], variants, done, Path(), 0.0) == earlier
+    assert asked == []
+    assert harness.lengths([base, decayed, new], variants, done, Path(), 0.0) == earlier | {"new": (200, 15.0)}
+    assert asked == [["baseline", "new"]]
+
+
+def test_a_table_is_in_the_order_of_the_differences() -> None:
+    """A variant that only the luckier seed was run of does not stand above the baseline for that."""
+    line = {"parameters": 1, "steps": 1, "leak": 0.0}
+    losses = {"baseline": (1.0, 2.0), "half": (1.1,), "better": (0.9, 1.9)}
+    found = {name: {n: line | {"loss": x, "best": x} for n, x in enumerate(xs)} for name, xs in losses.items()}
+    rows = report.table(found).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| better", "| baseline", "| half"]
 
 
 def test_on_a_busy_machine_nothing_is_timed(found: tuple[Path, list[dict[str, Any]]]) -> None:
