@@ -80,7 +80,9 @@ def test_what_training_wrote_is_intact(cli: Cli, run: Path) -> None:
 
 def test_nothing_to_check_is_nothing_wrong(cli: Cli) -> None:
     assert cli("runs", "--verify", "--json").json == []
-    assert cli("runs", "--verify").code == 0
+    done = cli("runs", "--verify")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"there is no run in {Path('runs').absolute()}: nothing to check\n"
 
 
 def test_pointers_without_checkpoints_are_told(run: Path) -> None:

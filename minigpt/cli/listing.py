@@ -128,11 +128,14 @@ def runs(
 
 
 def _verify_runs(as_json: bool) -> None:
+    from minigpt.runs import RUNS
     from minigpt.verify import verify_runs
 
     found = list(verify_runs())
     if as_json:
         write(json_text([asdict(one) for one in found]))
+    elif not found:
+        notice(f"there is no run in {RUNS.absolute()}: nothing to check")
     else:
         table(("run", "what", ""), [(one.run, one.what, one.problem or "intact") for one in found])
     if bad := sum(one.problem is not None for one in found):
