@@ -46,6 +46,10 @@ class Runtime:
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which matrix products are computed in this precision."""
         if self.dtype == "float32":
@@ -155,8 +159,7 @@ def has_fast_bfloat16(kind: str) -> bool:
 def measure_matmul(runtime: Runtime) -> float:
     """Return the FLOP/s of a large matrix product on this device in this precision, the best in a tenth of a second."""
     size = 1024 if runtime.device == "cpu" else 4096
-    dtype = torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32
-    a = torch.ones(size, size, dtype=dtype, device=runtime.device)
+    a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)
 
     def seconds() -> float:
         start = time.perf_counter()

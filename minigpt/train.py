@@ -148,7 +148,7 @@ class Training:
         self.model.to(self.runtime.device)
         self.model.use(self.runtime.use_kernels())
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
-        self.optimizer = Optimizer(self.model, config.optim)
+        self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         if loaded:
             self._restore(loaded)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss

@@ -29,7 +29,7 @@ def apply(run: Any, tweaks: Mapping[str, Any]) -> None:
             TWEAKS[name](run, argument)
     if tweaks:  # the model may have other parameters now
         run.average = copy.deepcopy(run.model).eval().requires_grad_(False) if run.config.train.ema else None
-        run.optimizer = Optimizer(run.model, run.config.optim)
+        run.optimizer = Optimizer(run.model, run.config.optim, run.runtime.torch_dtype)
     for name, argument in tweaks.items():
         if name in TWEAKS_OF_MUON:
             (muon,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
