@@ -39,6 +39,8 @@ BLOCK = 1 << 20
 """Bytes per read, and the most characters in a block."""
 HEAD = 8 << 10
 """Bytes in which a NUL tells a binary file."""
+PAGE = b'<meta name="generator" content="minigpt '
+"""In those of a page that `minigpt inspect` wrote."""
 
 BUILTINS: dict[str, str] = {
     "python": "source code of this Python's standard library, without tests (about 11 MB)",
@@ -288,24 +290,32 @@ def _left_out(what: str, where: str, paths: Sequence[Path]) -> list[str]:
 
 
 def _texts(paths: Iterable[Path], where: str, encoding: str, notices: list[str]) -> _Found:
-    """The text files among `paths`, each real file once, in order; a notice tells of binary ones, left out."""
+    """The text files among `paths`, each real file once, in order; notices tell of what is left out.
+
+    That is binary files, and pages of `minigpt inspect`, which would else be read by the next run on their folder.
+    """
     by_file: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (len(path.parts), path.as_posix())):
         by_file.setdefault(os.path.realpath(path), path)
     parts: list[Part] = []
     binary: list[Part] = []
+    pages: list[Path] = []
     hint = ""
     for path in sorted(by_file.values(), key=Path.as_posix):
         part = _file(path, encoding)
         head = _head(part)
+        if PAGE in head:
+            pages.append(path)
+            continue
         is_binary = _is_binary(head, encoding)
         (binary if is_binary else parts).append(part)
         hint = hint or (_looks_like(head, encoding, is_one_of_many=True) if is_binary else "")
     if binary:
         many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
         notices = [*notices, f"skipped {many} in {where} (first: {shown(binary[0].path.name)}{hint})"]
-        if not parts:
-            raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
+    notices = [*notices, *_left_out("page", f"of minigpt in {where}", pages)]
+    if (binary or pages) and not parts:
+        raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
     return _Found(where, parts, notices)
 
 

@@ -113,7 +113,7 @@ class Metrics:
             file=sys.stderr,
             disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s{postfix} [{elapsed}<{remaining}]",
+            bar_format="{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaining}]{postfix}",
         )
 
     def log(self, step: int, time: float, scalars: Mapping[str, float]) -> None:
@@ -166,10 +166,10 @@ class Metrics:
             self._event(Event(step=step, summary=part))
 
     def progress(self, position: float, state: str) -> None:
-        """Move the progress bar to `position`, with `state` beside it."""
+        """Move the progress bar to `position`, with `state` beside it, of which a narrow terminal cuts off the end."""
         with heard_or_not():
-            self.bar.set_postfix_str(state, refresh=False)
             self.bar.update(position - self.bar.n)
+            self.bar.set_postfix_str(state)
 
     def say(self, line: str) -> None:
         """Print a line for the person at the terminal, above the progress bar."""

@@ -1,7 +1,6 @@
 """YAML as people mean it: plain values only, and none of the traps of YAML 1.1."""
 
 import re
-from collections import Counter
 from typing import Any
 
 import yaml
@@ -38,9 +37,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
         if len(mapping) < len(node.value):
-            keys = Counter(self.construct_object(key, deep=True) for key, _ in node.value)
-            twice = keys.most_common(1)[0][0]
-            raise yaml.MarkedYAMLError(problem=f"key {twice!r} stands twice", problem_mark=node.start_mark)
+            seen = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if key in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=key_node.start_mark)
+                seen.add(key)
         return mapping
 
 

@@ -120,13 +120,17 @@ class Shape:
     steps: int
     dropout: float = 0.0
     weight_decay: float = 0.1
+    momentum: float = 0.95
 
 
 SMALL_SHAPES = (
     Shape(9_000, n_layer=2, n_head=2, n_embd=64, context=32, batch_size=32, steps=250, dropout=0.2, weight_decay=1.0),
     Shape(60_000, n_layer=4, n_head=2, n_embd=128, context=64, batch_size=16, steps=500, dropout=0.2, weight_decay=1.0),
-    Shape(600_000, n_layer=4, n_head=2, n_embd=128, context=128, batch_size=16, steps=1500, weight_decay=1.0),
-)
+    Shape(
+        600_000, n_layer=4, n_head=2, n_embd=128, context=128, batch_size=16, steps=1500,
+        weight_decay=1.0, momentum=0.9,
+    ),
+)  # fmt: skip
 """Measured, as is the one below for all else on a CPU: docs/experiments.md."""
 CPU_SHAPES = (
     *SMALL_SHAPES,
@@ -158,6 +162,7 @@ def fit(characters: int, gpu: bool) -> Layer:
         "model.n_embd": shape.n_embd,
         "model.context": shape.context,
         "model.dropout": shape.dropout,
+        "optim.momentum": shape.momentum,
         "optim.weight_decay": shape.weight_decay,
         "train.batch_size": shape.batch_size,
         "train.steps": shape.steps,

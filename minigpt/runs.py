@@ -83,7 +83,8 @@ def find_run(name: str) -> Path:
     if os.path.isfile(Path(name) / META):  # False too where the name is too long for one
         raise UserError(f"{shown(name)} is a single checkpoint; this needs the run that it belongs to")
     names = [run.name for run in runs]
-    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names[-8:])) or 'none'}"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names[-8:])) or 'none'}{more}"
     raise UserError(f"no run is called '{shown(name)}'{hint}")
 
 

@@ -58,7 +58,7 @@ class Runtime:
 
     def describe(self) -> str:
         """Return the choices as one line for people."""
-        where = f"cpu ({self.threads} threads)" if self.device == "cpu" else self.device
+        where = f"cpu ({self.threads} thread{'s' * (self.threads > 1)})" if self.device == "cpu" else self.device
         if self.torch_device.type == "cuda":
             where += f" ({torch.cuda.get_device_name(self.torch_device)})"
         return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"

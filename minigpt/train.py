@@ -154,7 +154,7 @@ class Training:
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.marked = (0.0, 0)  # seconds and tokens at the last log line
-        self.told_busy = False
+        self.speed, self.told_busy = "", False
         self.clock = Clock(self.state.seconds)
 
     def _restore(self, loaded: checkpoint.Checkpoint) -> None:
@@ -356,14 +356,20 @@ class Training:
             scalars["memory/bytes"] = memory
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count, state.spiked = 0.0, 0, 0, False
-        validation = f", validation {state.validation_loss:.4f}" if state.validation_loss is not None else ""
-        self.metrics.progress(self.position, f"loss {state.train_loss:.4f}{validation}, {characters:,.0f} characters/s")
+        self.speed = f"{characters:,.0f} chars/s"
+        self._show_progress()
         if not self.told_busy and self.clock.session > BUSY_AFTER and self.clock.waiting_share > BUSY:
             self._tell_busy()
+
+    def _show_progress(self, doing: str = "") -> None:
+        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
+        parts = [doing, *(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None), self.speed]
+        self.metrics.progress(self.position, ", ".join(filter(None, parts)))
 
     def evaluate(self, probes: Sequence[Probe]) -> bool:
         """Measure the validation loss, let the probes look, and return whether it is the lowest so far."""
         state, started = self.state, time.perf_counter()
+        self._show_progress("evaluating")
         model = self.average or self.model
         result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
         if not math.isfinite(result.loss):
@@ -385,6 +391,7 @@ class Training:
                 probe(state.step, model, self.metrics)
         if self.config.train.histograms:
             self._log_histograms()
+        self._show_progress()
         self.clock.evaluating += time.perf_counter() - started
         return improved
 
@@ -507,6 +514,8 @@ class Training:
             return
         if checkpoint_steps(self.run)[-1:] == [state.step]:
             checkpoint.repair(self.run, state)  # its last save may have been killed
+        if self.steps is not None and state.step > self.steps:
+            raise UserError(f"run {self.run.name} is at step {state.step} already, past the {self.steps} asked for")
         ending = "is finished" if self.length_reached else "stopped, because validation no longer improved,"
         advice = f"minigpt train --resume {as_argument(self.run)} {self.longer}"
         raise UserError(f"run {self.run.name} {ending} at step {state.step}; to go on: {advice}")

@@ -55,10 +55,14 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
 
 def _checks(run: Path) -> Iterator[tuple[str, Callable[[Path], object], Path]]:
     yield "config.yaml", _check_config, run / "config.yaml"
-    optional = {"environment.json": _check_json, "metrics.jsonl": _check_curves}
-    yield from ((name, check, run / name) for name, check in optional.items() if (run / name).exists())
-    yield from (("curves", _check_events, path) for path in sorted((run / "tensorboard").glob("events.*")))
     steps = checkpoint_steps(run)
+    events = sorted((run / "tensorboard").glob("events.*")) or [run / "tensorboard" / "events.*"]
+    beside = [
+        ("environment.json", _check_json, run / "environment.json"),
+        ("metrics.jsonl", _check_curves, run / "metrics.jsonl"),
+        *(("curves", _check_events, path) for path in events),
+    ]
+    yield from (one for one in beside if steps or one[-1].exists())  # all of it is there before a checkpoint is
     yield from ((f"step {step}", meta.verify, step_folder(run, step)) for step in steps)
     pointers = [run / CHECKPOINTS / name for name in ("last", "best")]
     yield from ((f"pointer {path.name}", _check_pointer, path) for path in pointers if steps or path.exists())

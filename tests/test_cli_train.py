@@ -218,6 +218,30 @@ def test_a_run_whose_length_was_changed_is_not_told_what_a_preset_reaches(
         assert "expected" not in said
 
 
+def test_a_prompt_of_the_settings_that_the_model_cannot_begin_with_is_told(cli: Cli) -> None:
+    """In training by a line, where it is drawn from by an error, as if it stood on the command line."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    said = cli("train", "verse.txt", *SMALL, "-s", "sample.prompt=Zé").err
+    assert re.search(r"^sample\.prompt: the model does not know 'Z'.* at position 1 .*begin with", said, re.MULTILINE)
+    assert "does not know 'Z'" in cli("sample").error
+    assert cli("sample", "--unknown", "skip", "-l", 5).code == 0
+    assert "sample.prompt" not in cli("train", "verse.txt", *SMALL, "-s", "sample.prompt=do ").err
+
+
+def test_a_page_is_no_part_of_the_folder_that_was_trained_on(cli: Cli) -> None:
+    """The next run read it as text, and no run on the folder could be gone on with."""
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    assert cli("train", ".", *SMALL).code == 0
+    assert cli("inspect").code == 0
+    assert Path("inspect.html").exists()
+    assert cli("eval").code == 0
+    done = cli("train", ".", *SMALL)
+    assert "left out 1 page of minigpt in ./ (first: inspect.html)\n" in done.err
+    assert "1,840 characters" in done.err
+    assert "holds no text" in cli("train", "*.html", *SMALL).error
+    assert cli("eval", "last", "inspect.html", "--unknown", "skip").code == 0  # named itself, it is what was meant
+
+
 def test_the_speedrun_ends_where_it_is_said_to(cli: Cli, shakespeare: Path) -> None:
     """On the text that it was measured on; of other settings or of another text no range is said."""
     done = cli("train", str(shakespeare), "-c", "speedrun", "-s", "train.seed=1")
@@ -290,7 +314,7 @@ def test_resume_goes_on_where_the_run_stopped(cli: Cli, run: Path, name: str) ->
     [
         ([], r"finished at step 4; to go on: minigpt train --resume verse-1 --set train\.steps=8"),
         (["model.n_layer=2", "optim.lr=1"], r"model\.n_layer is 1 in the run, 2 now; optim\.lr"),
-        (["train.steps=2"], "finished"),
+        (["train.steps=2"], "run verse-1 is at step 4 already, past the 2 asked for"),
         (["runtime.device=cuda:77"], "cuda:77"),
         (["data.source=other.txt"], r"data\.source"),
         (["nonsense=1"], "unknown key"),

@@ -389,5 +389,5 @@ def test_a_terminal_gets_a_bar_that_starts_where_a_resumed_run_stands(
     text = shown(tmp_path, Terminal(), monkeypatch)
     assert "500/1000 steps" in text
     assert " 75%|" in text
-    assert "750/1000 steps, loss 1.5 [" in text
+    assert re.search(r"750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)
     assert "a line\n" in text

@@ -48,10 +48,8 @@ def test_what_is_said_is_done(dtype: str, threads: int, compile: bool) -> None:
     assert torch.are_deterministic_algorithms_enabled() is compile
     with chosen.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == getattr(torch, dtype)
-    assert (
-        chosen.describe()
-        == f"cpu ({threads} threads), {dtype}, cpu kernels, {'compiled' if compile else 'not compiled'}"
-    )
+    where, how = f"cpu ({threads} thread{'s' if threads > 1 else ''})", "compiled" if compile else "not compiled"
+    assert chosen.describe() == f"{where}, {dtype}, cpu kernels, {how}"
 
 
 def test_what_is_left_open_fits_this_machine() -> None:

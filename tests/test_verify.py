@@ -47,6 +47,17 @@ def test_a_run_without_its_settings_is_not_passed_over(run: Path) -> None:
     assert "No such file" in found[1]
 
 
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "tensorboard"])
+def test_what_a_run_lacks_beside_its_checkpoints_is_told(run: Path, name: str) -> None:
+    """One that was stopped before its first checkpoint may lack any of it."""
+    shutil.rmtree(run / name) if name == "tensorboard" else (run / name).unlink()
+    (found,) = problems().items()
+    assert found[0] == f"b {'curves' if name == 'tensorboard' else name}"
+    assert "No such file" in found[1]
+    shutil.rmtree(run / "checkpoints")
+    assert problems() == {}
+
+
 def problems() -> dict[str, str]:
     return {f"{one.run} {one.what}": one.problem for one in verify_runs() if one.problem}
 
@@ -109,6 +120,7 @@ def test_what_a_kill_leaves_is_no_damage(run: Path, cut: int) -> None:
     (run / ".config.yaml.77").touch()
     assert problems() == {}
     shutil.rmtree("runs/a")
+    shutil.rmtree(run / "checkpoints")
     for name in ("environment.json", "metrics.jsonl"):  # killed before it wrote them
         (run / name).unlink()
     assert problems() == {}

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonOption, SetOption
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import UserError
+from minigpt.errors import UserError, shown
 
 data_app = typer.Typer(**PLAIN, help="List, describe and fetch texts.")
 config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print the schema.")
@@ -151,7 +151,8 @@ def board(
     from tensorboard import default, program
 
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder.absolute()}; 'minigpt train' makes it")
+        hint = "; 'minigpt train' makes it" if folder == Path("runs") else ""
+        raise UserError(f"there is no folder {shown(folder.absolute())}{hint}")
     server = program.TensorBoard(plugins=default.get_plugins())
     pictures = "images=200"  # else TensorBoard keeps ten of each tag, by chance
     arguments = ["--logdir", str(folder), "--port", str(port), "--host", host, "--samples_per_plugin", pictures]

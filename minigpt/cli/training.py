@@ -57,6 +57,7 @@ def _train(run: Path, start: "Start") -> None:
     config, data, checkpoint = start.config, start.data, start.checkpoint
     notice(*start.notices)
     notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
+    _tell_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
         from minigpt.inside.probe import attention_probe
@@ -76,6 +77,18 @@ def _train(run: Path, start: "Start") -> None:
             notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
     _report(run, config, outcome, data.fingerprint)
+
+
+def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
+    """Say so where a prompt of the settings cannot be drawn from to the letter."""
+    from minigpt.config import SampleConfig
+    from minigpt.tokenizer import UnknownCharacter
+
+    try:
+        if settings.prompt != SampleConfig().prompt:
+            tokenizer.encode(settings.prompt)
+    except UnknownCharacter as error:
+        notice(f"sample.prompt: {error}; the samples of this training begin with the nearest")
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
