@@ -134,8 +134,11 @@ SMALL_SHAPES = (
 """Measured, as is the one below for all else on a CPU: docs/experiments.md."""
 CPU_SHAPES = (
     *SMALL_SHAPES,
-    Shape(inf, n_layer=4, n_head=4, n_embd=128, context=256, batch_size=16, steps=1300, weight_decay=0.5),
-)
+    Shape(
+        inf, n_layer=4, n_head=4, n_embd=128, context=256, batch_size=16, steps=1300,
+        weight_decay=0.3, momentum=0.9,
+    ),
+)  # fmt: skip
 GPU_SHAPES = (
     *SMALL_SHAPES,
     Shape(
