@@ -46,14 +46,14 @@ class TrainState:
     evaluations_since_best: Count = 0
     skipped: Count = 0
     """Steps without an update, because its loss or gradient was not finite."""
-    rescheduled: bool = False
-    """Whether it was resumed with another length, so that its learning rates are not those of any one run."""
     # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
     spiked: bool = False
     """Whether a jump of the loss was noted since then."""
+    rescheduled: bool = False
+    """Whether it was resumed with another length, so that its learning rates are not those of any one run."""
 
     @property
     def overfitting(self) -> bool:
