@@ -40,6 +40,8 @@ def script(name: str) -> Any:
 
 harness, report = script("run"), script("report")
 pytestmark = pytest.mark.alone
+PLAIN = SimpleNamespace(autocast=nullcontext, torch_dtype=torch.float32)
+"""What a run computes with, where no loop is there to choose."""
 BASE = {
     "settings": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
@@ -308,7 +310,7 @@ def test_no_tweak_leaks(name: str) -> None:
     ],
 )
 def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -> None:
-    run = SimpleNamespace(model=model().train(), config=RunConfig(model=model().config))
+    run = SimpleNamespace(model=model().train(), config=RunConfig(model=model().config), runtime=PLAIN)
     ids = torch.arange(8)[None] % 9
     before = run.model(ids)
     tweaks.TWEAKS[name](run, argument)
@@ -320,7 +322,7 @@ def test_a_tweak_changes_the_model_and_does_not_leak(name: str, argument: Any) -
 
 
 def test_one_mask_serves_all_positions_of_a_sequence() -> None:
-    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config))
+    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config), runtime=PLAIN)
     torch.manual_seed(0)
     tweaks.TWEAKS["masks_over_time"](run, True)
     for block in run.model.blocks:
@@ -337,7 +339,7 @@ def test_one_mask_serves_all_positions_of_a_sequence() -> None:
 
 
 def muon_after(**wanted: Any) -> Muon:
-    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config))
+    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config), runtime=PLAIN)
     tweaks.apply(run, wanted)
     (rule,) = (rule for rule in run.optimizer.rules if isinstance(rule, Muon))
     return rule
@@ -348,7 +350,7 @@ def test_tweaks_of_muon_reach_the_optimizer_of_the_run() -> None:
     updates = torch.randn(1, 2, 4)
     assert torch.equal(muon_after(plain_muon=True).equalize_columns(updates, []), updates)
     assert not torch.equal(muon_after(plain_muon=False).equalize_columns(updates, [torch.zeros(1, 4)]), updates)
-    of_adamw = SimpleNamespace(model=model(), config=RunConfig(optim=OptimConfig(name="adamw")))
+    of_adamw = SimpleNamespace(model=model(), config=RunConfig(optim=OptimConfig(name="adamw")), runtime=PLAIN)
     with pytest.raises(ValueError, match="unpack"):
         tweaks.apply(of_adamw, {"size_decay": 0.5})
 
@@ -416,7 +418,7 @@ def training_run(**wanted: Any) -> Any:
     run = SimpleNamespace(
         model=of, config=RunConfig(model=of.config), state=SimpleNamespace(step=0), steps=10,
         data=SimpleNamespace(train=np.arange(1000, dtype=np.uint16)), step=lambda: None,
-        runtime=SimpleNamespace(autocast=nullcontext),
+        runtime=PLAIN,
     )  # fmt: skip
     run.loss = run._loss = lambda x, y: F.cross_entropy(of(x).flatten(0, 1), y.flatten())
     tweaks.apply(run, wanted)
@@ -505,6 +507,8 @@ def test_characters_that_are_left_out_of_a_batch_are_not_counted() -> None:
 
 @pytest.mark.parametrize("name", ["gated_heads", "values_of_the_first"])
 def test_a_tweak_that_an_average_of_the_weights_would_miss_is_refused(name: str) -> None:
-    run = SimpleNamespace(model=model(), config=RunConfig(model=model().config, train=TrainConfig(ema=0.5)))
+    run = SimpleNamespace(
+        model=model(), config=RunConfig(model=model().config, train=TrainConfig(ema=0.5)), runtime=PLAIN
+    )
     with pytest.raises(ValueError, match=f"{name} does not go with train.ema"):
         tweaks.TWEAKS[name](run, 12)
