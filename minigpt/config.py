@@ -217,6 +217,11 @@ class SampleConfig(Section):
     seed: int = Field(1337, ge=0)
     """Seed of the random draws; sample i of a seed is the same however many are drawn."""
 
+    @property
+    def has_own_prompt(self) -> bool:
+        """Whether the prompt was chosen. The default is nobody's wish to the letter: some texts have no line end."""
+        return self.prompt != SampleConfig().prompt
+
 
 class RuntimeConfig(Section):
     """Where and how a run is computed. `auto` picks what is fast here and says what it picked."""

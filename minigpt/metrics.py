@@ -168,8 +168,9 @@ class Metrics:
     def progress(self, position: float, state: str) -> None:
         """Move the progress bar to `position`, with `state` beside it, of which a narrow terminal cuts off the end."""
         with heard_or_not():
-            self.bar.update(position - self.bar.n)
-            self.bar.set_postfix_str(state)
+            self.bar.set_postfix_str(state, refresh=False)
+            if not self.bar.update(position - self.bar.n):  # which draws it now and then
+                self.bar.refresh()
 
     def say(self, line: str) -> None:
         """Print a line for the person at the terminal, above the progress bar."""

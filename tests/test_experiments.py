@@ -120,7 +120,7 @@ def test_a_step_costs_by_whether_there_is_dropout_or_an_average_and_not_by_how_m
 
 
 def test_what_earlier_runs_took_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor for a variant of the same work. A new one is timed beside the baseline, as it takes now: a third as long."""
+    """Nor for a variant of the same work. A new one is timed beside the baseline, now three times as fast."""
     base, _, decayed, new = variants = [
         harness.Variant("baseline", {"train.steps": 100}),
         harness.Variant("slow", {"train.steps": 100, "model.n_layer": 8}),

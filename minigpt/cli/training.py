@@ -81,11 +81,10 @@ def _train(run: Path, start: "Start") -> None:
 
 def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
     """Say so where a prompt of the settings cannot be drawn from to the letter."""
-    from minigpt.config import SampleConfig
     from minigpt.tokenizer import UnknownCharacter
 
     try:
-        if settings.prompt != SampleConfig().prompt:
+        if settings.has_own_prompt:
             tokenizer.encode(settings.prompt)
     except UnknownCharacter as error:
         notice(f"sample.prompt: {error}; the samples of this training begin with the nearest")

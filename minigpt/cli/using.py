@@ -61,7 +61,7 @@ def sample(
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model. What is not said is as the `sample` settings of its run have it."""
-    from minigpt.config import RuntimeConfig, SampleConfig
+    from minigpt.config import RuntimeConfig
     from minigpt.room import check_sampling
     from minigpt.sample import generate, settle
 
@@ -76,9 +76,9 @@ def sample(
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    if given is None and settings.prompt == SampleConfig().prompt:
-        on_unknown = "replace"  # it is nobody's wish to the letter: some texts have no line end
-    text = _as_read(loaded, settings.prompt if given is None else given, on_unknown)
+    if given is None:
+        given, on_unknown = settings.prompt, on_unknown if settings.has_own_prompt else "replace"
+    text = _as_read(loaded, given, on_unknown)
     check_sampling(loaded.config.model, num_samples, settings.length, runtime.device)
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
