@@ -391,3 +391,12 @@ def test_a_terminal_gets_a_bar_that_starts_where_a_resumed_run_stands(
     assert " 75%|" in text
     assert re.search(r"750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)
     assert "a line\n" in text
+
+
+def test_what_is_said_beside_the_bar_shows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation may take minutes, and the bar by itself is drawn again only when the next step is done."""
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    with Metrics(tmp_path, 0, 0, 1000) as metrics:
+        for state in ("loss 1.5", "evaluating"):
+            metrics.progress(10, state)
+            assert stream.getvalue().rstrip().endswith(f", {state}")
