@@ -59,7 +59,8 @@ class Draft:
             context = 0
             for token in tokens[-order:]:
                 context = context * self.vocab_size + token
-            first, end = np.searchsorted(ngrams, (context * self.vocab_size, (context + 1) * self.vocab_size))
+            first = ngrams.searchsorted(context * self.vocab_size)
+            end = ngrams.searchsorted((context + 1) * self.vocab_size)
             if end - first >= ENOUGH:  # as many of them end in a token as it is likely, and in the tokens' order
                 return int(ngrams[first + int(number * (end - first))] % self.vocab_size)
         return None

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,14 @@ def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return causal attention by torch's fused kernel."""
     T, S = q.size(2), k.size(2)
-    mask = torch.full((T, S), float("-inf"), dtype=q.dtype, device=q.device).triu(1 + S - T) if 1 < T < S else None
+    mask = _last_rows(T, S, q.dtype, q.device) if 1 < T < S else None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=T == S)
+
+
+@lru_cache(maxsize=1)  # all layers of a pass want the same
+def _last_rows(T: int, S: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((T, S), float("-inf"), dtype=dtype, device=device).triu(1 + S - T)
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -176,8 +183,8 @@ def linear_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's processors.
     """
-    is_float32 = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    if PREFERS_ONEDNN and is_float32 and x.numel() * weight.size(0) >= LARGE_PRODUCT:
+    is_large = PREFERS_ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT
+    if is_large and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
         return _applied(_Linear, x, weight, bias)
     return F.linear(x, weight, bias)
 

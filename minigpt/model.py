@@ -8,9 +8,9 @@ Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size, S ke
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,34 +21,6 @@ from minigpt.kernels import Kernels, best_for, squared_relu
 
 POSITION_BASE = 10_000.0
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
-
-
-@dataclass
-class KVCache:
-    """Keys and values of the tokens seen so far, so that each new token costs one token's work.
-
-    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. It is passed into the
-    model's forward, which appends to it; no module keeps it. `length` moves on when that forward is over, for every
-    layer appends at the same place.
-    """
-
-    k: Tensor
-    v: Tensor
-    length: int = 0
-
-    @staticmethod
-    def empty(model: "GPT", batch: int) -> "KVCache":
-        """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights."""
-        config, weight = model.config, model.token_embedding.weight
-        shape = (config.n_layer, batch, config.n_head, config.context, config.head_size)
-        return KVCache(weight.new_empty(shape), weight.new_empty(shape))
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new k and v (B, H, T, D) of one layer; return all of that layer's, (B, H, S, D)."""
-        end = self.length + k.size(2)
-        self.k[layer, :, :, self.length : end] = k
-        self.v[layer, :, :, self.length : end] = v
-        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -124,17 +96,15 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
 class Attention(UsesKernels, nn.Module):
     """Masked multi-head self-attention."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layer, self.n_head, self.dropout = layer, config.n_head, config.dropout
+        self.n_head, self.dropout = config.n_head, config.dropout
         self.qk_norm = RMSNorm(config.head_size) if config.qk_norm else nn.Identity()
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, angles: Tensor | None = None) -> Tensor:
         q, k, v = self.queries_keys_values(x, angles)  # (B, H, T, D) each
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)  # (B, H, S, D)
         y = self.kernels_for(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
@@ -157,26 +127,28 @@ def hidden_width(config: ModelConfig) -> int:
     return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": partial(F.gelu, approximate="tanh"),  # Hendrycks and Gimpel 2016, as GPT-2 computes it
+    "gelu_exact": F.gelu,
+    "relu2": squared_relu,  # So et al. 2021, Primer
+    "swiglu": F.silu,  # of the gate; Shazeer 2020, GLU Variants
+}
+
+
 class MLP(nn.Module):
     """The position-wise half of a block: to a wider layer, a non-linearity, and back."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation = ACTIVATIONS[config.activation]
         hidden = hidden_width(config)
-        if config.activation == "swiglu":
-            self.gate = Linear(config.n_embd, hidden, bias=config.bias)
+        self.gate = Linear(config.n_embd, hidden, bias=config.bias) if config.activation == "swiglu" else None
         self.up = Linear(config.n_embd, hidden, bias=config.bias)
         self.down = Linear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.up(x)  # (B, T, hidden)
-        if self.activation in ("gelu", "gelu_exact"):  # Hendrycks and Gimpel 2016
-            h = F.gelu(h, approximate="tanh" if self.activation == "gelu" else "none")
-        elif self.activation == "relu2":  # So et al. 2021, Primer
-            h = squared_relu(h)
-        else:  # Shazeer 2020, GLU Variants
-            h = F.silu(self.gate(x)) * h
+        h = self.activation(h) if self.gate is None else self.activation(self.gate(x)) * h
         out: Tensor = self.down(h)
         return out
 
@@ -197,16 +169,16 @@ class Dropout(UsesKernels, nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each normalised before and added to the residual stream after."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm1 = make_norm(config)
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, angles: Tensor | None, cache: KVCache | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), angles, cache))
+    def forward(self, x: Tensor, angles: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), angles))
         out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return out
 
@@ -224,7 +196,7 @@ class GPT(nn.Module):
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.context, config.n_embd)
         self.dropout = Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
         rotary = rotary_angles(config.context, config.head_size) if config.position == "rotary" else None
@@ -259,13 +231,16 @@ class GPT(nn.Module):
             if self.config.zero_init:
                 self.norm.weight[1::2] = -1.0
 
-    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T).
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V) for ids (B, T), at most a context of them."""
+        x, angles = self.embed(ids)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, angles)
+        return self.unembed(x)
 
-        With a cache, `ids` continue the tokens it holds, and their keys and values are added to it. The
-        tokens seen must not exceed the context.
-        """
-        start = 0 if cache is None else cache.length
+    def embed(self, ids: Tensor, start: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Return x (B, T, C) of ids (B, T) from position `start` on, and angles (2, T, D / 2) of rotary positions."""
         end = start + ids.size(1)
         assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
         x = self.token_embedding(ids)  # (B, T, C)
@@ -273,12 +248,10 @@ class GPT(nn.Module):
             x = x + self.position_embedding.weight[start:end]
         if self.positions is not None:  # scaled as in Vaswani et al. 2017, section 3.4
             x = x * math.sqrt(self.config.n_embd) + self.positions[start:end]
-        angles = self.angles[:, start:end] if self.angles is not None else None
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x, angles, cache)
-        if cache is not None:
-            cache.length = end
+        return x, None if self.angles is None else self.angles[:, start:end]
+
+    def unembed(self, x: Tensor) -> Tensor:
+        """Return logits (B, T, V) for the last vectors x (B, T, C)."""
         return F.linear(self.norm(x), self.token_embedding.weight)  # one tied parameter for in and out
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from minigpt.config import RuntimeConfig, SampleConfig
+from minigpt.decode import KVCache, decoder
 from minigpt.draft import LONGEST, Draft
 from minigpt.errors import UserError
 from minigpt.kernels import store_by_columns
-from minigpt.model import GPT, KVCache, evaluating
+from minigpt.model import GPT, evaluating
 from minigpt.runtime import Runtime, choose, sampling_threads
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Tokenizer, Unknown
@@ -106,6 +107,7 @@ def generate_ids(
     if num_samples > 1 or not cache or settings.repetition_penalty != 1 or device.type != "cpu":
         draft = None
     ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
+    continued = decoder(model)
     start, store, step = 0, None, 0
     while step < settings.length:
         previous, start = start, window_start(ids.size(1), prompt.numel(), context)
@@ -118,10 +120,11 @@ def generate_ids(
             # The middle number has the likeliest token where that has more than half.
             numbers = uniform[0, step : step + ahead].tolist() if settings.temperature else [0.5] * ahead
             guesses = draft.guess(seen[0, -LONGEST:].tolist(), numbers)
-        drawing, known = 1 + len(guesses), store.length if store is not None else 0
+        drawing = 1 + len(guesses)
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
-            logits = model(tokens[:, known:], store)[:, -drawing:].float()  # (B, drawing, V)
+            logits = model(tokens) if store is None else continued(tokens[:, store.length :], store)  # (B, T, V)
+            logits = logits[:, -drawing:].float()  # (B, drawing, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
             rows = uniform[:, step : step + drawing].flatten()

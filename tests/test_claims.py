@@ -181,8 +181,8 @@ def kernel_that_mixes_up_heads(patch: Patch) -> None:
 def number_of_heads_ignored(patch: Patch) -> None:
     start = Attention.__init__
 
-    def alone(self: Any, config: ModelConfig, layer: int) -> None:
-        start(self, config.model_copy(update={"n_head": 1}), layer)
+    def alone(self: Any, config: ModelConfig) -> None:
+        start(self, config.model_copy(update={"n_head": 1}))
 
     patch.setattr(Attention, "__init__", alone)
 
@@ -222,8 +222,8 @@ def tokenizer_that_loses_a_character(patch: Patch) -> None:
 
 
 def norm_after_the_sum(patch: Patch) -> None:
-    def forward(self: Any, x: Tensor, angles: Tensor | None, cache: object) -> Tensor:
-        x = self.norm1(x + self.attention(x, angles, cache))
+    def forward(self: Any, x: Tensor, angles: Tensor | None = None) -> Tensor:
+        x = self.norm1(x + self.attention(x, angles))
         out: Tensor = self.norm2(x + self.mlp(x))
         return out
 
@@ -241,8 +241,8 @@ def norm_without_a_mean(patch: Patch) -> None:
 def queries_that_know_their_place(patch: Patch) -> None:
     forward = Attention.forward
 
-    def moved(self: Any, x: Tensor, angles: Tensor | None, cache: Any) -> Tensor:
-        return forward(self, x + torch.arange(x.size(1))[:, None] / 10, angles, cache)
+    def moved(self: Any, x: Tensor, angles: Tensor | None = None) -> Tensor:
+        return forward(self, x + torch.arange(x.size(1))[:, None] / 10, angles)
 
     patch.setattr(Attention, "forward", moved)
 

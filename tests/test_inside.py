@@ -11,13 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from minigpt.config import FAMILIES, ModelConfig
+from minigpt.decode import KVCache, decoder
 from minigpt.errors import UserError
 from minigpt.inside import picture, terminal
 from minigpt.inside.extract import Extraction, attending, extract, logit_lens, without_heads
 from minigpt.inside.passage import characters, glyph
 from minigpt.inside.scores import MEASURES, PATTERNS, divergence, head_scores, kinds, patterns, span_probe
 from minigpt.kernels import CPU, TORCH
-from minigpt.model import GPT, KVCache
+from minigpt.model import GPT
 from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 
 V, L, H, T = 11, 3, 2, 9
@@ -124,8 +125,8 @@ def test_a_head_that_is_silenced_writes_nothing() -> None:
         usual = model(ids)
         with without_heads(model, {(1, 0)}):
             without = model(ids)
-            cache = KVCache.empty(model, 1)
-            in_pieces = torch.cat([model(part, cache) for part in ids.split([5, 3, 1], 1)], 1)
+            cache, forward = KVCache.empty(model, 1), decoder(model)
+            in_pieces = torch.cat([forward(part, cache) for part in ids.split([5, 3, 1], 1)], 1)
         assert torch.allclose(in_pieces, without, atol=1e-5), "also where keys come from a cache"
         model.blocks[1].attention.proj.weight[:, :8] = 0  # that head's rows of W_O
         assert torch.allclose(model(ids), without, atol=1e-6)

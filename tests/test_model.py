@@ -1,6 +1,7 @@
 """The network: equal to GPT-2 where it claims to be, causal in every shape, the same with a cache as without."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -14,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config import FAMILIES, ModelConfig, SampleConfig
+from minigpt.decode import KVCache, decoder
 from minigpt.kernels import CPU, TORCH, Kernels
 from minigpt.model import (
     GPT,
-    KVCache,
     attention_weights,
     causal_mask,
     count_parameters,
@@ -66,8 +67,8 @@ def some_ids(*shape: int, vocab_size: int = V) -> Tensor:
 
 def in_chunks(model: GPT, ids: Tensor, sizes: list[int]) -> Tensor:
     """Logits of `ids`, fed through a cache in pieces of these sizes."""
-    cache = KVCache.empty(model, ids.size(0))
-    return torch.cat([model(part, cache) for part in ids.split(sizes, dim=1)], dim=1)
+    cache, forward = KVCache.empty(model, ids.size(0)), decoder(model)
+    return torch.cat([forward(part, cache) for part in ids.split(sizes, dim=1)], dim=1)
 
 
 # --- GPT-2 to the letter -----------------------------------------------------------------------------
@@ -201,10 +202,10 @@ def test_the_cache_holds_what_its_shapes_say() -> None:
     cache = KVCache.empty(model, 3)
     assert cache.k.shape == cache.v.shape == (2, 3, 2, 10, 8)  # (L, B, H, context, D)
     with torch.no_grad():
-        assert model(some_ids(3, 4), cache).shape == (3, 4, V)
+        assert decoder(model)(some_ids(3, 4), cache).shape == (3, 4, V)
         assert cache.length == 4
         with pytest.raises(AssertionError, match="exceed the context"):
-            model(some_ids(3, 7), cache)
+            decoder(model)(some_ids(3, 7), cache)
     with pytest.raises(AssertionError, match="11 tokens exceed the context of 10"):
         model(some_ids(1, 11))
 
@@ -223,26 +224,45 @@ def turned(x: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("chunks", [None, [10], [4, 5, 1]], ids=["no cache", "prefill", "cache"])
 @pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_fused_attention_agrees_with_its_explicit_twin(family: str, chunks: list[int] | None) -> None:
+def test_fused_attention_agrees_with_its_explicit_twin(family: str) -> None:
     """Each block's attention is softmax(q k^T / sqrt(D)) v under the mask, recomputed from the layer's own inputs."""
     model, seen = awake(family), {}
     for layer, block in enumerate(model.blocks):
         for name, module in (("qkv", block.attention.qkv), ("out", block.attention)):
-            store = seen.setdefault((layer, name), [])
-            module.register_forward_hook(lambda m, args, out, store=store: store.append(out))
+            module.register_forward_hook(lambda m, args, out, key=(layer, name): seen.update({key: out}))
     with torch.no_grad():
-        in_chunks(model, some_ids(2, 10), chunks) if chunks else model(some_ids(2, 10))
+        model(some_ids(2, 10))
         for layer, block in enumerate(model.blocks):
-            qkv = torch.cat(seen[layer, "qkv"], dim=1).view(2, 10, 3, 2, 8)
+            qkv = seen[layer, "qkv"].view(2, 10, 3, 2, 8)
             q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))  # each (B, H, T, D)
             if family == "modern":
                 gains = block.attention.qk_norm.weight  # (D)
                 q, k = (turned(gains * z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt()) for z in (q, k))
             weights = attention_weights(q, k)
             expected = block.attention.proj((weights @ v).transpose(1, 2).flatten(2))
-            torch.testing.assert_close(torch.cat(seen[layer, "out"], dim=1), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(seen[layer, "out"], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
+@pytest.mark.parametrize("chunks", [[10], [4, 5, 1]], ids=["prefill", "cache"])
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_attention_over_a_cache_agrees_with_its_explicit_twin(family: str, chunks: list[int], kernels: Kernels) -> None:
+    """Of the queries of each piece to all keys so far; and they are the queries, keys and values of one whole pass."""
+    model, whole, pieces = awake(family), [], []
+
+    def keep(into: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = kernels.attend(q, k, v, 0.0)
+        torch.testing.assert_close(y, attention_weights(q, k) @ v, atol=1e-5, rtol=1e-5)
+        into.append(torch.stack((q, k[:, :, -q.size(2) :], v[:, :, -q.size(2) :])))  # (3, B, H, T, D)
+        return y
+
+    with torch.no_grad():
+        for into, run in ((whole, model), (pieces, lambda ids: in_chunks(model, ids, chunks))):
+            model.use(dataclasses.replace(kernels, attend=lambda q, k, v, _, into=into: keep(into, q, k, v)))
+            run(some_ids(2, 10))
+    layers = [torch.cat(pieces[layer :: len(model.blocks)], dim=3) for layer in range(len(model.blocks))]
+    torch.testing.assert_close(torch.stack(layers), torch.stack(whole), atol=1e-5, rtol=1e-5)
 
 
 def test_attention_weights_are_a_causal_distribution() -> None:
@@ -323,9 +343,9 @@ def test_zero_init_makes_each_block_the_identity() -> None:
     model, x = fresh("modern"), torch.randn(2, 10, 16)
     with torch.no_grad():
         for block in model.blocks:
-            assert torch.equal(block(x, model.angles, None), x)
+            assert torch.equal(block(x, model.angles), x)
             block.attention.qkv.weight.fill_(1.0)  # whatever it reads, it writes nothing
-            assert torch.equal(block(x, model.angles, None), x)
+            assert torch.equal(block(x, model.angles), x)
 
 
 def test_weights_start_as_in_gpt2() -> None:
@@ -395,7 +415,7 @@ def test_dropout_acts_in_training_only(family: str) -> None:
     assert len(inputs) == 2
     assert all(0.2 < zeros.float().mean() < 0.4 for zeros in inputs.values())
     attention, x = model.blocks[0].attention, torch.randn(2, 10, 16)
-    assert not torch.equal(attention(x, model.angles, None), attention(x, model.angles, None))
+    assert not torch.equal(attention(x, model.angles), attention(x, model.angles))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -134,6 +134,7 @@ LAYERS = [
     },
     {"kernels"},
     {"runtime", "data", "model", "metrics", "verify", "room"},
+    {"decode"},
     {"optim", "sample", "evaluate", "checkpoint", "parallel"},
     {"train", "start"},
     {"inside", "interop", "serve"},
@@ -180,9 +181,9 @@ def forbidden_edge(importer: str, imported: str, at_import: bool) -> str | None:
         return "cli imports what may need torch inside its functions"
     if LAYER[unit] >= LAYER[importer]:
         return f"{unit} is no lower layer"
-    if unit in LAYERS[5] and importer != "cli":
+    if unit in LAYERS[LAYER["inside"]] and importer != "cli":
         return f"only cli imports {unit}"
-    if unit == "train" and importer in LAYERS[5]:
+    if unit == "train" and importer in LAYERS[LAYER["inside"]]:
         return f"{importer} serves what was trained, and does not train"
     return None
 

@@ -59,7 +59,7 @@ def draw(model: GPT, prompt: str = "a", tokenizer: Any = CHARS, **options: Any) 
 def widths(model: GPT) -> list[int]:
     """A list that grows by the number of tokens of each forward pass of `model`."""
     seen: list[int] = []
-    model.register_forward_pre_hook(lambda module, args: seen.append(args[0].size(1)))
+    model.token_embedding.register_forward_pre_hook(lambda module, args: seen.append(args[0].size(1)))
     return seen
 
 
@@ -183,7 +183,7 @@ def test_the_window_rule(context: int, prompt: int, more: int) -> None:
 def test_each_step_sees_the_end_of_the_text_and_the_cache_recomputes_only_a_new_window(context: int) -> None:
     model, prompt = model_of(context=context), torch.arange(9) % CHARS.vocab_size
     inputs: list[Tensor] = []
-    model.register_forward_pre_hook(lambda module, args: inputs.append(args[0][0]))
+    model.token_embedding.register_forward_pre_hook(lambda module, args: inputs.append(args[0][0]))
     settings = SampleConfig(length=20)
     drawn = torch.cat([ids for ids, _ in generate_ids(model, prompt, settings, cache=False)])
     text = torch.cat((prompt, drawn))

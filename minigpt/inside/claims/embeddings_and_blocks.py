@@ -64,14 +64,14 @@ def blocks_of_one_shape() -> Finding:
 
     minigpt's block is the first; torch's own encoder layer, by default that of the 2017 paper, is the second.
     """
-    ours, x = awake(lambda: Block(plain(), layer=0), claim=90), normal(1, 10, 32, claim=90)
-    middle = x + ours.attention(ours.norm1(x), None, None)
-    before = largest(middle + ours.mlp(ours.norm2(middle)) - ours(x, None, None))
+    ours, x = awake(lambda: Block(plain()), claim=90), normal(1, 10, 32, claim=90)
+    middle = x + ours.attention(ours.norm1(x))
+    before = largest(middle + ours.mlp(ours.norm2(middle)) - ours(x))
     paper = awake(lambda: nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=128, batch_first=True), claim=90)
     middle = paper.norm1(x + paper.self_attn(x, x, x)[0])
     after = largest(paper.norm2(middle + paper.linear2(paper.linear1(middle).relu())) - paper(x))
     shapes = [[tuple(p.shape) for p in block.parameters()] for block in gpt(90, n_layer=3).blocks]
-    dropped = len(reaching(ours.dropout, lambda: ours(x, None, None)))
+    dropped = len(reaching(ours.dropout, lambda: ours(x)))
     measured = (
         f"{len(shapes)} blocks of one shape, dropout after {dropped} parts each; norm before the parts is minigpt to "
         f"{figure(before)}, after the sums is the paper's layer to {figure(after)}"

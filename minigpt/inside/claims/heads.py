@@ -28,7 +28,7 @@ def heads_in_parallel() -> Finding:
     for head in range(4):
         own = slice(8 * head, 8 * head + 8)
         outputs.append(attention_weights(x @ w_q[own].T, x @ w_k[own].T) @ (x @ w_v[own].T))  # (T, D)
-    error = largest(layer.proj(torch.cat(outputs, dim=-1)) - layer(x[None], None, None)[0])
+    error = largest(layer.proj(torch.cat(outputs, dim=-1)) - layer(x[None])[0])
     return Finding(error < EXACT, f"a loop over 4 heads and the model's layer differ by {figure(error)}")
 
 
@@ -38,7 +38,7 @@ def distributions_in_parallel() -> Finding:
     q, k, v = layer.queries_keys_values(x)
     weights = attention_weights(q, k)[0]  # (H, T, T)
     side_by_side = torch.cat([weights[head] @ v[0, head] for head in range(4)], dim=-1)  # (T, C)
-    error = largest(side_by_side - reaching(layer.proj, lambda: layer(x, None, None))[0][0])
+    error = largest(side_by_side - reaching(layer.proj, lambda: layer(x))[0][0])
     apart = min(largest(weights[a] - weights[b]) for a in range(4) for b in range(a))
     measured = (
         f"4 tables of 10×10, any two apart by {figure(apart)} or more; W_O is given their outputs to {figure(error)}"
@@ -50,7 +50,7 @@ def heads_side_by_side() -> Finding:
     """Heads times head size is the width again, so W_O is square and the layer can be added to its own input."""
     layer, x = attention(42, n_embd=6, n_head=3), normal(1, 5, 6, claim=42)
     _, heads, _, head_size = layer.queries_keys_values(x)[2].shape
-    beside = reaching(layer.proj, lambda: layer(x, None, None))[0]
+    beside = reaching(layer.proj, lambda: layer(x))[0]
     w_o = tuple(layer.proj.weight.shape)
     measured = f"{heads} heads of {head_size} are {beside.size(-1)} side by side; W_O is {w_o[0]}×{w_o[1]}"
     return Finding((heads, head_size, beside.size(-1), w_o) == (3, 2, 6, (6, 6)), measured)
@@ -63,7 +63,7 @@ def heads_add_up() -> Finding:
     heads = (attention_weights(q, k) @ v)[0]  # (H, T, D)
     w_o = layer.proj.weight.T.unflatten(0, (4, 8))  # (H, D, C)
     each = heads @ w_o  # (H, T, C)
-    error = largest(each.sum(0) - layer(x, None, None)[0])
+    error = largest(each.sum(0) - layer(x)[0])
     sizes = figures(each.norm(dim=(1, 2)).tolist())
     return Finding(error < EXACT, f"the sum over heads is the layer's output to {figure(error)}; their norms: {sizes}")
 
@@ -97,7 +97,7 @@ def random_starts_tell_heads_apart() -> Finding:
                 qkv[:, 1] = qkv[:, 0]
             if alike == "all four":
                 w_o[:, 1] = w_o[:, 0]
-        F.mse_loss(layer(x, None, None), target).backward()
+        F.mse_loss(layer(x), target).backward()
         assert layer.qkv.weight.grad is not None
         first, second = layer.qkv.weight.grad.unflatten(0, (3, 2, 16)).unbind(1)
         apart[alike] = largest(first - second) / largest(first)
@@ -134,8 +134,8 @@ def bert_reference() -> Finding:
         linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(bias)
     x = normal(2, 10, 32, claim=96)
     mask = torch.full((10, 10), -math.inf, dtype=torch.float64).triu(1)
-    error = largest(layer.proj(theirs(x, mask)) - layer(x, None, None))
-    unmasked = largest(layer.proj(theirs(x, torch.zeros_like(mask))) - layer(x, None, None))
+    error = largest(layer.proj(theirs(x, mask)) - layer(x))
+    unmasked = largest(layer.proj(theirs(x, torch.zeros_like(mask))) - layer(x))
     measured = f"BERT's layer differs from minigpt's by {figure(error)} under the mask, by {figure(unmasked)} without"
     return Finding(error < EXACT and unmasked > 0.01, measured)
 
@@ -163,7 +163,7 @@ def one_head_reference() -> Finding:
     w_q, w_k, w_v = layer.qkv.weight.chunk(3)
     theirs.query.weight, theirs.key.weight, theirs.value.weight = map(nn.Parameter, (w_q, w_k, w_v))
     x = normal(1, 10, 32, claim=97)
-    ours = layer(x, None, None)
+    ours = layer(x)
     without, within = (largest(layer.proj(theirs(x, scale)) - ours) for scale in (1.0, 1 / math.sqrt(32)))
     rows, columns = (largest(theirs.weights(x, 1.0).sum(dim) - 1) for dim in (-1, -2))
     measured = (

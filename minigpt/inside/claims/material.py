@@ -65,7 +65,7 @@ def gpt(claim: int, vocab_size: int = 12, **changes: Any) -> GPT:
 
 def attention(claim: int, **changes: Any) -> Attention:
     """Return one attention layer of minigpt's model, small and awake."""
-    return awake(lambda: Attention(plain(**changes), layer=0), claim)
+    return awake(lambda: Attention(plain(**changes)), claim)
 
 
 def reaching(module: nn.Module, run: Callable[[], object]) -> list[Tensor]:

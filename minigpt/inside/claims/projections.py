@@ -106,7 +106,7 @@ def self_and_cross() -> Finding:
 
     a, b = normal(11, 32, claim=30).split((4, 7))
     weights, output = cross(a, b)
-    same = largest(cross(a, a)[1] - layer(a[None], None, None)[0])
+    same = largest(cross(a, a)[1] - layer(a[None])[0])
     moved = largest(cross(a, b.flip(-1))[1] - output)
     measured = (
         f"4 characters ask 7: weights {tuple(weights.shape)}, output {tuple(output.shape)}, which another B moves by "

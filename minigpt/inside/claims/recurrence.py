@@ -116,7 +116,7 @@ def shortcut_to_the_source() -> Finding:
     inputs, direction = normal(STEPS, WIDTH, claim=18).requires_grad_(), normal(WIDTH, claim=18, part="direction")
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     outputs = {
-        "attention": attention(18)(inputs[None], None, None)[0, -1],
+        "attention": attention(18)(inputs[None])[0, -1],
         "recurrence": last_state(rotation(18), inputs, zeros, torch.tanh),
     }
     felt = {}
@@ -160,8 +160,8 @@ def steps_counted() -> Finding:
             state = cell(state if text is None else text[place], state)  # what it writes is what it reads next
 
     steps = [
-        len(reaching(model, lambda: model(ids[None]))),
-        len(reaching(model, lambda: list(generate_ids(model, ids[:1], SampleConfig(length=100))))),
+        len(reaching(model.token_embedding, lambda: model(ids[None]))),
+        len(reaching(model.token_embedding, lambda: list(generate_ids(model, ids[:1], SampleConfig(length=100))))),
         len(reaching(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
         len(reaching(cell, lambda: recur(None))),
     ]
@@ -209,7 +209,7 @@ def products_counted() -> Finding:
     wider = attend(64, 64) / attend(64, 32), recur(64, 64) / recur(64, 32)
     model, core = gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 characters are 6 d
     model.use(TORCH)  # whose attention is one function, so that only the block's own matrices are counted
-    own = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64), None, None))
+    own = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
     measured = (
         f"attention and recurrence: twice the text ×{figure(longer[0])} and ×{figure(longer[1])}, twice the width "
         f"×{figure(wider[0])} and ×{figure(wider[1])}; at 6 d attention makes {core:,}, its block's matrices {own:,}"

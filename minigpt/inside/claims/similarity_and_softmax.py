@@ -155,7 +155,7 @@ def scale_is_that_of_a_head() -> Finding:
     x = normal(1, length, width, claim=10)
     q, k, v = layer.queries_keys_values(x)  # (1, H, T, D)
     future = torch.ones(length, length).triu(1).bool()
-    output = layer(x, None, None)
+    output = layer(x)
     errors = []
     for divided_by in (width / heads, width, 512 / length):
         scores = (q @ k.mT / math.sqrt(divided_by)).masked_fill(future, -math.inf)
@@ -210,7 +210,7 @@ def output_is_a_weighted_sum() -> Finding:
     for i in range(length):
         for j in range(length):
             total[i] += weights[i, j] * v[j]
-    error = largest(layer.proj(total) - layer(x, None, None)[0])
+    error = largest(layer.proj(total) - layer(x)[0])
     parts = " + ".join(f"{figure(w)}·{figure(number)}" for w, number in zip(weights[2, :3], v[:3, 0], strict=True))
     measured = f"{parts} = {figure(total[2, 0])}; such sums give the model's layer to {figure(error)}"
     return Finding(error < EXACT, measured)
@@ -223,7 +223,7 @@ def shape_is_kept() -> Finding:
         x = normal(1, length, 32, claim=15)
         q, k, v = layer.queries_keys_values(x)
         weights = attention_weights(q, k)
-        kept = layer(x, None, None).shape == x.shape and (weights @ v).shape == v.shape
+        kept = layer(x).shape == x.shape and (weights @ v).shape == v.shape
         shapes.append((kept, f"{tuple(weights.shape[2:])}·{tuple(v.shape[2:])} = {tuple((weights @ v).shape[2:])}"))
     return Finding(all(kept for kept, _ in shapes), "; ".join(text for _, text in shapes))
 

@@ -1,0 +1,117 @@
+"""The network once more, without modules, for drawing text: only what is new is computed, the past is kept.
+
+A step of one token is some hundred small operations. Calling modules and looking up their weights takes as long as all
+of these, so here each is looked up once. What is computed is what model.py computes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from minigpt.model import GPT, MLP, Block, Linear, RMSNorm
+
+Map = Callable[[Tensor], Tensor]
+"""From x (B, T, ...) to as many rows."""
+Turns = tuple[Tensor, Tensor]
+"""Cosines, and sines negative in their first half, by which the pairs of heads (B, T, 2, H, D) are turned."""
+
+
+@dataclass
+class KVCache:
+    """Keys and values of the tokens seen so far, so that each new token costs one token's work.
+
+    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. `length` moves on when all
+    layers have appended, which they do at the same place.
+    """
+
+    k: Tensor
+    v: Tensor
+    length: int = 0
+
+    @staticmethod
+    def empty(model: GPT, batch: int) -> "KVCache":
+        """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights."""
+        config, weight = model.config, model.token_embedding.weight
+        shape = (config.n_layer, batch, config.n_head, config.context, config.head_size)
+        return KVCache(weight.new_empty(shape), weight.new_empty(shape))
+
+
+def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
+    """Return a function from ids (B, T), which continue the tokens of a cache, to `model`'s logits (B, T, V).
+
+    It adds their keys and values to the cache, and drops nothing out. The tokens seen must not exceed the context. It
+    has the weights and kernels that the model has now.
+    """
+    layers = [_layer(block) for block in model.blocks]
+
+    def forward(ids: Tensor, cache: KVCache) -> Tensor:
+        x, angles = model.embed(ids, cache.length)  # (B, T, C)
+        turns = None
+        if angles is not None:
+            cos, sin = angles[:, :, None, None].unbind()  # (T, 1, 1, D / 2)
+            turns = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        for layer, keys, values in zip(layers, cache.k, cache.v, strict=True):
+            x = layer(x, turns, keys, values, cache.length)
+        cache.length += ids.size(1)
+        return model.unembed(x)  # (B, T, V)
+
+    return forward
+
+
+def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, int], Tensor]:
+    assert isinstance(block, Block)
+    attention = block.attention
+    attend, n_head = attention.kernels_for(attention.qkv.weight).attend, attention.n_head
+    has_norm = isinstance(attention.qk_norm, RMSNorm)
+    norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
+    qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
+
+    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        B, T, C = x.shape
+        heads = qkv(norm1(x)).view(B, T, 3, n_head, C // n_head)
+        q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
+        if has_norm or turns is not None:
+            qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
+            q, k = (qk if turns is None else _turned(qk, *turns)).transpose(1, 3).unbind(2)
+        keys.narrow(2, start, T).copy_(k)
+        values.narrow(2, start, T).copy_(v)
+        y = attend(q, keys.narrow(2, 0, start + T), values.narrow(2, 0, start + T), 0.0)  # (B, H, T, D)
+        x = x + proj(y.transpose(1, 2).flatten(2))
+        return x + mlp(norm2(x))
+
+    return forward
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x (..., D), its pairs turned, by cosines (..., D) and sines whose first half is negative.
+
+    For few tokens this is faster than the rotations of kernels.py.
+    """
+    return (x * cos).addcmul_(x.roll(x.size(-1) // 2, -1), sin)
+
+
+def _linear(linear: Linear) -> Map:
+    multiply, weight, bias = linear.kernels_for(linear.weight).linear, linear.weight, linear.bias
+    return lambda x: multiply(x, weight, bias)
+
+
+def _norm(norm: nn.Module) -> Map:
+    if isinstance(norm, nn.LayerNorm):
+        size, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        return lambda x: torch.layer_norm(x, size, weight, bias, eps)
+    if isinstance(norm, RMSNorm):
+        # g x / sqrt(|x|^2 / D + eps), in half of the operations
+        gains = norm.weight * norm.weight.numel() ** 0.5
+        least = gains.new_tensor((norm.eps * gains.numel()) ** 0.5)
+        return lambda x: x * gains / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+    return lambda x: x
+
+
+def _mlp(mlp: MLP) -> Map:
+    up, down, activation = _linear(mlp.up), _linear(mlp.down), mlp.activation
+    if mlp.gate is None:
+        return lambda x: down(activation(up(x)))
+    gate = _linear(mlp.gate)
+    return lambda x: down(activation(gate(x)) * up(x))
