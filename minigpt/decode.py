@@ -37,6 +37,10 @@ class KVCache:
         shape = (config.n_layer, batch, config.n_head, config.context, config.head_size)
         return KVCache(weight.new_empty(shape), weight.new_empty(shape))
 
+    def repeated(self, batch: int) -> "KVCache":
+        """Return a cache for `batch` streams that all begin as the one of this cache."""
+        return KVCache(self.k.repeat(1, batch, 1, 1, 1), self.v.repeat(1, batch, 1, 1, 1), self.length)
+
 
 def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     """Return a function from ids (B, T), which continue the tokens of a cache, to `model`'s logits (B, T, V).

@@ -112,7 +112,7 @@ def generate_ids(
     while step < settings.length:
         previous, start = start, window_start(ids.size(1), prompt.numel(), context)
         if cache and (store is None or start != previous):
-            store = KVCache.empty(model, num_samples)
+            store = KVCache.empty(model, num_samples if step else 1)
         seen = ids[:, start:]  # (B, S)
         guesses: list[int] = []
         if draft:
@@ -123,7 +123,12 @@ def generate_ids(
         drawing = 1 + len(guesses)
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
-            logits = model(tokens) if store is None else continued(tokens[:, store.length :], store)  # (B, T, V)
+            if store is None:
+                logits = model(tokens)  # (B, T, V)
+            elif step:
+                logits = continued(tokens[:, store.length :], store)
+            else:  # all streams begin alike
+                logits, store = continued(tokens[:1], store).expand(num_samples, -1, -1), store.repeated(num_samples)
             logits = logits[:, -drawing:].float()  # (B, drawing, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")

@@ -227,13 +227,15 @@ class Training:
         self.lr_factor = lr_factor(self.progress, self.config.optim)
         loss = self._forward_backward(x.to(device), y.to(device))
         limit = self.config.optim.grad_clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the step's one wait for the device
         state.step += 1
         state.tokens_seen += x.numel()
         if not math.isfinite(loss_value + self.gradient_norm):
             self._skip_or_stop(loss_value)
             return
+        if self.gradient_norm > limit:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         self.optimizer.step(self.lr_factor)
         if self.average is not None:
             self._update_average(self.average)
@@ -254,7 +256,7 @@ class Training:
                 state.skipped += 1
                 self.metrics.say(f"step {state.step}: {problem}; its update is left out ({state.skipped} so far)")
                 self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
-                self.optimizer.zero_grad()  # clipping has made all of it NaN
+                self.optimizer.zero_grad()  # of which no histogram can be drawn
                 return
             problem += f", after {state.skipped} updates were left out"
         raise UserError(self._not_finite(state.step, problem))

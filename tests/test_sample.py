@@ -198,6 +198,14 @@ def test_each_step_sees_the_end_of_the_text_and_the_cache_recomputes_only_a_new_
         assert len(seen) == (1 if same_window else 9 + step - starts[step])
 
 
+def test_a_prompt_is_read_once_for_all_samples() -> None:
+    model, prompt = model_of(context=12), torch.arange(9)
+    shapes: list[tuple[int, ...]] = []
+    model.token_embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    list(generate_ids(model, prompt, SampleConfig(length=5), num_samples=3))
+    assert shapes == [(1, 9), (3, 1), (3, 1), (3, 1), (3, 7)]  # the last reads a new window
+
+
 # --- what is drawn -----------------------------------------------------------------------------------
 
 
