@@ -61,6 +61,21 @@ def test_what_is_left_open_fits_this_machine() -> None:
     assert choose(RuntimeConfig()).device == runtime.best_device()
 
 
+@pytest.mark.parametrize(
+    ("has_it", "single", "half", "expected"),
+    [(True, 2.0, 0.5, "bfloat16"), (True, 0.5, 1.0, "float32"), (False, 2.0, 0.5, "float32")],
+)
+def test_bfloat16_is_chosen_where_it_is_in_hardware_and_faster(
+    has_it: bool, single: float, half: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Intel processor without AMX has the instructions, and takes twice as long with them."""
+    seconds = {torch.float32: single, torch.bfloat16: half}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_it}, raising=False)
+    monkeypatch.setattr(runtime, "_product_seconds", lambda size, dtype, device, budget: seconds[dtype])
+    monkeypatch.setattr(runtime, "has_fast_bfloat16", runtime.has_fast_bfloat16.__wrapped__)
+    assert choose(config()).dtype == expected
+
+
 def test_compilation_is_chosen_only_where_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "measure_matmul", lambda _: 3e9)  # so that 1e9 FLOP take a second of training
     monkeypatch.setattr(runtime, "_has_compiler", lambda kind: True)
