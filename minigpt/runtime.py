@@ -159,20 +159,30 @@ def has_fast_bfloat16(kind: str) -> bool:
     if kind == "cpu":
         capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
         if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-            single, half = (_product_seconds(512, dtype, kind, 0.02) for dtype in (torch.float32, torch.bfloat16))
-            return half < single
+            return _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
     return False
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Return how long one thread takes for a small product on the CPU.
+
+    It is the best of many, each done between two interruptions, so that a busy machine shows what an idle one does:
+    a choice that goes by it must be the same each time.
+    """
+    a, best, threads = torch.ones(256, 256, dtype=dtype), math.inf, torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(100):
+        started = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - started)
+    torch.set_num_threads(threads)
+    return best
 
 
 def measure_matmul(runtime: Runtime) -> float:
     """Return the FLOP/s of a large matrix product on this device in this precision, the best in a tenth of a second."""
     size = 1024 if runtime.device == "cpu" else 4096
-    return 2 * size**3 / _product_seconds(size, runtime.torch_dtype, runtime.device, 0.1)
-
-
-def _product_seconds(size: int, dtype: torch.dtype, device: str, budget: float) -> float:
-    """Return how long a product of two square matrices takes, the best within `budget` seconds."""
-    a = torch.ones(size, size, dtype=dtype, device=device)
+    a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -180,10 +190,10 @@ def _product_seconds(size: int, dtype: torch.dtype, device: str, budget: float) 
         return time.perf_counter() - start
 
     seconds()  # the first product also sets up
-    best, end = seconds(), time.perf_counter() + budget
+    best, end = seconds(), time.perf_counter() + 0.1
     while time.perf_counter() < end:
         best = min(best, seconds())
-    return best
+    return float(2 * size**3 / best)
 
 
 def memory_bytes(runtime: Runtime) -> int | None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,24 @@ def test_bfloat16_is_chosen_where_it_is_in_hardware_and_faster(
     """An Intel processor without AMX has the instructions, and takes twice as long with them."""
     seconds = {torch.float32: single, torch.bfloat16: half}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_it}, raising=False)
-    monkeypatch.setattr(runtime, "_product_seconds", lambda size, dtype, device, budget: seconds[dtype])
+    monkeypatch.setattr(runtime, "_product_seconds", seconds.__getitem__)
     monkeypatch.setattr(runtime, "has_fast_bfloat16", runtime.has_fast_bfloat16.__wrapped__)
     assert choose(config()).dtype == expected
+
+
+def test_what_is_timed_is_the_same_on_a_busy_machine() -> None:
+    """A seed must give the same run whatever else is computed: the two precisions keep their distance and order."""
+
+    def ratio() -> float:
+        return runtime._product_seconds(torch.bfloat16) / runtime._product_seconds(torch.float32)
+
+    idle = ratio()
+    with ExitStack() as others:
+        for _ in range(2 * (os.cpu_count() or 1)):
+            other = others.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            others.callback(other.kill)
+        busy = [ratio() for _ in range(5)]
+    assert all(idle / 1.6 < found < 1.6 * idle for found in busy)
 
 
 def test_compilation_is_chosen_only_where_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
