@@ -1,7 +1,7 @@
 """The network once more, without modules, for drawing text: only what is new is computed, the past is kept.
 
-A step of one token is some hundred small operations. Calling modules and looking up their weights takes as long as all
-of these, so here each is looked up once. What is computed is what model.py computes.
+A step of one token is some hundred small operations. In a small model calling modules and looking up their weights
+takes as long as all of these, so here each is looked up once. What is computed is what model.py computes.
 """
 
 from collections.abc import Callable
@@ -38,18 +38,25 @@ class KVCache:
         return KVCache(weight.new_empty(shape), weight.new_empty(shape))
 
     def repeated(self, batch: int) -> "KVCache":
-        """Return a cache for `batch` streams that all begin as the one of this cache."""
-        return KVCache(self.k.repeat(1, batch, 1, 1, 1), self.v.repeat(1, batch, 1, 1, 1), self.length)
+        """Return a cache for `batch` streams that all begin as the one of this cache; for one stream, this cache."""
+        if batch == 1:
+            return self
+        k, v = (x.new_empty(x.size(0), batch, *x.shape[2:]) for x in (self.k, self.v))
+        for new, filled in ((k, self.k), (v, self.v)):
+            new[:, :, :, : self.length] = filled[:, :, :, : self.length]  # and the rest takes no memory before its use
+        return KVCache(k, v, self.length)
 
 
 def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     """Return a function from ids (B, T), which continue the tokens of a cache, to `model`'s logits (B, T, V).
 
-    It adds their keys and values to the cache, and drops nothing out. The tokens seen must not exceed the context. It
-    has the weights and kernels that the model has now.
+    It adds their keys and values to the cache, drops nothing out, and keeps nothing for a backward pass. The tokens
+    seen must not exceed the context. It has the weights and kernels that the model has now: when they change, make
+    another.
     """
     layers = [_layer(block) for block in model.blocks]
 
+    @torch.no_grad()
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
         x, angles = model.embed(ids, cache.length)  # (B, T, C)
         turns = None
@@ -78,7 +85,7 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
         q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
         if has_norm or turns is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
-            q, k = (qk if turns is None else _turned(qk, *turns)).transpose(1, 3).unbind(2)
+            q, k = (qk if turns is None else _rotated(qk, *turns)).transpose(1, 3).unbind(2)
         keys.narrow(2, start, T).copy_(k)
         values.narrow(2, start, T).copy_(v)
         y = attend(q, keys.narrow(2, 0, start + T), values.narrow(2, 0, start + T), 0.0)  # (B, H, T, D)
@@ -88,7 +95,7 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
     return forward
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x (..., D), its pairs turned, by cosines (..., D) and sines whose first half is negative.
 
     For few tokens this is faster than the rotations of kernels.py.
@@ -107,9 +114,10 @@ def _norm(norm: nn.Module) -> Map:
         return lambda x: torch.layer_norm(x, size, weight, bias, eps)
     if isinstance(norm, RMSNorm):
         # g x / sqrt(|x|^2 / D + eps), in half of the operations
-        gains = norm.weight * norm.weight.numel() ** 0.5
+        gains = norm.weight.detach() * norm.weight.numel() ** 0.5
         least = gains.new_tensor((norm.eps * gains.numel()) ** 0.5)
         return lambda x: x * gains / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+    assert isinstance(norm, nn.Identity)
     return lambda x: x
 
 

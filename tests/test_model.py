@@ -176,6 +176,7 @@ def test_causality(switches: dict[str, Any]) -> None:
     places = torch.arange(9)
     changed[places, places + 1] = (changed[places, places + 1] + 1) % V
     with torch.no_grad():
+        torch.testing.assert_close(in_chunks(model, ids, [3, 6, 1]), model(ids), atol=1e-5, rtol=1e-5)
         for run in (model, lambda x: in_chunks(model, x, [3, 6, 1])):
             before, after = run(ids.repeat(9, 1)), run(changed)
             for t in range(9):
@@ -195,6 +196,23 @@ def test_a_cache_changes_nothing(switches: dict[str, Any], cuts: set[int]) -> No
         whole = model(ids)
         pieces = in_chunks(model, ids, [end - start for start, end in itertools.pairwise(edges)])
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_needs_no_gradients_and_gives_none() -> None:
+    model = awake("modern")
+    assert torch.equal(in_chunks(model, some_ids(2, 10), [4, 6]).detach(), in_chunks(model, some_ids(2, 10), [4, 6]))
+    assert not in_chunks(model, some_ids(2, 10), [4, 6]).requires_grad
+
+
+def test_a_cache_that_is_repeated_holds_what_is_filled_for_each_stream() -> None:
+    model = awake("modern")
+    cache = KVCache.empty(model, 1)
+    decoder(model)(some_ids(1, 4), cache)
+    assert cache.repeated(1) is cache
+    three = cache.repeated(3)
+    assert (three.k.shape, three.length) == ((2, 3, 2, 10, 8), 4)
+    for many, one in ((three.k, cache.k), (three.v, cache.v)):
+        assert torch.equal(many[:, :, :, :4], one[:, :, :, :4].expand(-1, 3, -1, -1, -1))
 
 
 def test_the_cache_holds_what_its_shapes_say() -> None:

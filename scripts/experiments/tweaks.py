@@ -160,13 +160,13 @@ def values_of_the_first(run: Any, argument: Any) -> None:
     """
     refuse_averages(run, "values_of_the_first")
     first: list[Tensor] = []
-    for block in run.model.blocks:
+    for layer, block in enumerate(run.model.blocks):
         attention = block.attention
-        if attention.layer > 0:
+        if layer > 0:
             attention.share = nn.Parameter(torch.zeros(1))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, attention: Any = attention) -> Tensor:
-            if attention.layer == 0:
+            if attention is run.model.blocks[0].attention:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
