@@ -101,7 +101,7 @@ def test_the_logged_training_loss_is_the_mean_over_all_steps_since_the_last_line
     assert curve(thirds, "loss/train") == pytest.approx(means, rel=1e-12)
 
 
-def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(go: Any, tmp_path: Path) -> None:
+def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(go: Any) -> None:
     free, _ = go("free", optim__grad_clip=0.0, train__log_every=1)
     norms = curve(free, "optimizer/gradient_norm")
     assert set(curve(free, "optimizer/clipped_share").values()) == {0.0}
@@ -114,11 +114,20 @@ def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(
     everything, _ = go("all", optim__grad_clip=1e-6)
     assert set(curve(everything, "optimizer/clipped_share").values()) == {1.0}
 
-    config = make_config(optim__grad_clip=1e-3)
-    loop = Training(config, tmp_path, make_data())
+
+@pytest.mark.parametrize("share", [0.01, 0.9, 0.999, 1.001, 0.0], ids=str)
+def test_a_gradient_over_the_limit_is_cut_to_it_and_no_other_is_changed(share: float, tmp_path: Path) -> None:
+    """The limit is given as a share of the norm of the first step; zero is none."""
+    free = Training(make_config(optim__grad_clip=0.0), tmp_path, make_data())
+    free.step()
+    loop = Training(make_config(optim__grad_clip=share * free.gradient_norm), tmp_path, make_data())
     loop.step()
-    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in loop.model.parameters() if p.grad is not None]))
-    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+    gradients = [[p.grad for p in run.model.parameters() if p.grad is not None] for run in (loop, free)]
+    norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients[0]])).item()
+    if 0 < share < 1:
+        assert norm == pytest.approx(share * free.gradient_norm, rel=1e-4)
+    else:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*gradients, strict=True))
 
 
 def test_the_logged_rates_follow_the_schedule_to_its_end(go: Any) -> None:
