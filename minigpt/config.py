@@ -229,7 +229,7 @@ class RuntimeConfig(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the matrix products, `auto` the faster (`float32` on a GPU: TF32); weights stay in float32."""
+    """Precision of products, `auto` the faster (`float32` on a GPU: TF32); weights and optimizer stay in float32."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"

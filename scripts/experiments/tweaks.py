@@ -160,13 +160,13 @@ def values_of_the_first(run: Any, argument: Any) -> None:
     """
     refuse_averages(run, "values_of_the_first")
     first: list[Tensor] = []
-    for layer, block in enumerate(run.model.blocks):
-        attention = block.attention
-        if layer > 0:
+    attentions = [block.attention for block in run.model.blocks]
+    for attention in attentions:
+        if attention is not attentions[0]:
             attention.share = nn.Parameter(torch.zeros(1))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, attention: Any = attention) -> Tensor:
-            if attention is run.model.blocks[0].attention:
+            if attention is attentions[0]:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
