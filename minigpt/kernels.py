@@ -30,8 +30,14 @@ def _is_intel() -> bool:
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 """Whether torch can send a product in float32 to oneDNN here."""
-PREFERS_ONEDNN = HAS_ONEDNN and not _is_intel()
-"""Whether large products in float32 go to oneDNN: MKL is the faster one on Intel's processors (docs/benchmarks.md)."""
+
+
+def _prefers_onednn() -> bool:
+    return HAS_ONEDNN and not _is_intel() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+PREFERS_ONEDNN = _prefers_onednn()
+"""Whether large products in float32 go to oneDNN: where MKL leaves AVX-512 unused, on AMD (docs/benchmarks.md)."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
@@ -181,7 +187,7 @@ def squared_relu(x: Tensor) -> Tensor:
 def linear_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x weight^T + bias, for x (..., in) and weight (out, in).
 
-    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's processors.
+    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's with AVX-512.
     """
     is_large = PREFERS_ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT
     if is_large and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):

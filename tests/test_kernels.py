@@ -190,6 +190,16 @@ def test_on_intels_processors_products_stay_with_mkl(monkeypatch: pytest.MonkeyP
         assert kernels._is_intel() is (expected or sys.platform == "darwin")
 
 
+@pytest.mark.parametrize("intel", [True, False])
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
+def test_products_leave_mkl_only_where_it_leaves_avx512_unused(
+    intel: bool, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_is_intel", lambda: intel)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert kernels._prefers_onednn() is (kernels.HAS_ONEDNN and not intel and capability == "AVX512")
+
+
 def test_weights_stored_by_columns_are_the_same_weights() -> None:
     model = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=16, context=8), 11).eval()
     ids, before = torch.arange(8)[None] % 11, copy.deepcopy(model.state_dict())
