@@ -21,8 +21,10 @@ from minigpt.runtime import Runtime, choose, sampling_threads
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Tokenizer, Unknown
 
-AHEAD = 4
+AHEAD = 8
 """How many tokens are guessed at once."""
+LEAST = 1e-20
+"""Of exponential numbers, so that none is zero, whose logarithm is infinite: one in 2**53 was."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def generate_ids(
     """
     device = model.token_embedding.weight.device
     context = model.config.context
-    uniform = _uniform(settings.seed, num_samples, settings.length).to(device)  # (B, length)
+    gumbel = _GumbelNumbers(settings.seed, num_samples, model.token_embedding.num_embeddings)
     if num_samples > 1 or not cache or settings.repetition_penalty != 1 or device.type != "cpu":
         draft = None
     ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
@@ -117,9 +119,7 @@ def generate_ids(
         guesses: list[int] = []
         if draft:
             ahead = min(AHEAD, context - seen.size(1), settings.length - step - 1)
-            # The middle number has the likeliest token where that has more than half.
-            numbers = uniform[0, step : step + ahead].tolist() if settings.temperature else [0.5] * ahead
-            guesses = draft.guess(seen[0, -LONGEST:].tolist(), numbers)
+            guesses = draft.guess(seen[0, -LONGEST:].tolist(), gumbel.of(step, ahead)[0].numpy(), settings.temperature)
         drawing = 1 + len(guesses)
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
             tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
@@ -132,8 +132,8 @@ def generate_ids(
             logits = logits[:, -drawing:].float()  # (B, drawing, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
-            rows = uniform[:, step : step + drawing].flatten()
-            drawn = next_token(logits.flatten(0, 1), seen, settings, rows).view(num_samples, drawing)
+            numbers = gumbel.of(step, drawing).flatten(0, 1)  # (B drawing, V)
+            drawn = next_token(logits.flatten(0, 1), seen, settings, numbers).view(num_samples, drawing)
             if guesses and store is not None:
                 right = _agreeing(guesses, drawn[0].tolist())
                 logits, drawn = logits[:, : right + 1], drawn[:, : right + 1]  # what came after a wrong guess is void
@@ -156,17 +156,17 @@ def window_start(length: int, prompt_length: int, context: int) -> int:
     return first + -(-overflow // stride) * stride
 
 
-def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, uniform: Tensor) -> Tensor:
-    """Choose a token (B,) from logits (B, V), with one uniform number in [0, 1) for each row (B,).
+def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, gumbel: Tensor) -> Tensor:
+    """Choose a token (B,) from logits (B, V), with independent numbers of the standard Gumbel distribution (B, V).
 
-    `seen` (B, S) are the tokens in the window, for the repetition penalty. Temperature 0 is greedy.
+    `seen` (B, S) are the tokens in the window, for the repetition penalty. Temperature 0 is greedy. Else the greatest
+    sum of log-probability and number wins, which each token does as often as it is likely (Maddison et al. 2014). By
+    the same numbers similar distributions mostly choose the same token (Daliri et al. 2024).
     """
     if settings.temperature == 0:
         return penalized(logits, seen, settings.repetition_penalty).argmax(-1)
-    cumulative = probabilities(logits, seen, settings).cumsum(-1)  # (B, V)
-    # The first token whose cumulative probability exceeds the number; filtered ones add nothing to it.
-    point = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
-    return (cumulative <= point).sum(-1).clamp(max=logits.size(-1) - 1)
+    log_probs = probabilities(logits, seen, settings).log()  # (B, V), minus infinity for filtered ones
+    return (log_probs + gumbel.to(log_probs.dtype).to(log_probs.device)).argmax(-1)
 
 
 def probabilities(logits: Tensor, seen: Tensor, settings: SampleConfig) -> Tensor:
@@ -204,13 +204,24 @@ def _agreeing(guesses: list[int], drawn: list[int]) -> int:
     return next((at for at, guess in enumerate(guesses) if guess != drawn[at]), len(guesses))
 
 
-def _uniform(seed: int, num_samples: int, length: int) -> Tensor:
-    """Return numbers in [0, 1) of shape (B, length), each row from a generator of its own."""
-    rows = []
-    for index in range(num_samples):
-        generator = torch.Generator().manual_seed(mix_seed(seed, "sample", index))
-        rows.append(torch.rand(length, generator=generator))
-    return torch.stack(rows)
+class _GumbelNumbers:
+    """Independent numbers of the standard Gumbel distribution, V for each token, made as drawing comes to them."""
+
+    def __init__(self, seed: int, num_samples: int, vocab_size: int) -> None:
+        """Give each stream a generator of its own."""
+        seeds = (mix_seed(seed, "sample", index) for index in range(num_samples))
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.start, self.made = 0, torch.empty(num_samples, 0, vocab_size, dtype=torch.float64)  # from token `start` on
+
+    def of(self, start: int, count: int) -> Tensor:
+        """Return those of `count` tokens from the `start`-th on, (B, count, V). Those before it are forgotten."""
+        self.made, self.start = self.made[:, start - self.start :], start
+        while self.made.size(1) < count:
+            size = (1 + AHEAD, self.made.size(2))
+            uniform = torch.stack([torch.rand(size, generator=one, dtype=torch.float64) for one in self.generators])
+            exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
+            self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
+        return self.made[:, :count]
 
 
 class _Stream:

@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from minigpt.errors import UserError
 from minigpt.kernels import TORCH
 from minigpt.model import GPT, Linear
 from minigpt.sample import (
+    LEAST,
     Piece,
+    _GumbelNumbers,
     _Stream,
     generate,
     generate_ids,
@@ -31,8 +34,6 @@ from minigpt.tokenizer import ByteTokenizer, CharTokenizer
 CONTEXT = 6
 CHARS = CharTokenizer("abcdefghijk\n")
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
-LARGEST = 1 - 2**-24
-"""The largest number that torch.rand can return."""
 
 
 def model_of(family: str = "modern", vocab_size: int = CHARS.vocab_size, **changes: Any) -> GPT:
@@ -111,12 +112,12 @@ class Told(Draft):
     def __init__(self, text: list[int], errs: bool) -> None:
         self.text, self.errs, self.asked = text, errs, 0
 
-    def guess(self, recent: list[int], numbers: list[float]) -> list[int]:
+    def guess(self, recent: list[int], gumbel: np.ndarray, temperature: float) -> list[int]:
         self.asked += 1
         at = next(n for n in range(self.asked, len(self.text) + 1) if self.text[max(0, n - len(recent)) : n] == recent)
         return [
             (token + (self.errs and place % 3 == 0)) % CHARS.vocab_size
-            for place, token in enumerate(self.text[at : at + len(numbers)], at)
+            for place, token in enumerate(self.text[at : at + len(gumbel)], at)
         ]
 
 
@@ -295,15 +296,33 @@ def test_extreme_temperatures(scale: float) -> None:
     ids=str,
 )
 def test_draws_follow_the_distribution(settings: dict[str, Any]) -> None:
-    """Evenly spread numbers give each token its share to within one draw; it is the inverse of the cumulative sum."""
+    """Pearson's chi-square of many draws by the sampler's own numbers, and none of a token that is filtered."""
     count = 20_000
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3)) * 2
     seen = torch.tensor([[2, 5, 5]])
     config = SampleConfig(**{"temperature": 1.0, **settings})
-    expected = probabilities(logits, seen, config)[0]
-    uniform = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = next_token(logits.expand(count, -1), seen.expand(count, -1), config, uniform)
-    assert (drawn.bincount(minlength=12) - count * expected).abs().max() <= 1.01
+    expected = count * probabilities(logits, seen, config)[0]
+    gumbel = _GumbelNumbers(1, 1, 12).of(0, count)[0]
+    drawn = next_token(logits.expand(count, -1), seen.expand(count, -1), config, gumbel).bincount(minlength=12)
+    likely = expected > 5
+    assert drawn[expected == 0].sum() == 0
+    statistic = ((drawn - expected).square() / expected)[likely].sum().item()
+    assert statistic < 31.3  # the 0.999 quantile with 11 degrees of freedom
+    assert drawn[~likely].sum() <= expected[~likely].sum() + 20
+
+
+def test_random_numbers_do_not_depend_on_how_they_are_asked_for() -> None:
+    """Nor on how many streams there are, and they are those of the standard Gumbel distribution."""
+    whole = _GumbelNumbers(7, 3, 11).of(0, 500)  # (3, 500, 11)
+    parts, alone = _GumbelNumbers(7, 3, 11), _GumbelNumbers(7, 1, 11)
+    at = 0
+    for moved, count in ((1, 1), (1, 5), (3, 4), (9, 9), (2, 40), (40, 40), (1, 7)):
+        assert torch.equal(parts.of(at, count), whole[:, at : at + count])
+        assert torch.equal(alone.of(at, count), whole[:1, at : at + count])
+        at += moved
+    assert whole.mean().item() == pytest.approx(0.5772, abs=0.03)
+    assert whole.var().item() == pytest.approx(math.pi**2 / 6, abs=0.08)
+    assert len(whole.unique()) == whole.numel()
 
 
 def test_samples_follow_the_models_distribution() -> None:
@@ -329,7 +348,7 @@ def test_samples_follow_the_models_distribution() -> None:
 def test_something_is_left_and_nothing_else_is_drawn(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
 ) -> None:
-    """No setting filters everything, and the ends of [0, 1) never hit a filtered token, first or last in the row."""
+    """No setting filters everything, and the largest number of all never draws a filtered token."""
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": penalty}
     config = SampleConfig(temperature=temperature, **filters)
     row, seen = torch.tensor([logits]), torch.zeros(1, 1, dtype=torch.long)
@@ -337,11 +356,11 @@ def test_something_is_left_and_nothing_else_is_drawn(
     assert p.sum().item() == pytest.approx(1)
     unfiltered = probabilities(row, seen, SampleConfig(temperature=temperature, repetition_penalty=penalty))[0]
     assert unfiltered[p.argmax()] == unfiltered.max(), "the likeliest stays, or one as likely"
-    ends = [torch.tensor([0.0, 2**-24, 0.5, LARGEST]), torch.tensor([math.nextafter(1, 0)], dtype=torch.float64)]
-    for uniform in ends:
-        n = len(uniform)
-        drawn = next_token(row.expand(n, -1), seen.expand(n, -1), config, uniform)
-        assert (p[drawn] > 0).all()
+    n = len(logits)
+    least, largest = -math.log(53 * math.log(2)), -math.log(LEAST)
+    gumbel = torch.full((n, n), least, dtype=torch.float64).fill_diagonal_(largest)
+    drawn = next_token(row.expand(n, -1), seen.expand(n, -1), config, gumbel)
+    assert (p[drawn] > 0).all()
 
 
 @pytest.mark.parametrize(("penalty", "sign", "drawn"), [(1e-310, 1, {1, 2}), (1e308, -1, {0})])
@@ -351,7 +370,7 @@ def test_a_penalty_beyond_all_numbers_draws_what_it_should(penalty: float, sign:
     settings = SampleConfig(repetition_penalty=penalty, top_k=1)
     seen = torch.tensor([[1, 2]])
     assert probabilities(logits, seen, settings).sum().item() == pytest.approx(1)
-    assert int(next_token(logits, seen, settings, torch.tensor([0.5]))) in drawn
+    assert int(next_token(logits, seen, settings, torch.zeros(1, 3))) in drawn
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.2, 3.0])
@@ -362,7 +381,7 @@ def test_the_repetition_penalty(penalty: float) -> None:
     torch.testing.assert_close(penalized(logits, seen, penalty), torch.tensor(expected))
     greedy = SampleConfig(temperature=0, repetition_penalty=penalty)
     best = [row.index(max(row)) for row in expected]
-    assert next_token(logits, seen, greedy, torch.zeros(2)).tolist() == best
+    assert next_token(logits, seen, greedy, torch.zeros(2, 4)).tolist() == best
 
 
 def test_greedy_takes_the_likeliest_whatever_the_seed_and_filters() -> None:

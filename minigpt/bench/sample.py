@@ -103,7 +103,7 @@ def ours(
     draft = loaded.draft if loaded and guessing else None
     if draft:
         started = time.perf_counter()
-        found = sum(map(len, draft.ngrams.values()))
+        found = sum(len(ngrams.codes) for ngrams in draft.ngrams.values())
         how += f" and guesses, {found:,} n-grams in {time.perf_counter() - started:.2f} s"
 
     def draw(length: int, seed: int) -> Tensor:
