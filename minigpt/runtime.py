@@ -156,11 +156,15 @@ def has_fast_bfloat16(kind: str) -> bool:
     """
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if kind == "cpu":
-        capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-        if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-            return _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
+    if kind == "cpu" and has_bfloat16_instructions():
+        return _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
     return False
+
+
+def has_bfloat16_instructions() -> bool:
+    """Return whether this CPU has any for products in bfloat16, which say nothing of their speed."""
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
