@@ -216,7 +216,7 @@ def test_a_trained_run_is_also_measured_without_guesses_and_draws_the_same(
 def test_only_the_side_with_guesses_guesses(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
     config = resolve(sample.DEFAULTS, parse_overrides([*SHAPE[1::2], "runtime.threads=1"])).config
     asked: list[int] = []
-    monkeypatch.setattr(Draft, "guess", lambda self, recent, numbers: asked.append(len(numbers)) or [])
+    monkeypatch.setattr(Draft, "guess", lambda self, recent, gumbel, temperature: asked.append(len(gumbel)) or [])
     for guesses in (True, False):
         measure, _ = sample.ours(config, 16, 1, Path("runs", trained), True, guesses, print)
         asked.clear()
