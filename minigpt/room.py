@@ -88,7 +88,7 @@ def check_loading(what: str, parameters: int, shape: ModelConfig) -> None:
 
 def check_sampling(shape: ModelConfig, num_samples: int, length: int, device: str) -> None:
     """Raise UserError when there is no memory for so many samples of so many tokens."""
-    each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * length)  # keys and values, tokens, draws
+    each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * length)  # keys and values; tokens, and some room
     needed, free = num_samples * each, free_memory_bytes(device)
     if free is not None and needed > free:
         raise UserError(f"{num_samples} samples need about {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")

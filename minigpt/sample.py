@@ -24,7 +24,7 @@ from minigpt.tokenizer import Tokenizer, Unknown
 AHEAD = 8
 """How many tokens are guessed at once."""
 LEAST = 1e-20
-"""Of exponential numbers, so that none is zero, whose logarithm is infinite: one in 2**53 was."""
+"""Of exponential numbers: one in 2**53 would be zero, whose logarithm is infinite."""
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,11 @@ class _GumbelNumbers:
     def of(self, start: int, count: int) -> Tensor:
         """Return those of `count` tokens from the `start`-th on, (B, count, V). Those before it are forgotten."""
         self.made, self.start = self.made[:, start - self.start :], start
-        while self.made.size(1) < count:
-            size = (1 + AHEAD, self.made.size(2))
-            uniform = torch.stack([torch.rand(size, generator=one, dtype=torch.float64) for one in self.generators])
-            exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
-            self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
+        uniform = self.made.new_empty(self.made.size(0), max(0, count - self.made.size(1)), self.made.size(2))
+        for row, generator in zip(uniform, self.generators, strict=True):
+            row.uniform_(generator=generator)
+        exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
+        self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
         return self.made[:, :count]
 
 
