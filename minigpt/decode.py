@@ -16,62 +16,106 @@ Map = Callable[[Tensor], Tensor]
 """From x (B, T, ...) to as many rows."""
 Turns = tuple[Tensor, Tensor]
 """Cosines, and sines negative in their first half, by which the pairs of heads (B, T, 2, H, D) are turned."""
+Filled = Callable[[Tensor, Tensor], Tensor]
+"""From a layer's keys or values and new ones (B, H, T, D), which it writes to them, to all up to these (B, H, S, D)."""
+Mask = tuple[Tensor, ...]
+"""What attention takes besides where streams are not alike: minus infinity for what is not seen (B, 1, T, S)."""
+Place = tuple[slice | Tensor, Filled, Mask]
 
 
 @dataclass
 class KVCache:
     """Keys and values of the tokens seen so far, so that each new token costs one token's work.
 
-    Shapes: k and v (L, B, H, context, D), of which the first `length` positions are filled. `length` moves on when all
-    layers have appended, which they do at the same place.
+    Shapes: k and v (L, B, H, S, D). Of the S slots of stream b the first `lengths[b]` are filled.
     """
 
     k: Tensor
     v: Tensor
-    length: int = 0
+    lengths: list[int]
 
     @staticmethod
-    def empty(model: GPT, batch: int) -> "KVCache":
-        """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights."""
+    def empty(model: GPT, batch: int, slots: int | None = None) -> "KVCache":
+        """Return a cache for `batch` streams, on the device and in the precision of `model`'s weights.
+
+        It has a slot for each token of the context, or as many as `slots` says.
+        """
         config, weight = model.config, model.token_embedding.weight
-        shape = (config.n_layer, batch, config.n_head, config.context, config.head_size)
-        return KVCache(weight.new_empty(shape), weight.new_empty(shape))
+        shape = (config.n_layer, batch, config.n_head, slots or config.context, config.head_size)
+        return KVCache(weight.new_zeros(shape), weight.new_zeros(shape), [0] * batch)
 
     def repeated(self, batch: int) -> "KVCache":
         """Return a cache for `batch` streams that all begin as the one of this cache; for one stream, this cache."""
         if batch == 1:
             return self
-        k, v = (x.new_empty(x.size(0), batch, *x.shape[2:]) for x in (self.k, self.v))
-        for new, filled in ((k, self.k), (v, self.v)):
-            new[:, :, :, : self.length] = filled[:, :, :, : self.length]  # and the rest takes no memory before its use
-        return KVCache(k, v, self.length)
+        k, v = (x.repeat(1, batch, 1, 1, 1) for x in (self.k, self.v))
+        return KVCache(k, v, self.lengths * batch)
+
+    def stream(self, index: int) -> "KVCache":
+        """Return the part of one stream, which shares its memory."""
+        return KVCache(self.k[:, index : index + 1], self.v[:, index : index + 1], [self.lengths[index]])
+
+    def drop(self, index: int) -> None:
+        """Forget a stream. The last one takes its place."""
+        last = len(self.lengths) - 1
+        if index < last:
+            for kept in (self.k, self.v):
+                kept[:, index] = kept[:, last]
+            self.lengths[index] = self.lengths[last]
+        self.k, self.v, self.lengths = self.k[:, :last], self.v[:, :last], self.lengths[:last]
 
 
 def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     """Return a function from ids (B, T), which continue the tokens of a cache, to `model`'s logits (B, T, V).
 
-    It adds their keys and values to the cache, drops nothing out, and keeps nothing for a backward pass. The tokens
-    seen must not exceed the context. It has the weights and kernels that the model has now: when they change, make
-    another.
+    It adds their keys and values to the cache, drops nothing out, and keeps nothing for a backward pass. Where streams
+    have come to different places, each goes on from its own. It has the weights and kernels that the model has now:
+    when they change, make another.
     """
     layers = [_layer(block) for block in model.blocks]
 
     @torch.no_grad()
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
-        x, angles = model.embed(ids, cache.length)  # (B, T, C)
+        positions, filled, mask = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
+        x, angles = model.embed(ids, positions)  # (B, T, C)
         turns = None
         if angles is not None:
-            cos, sin = angles[:, :, None, None].unbind()  # (T, 1, 1, D / 2)
+            cos, sin = angles[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
             turns = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         for layer, keys, values in zip(layers, cache.k, cache.v, strict=True):
-            x = layer(x, turns, keys, values, cache.length)
-        cache.length += ids.size(1)
+            x = layer(x, turns, keys, values, filled, mask)
+        cache.lengths = [length + ids.size(1) for length in cache.lengths]
         return model.unembed(x)  # (B, T, V)
 
     return forward
 
 
-def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, int], Tensor]:
+def _place(lengths: list[int], T: int, context: int, like: Tensor) -> Place:
+    """Return the positions of T tokens that follow `lengths` others, how a layer's cache takes them, and their mask.
+
+    A stream with fewer than T to read is given void ones after them; those beyond the context get its last position.
+    """
+    start, end = max(lengths), max(lengths) + T
+    if min(lengths) == start:
+        assert end <= context, f"{end} tokens exceed the context of {context}"
+
+        def filled(kept: Tensor, new: Tensor) -> Tensor:
+            kept.narrow(2, start, T).copy_(new)
+            return kept.narrow(2, 0, end)
+
+        return slice(start, end), filled, ()
+    streams, slots = torch.arange(len(lengths))[:, None], torch.tensor(lengths)[:, None] + torch.arange(T)  # (B, T)
+
+    def filled_apart(kept: Tensor, new: Tensor) -> Tensor:
+        kept.transpose(1, 2)[streams, slots] = new.transpose(1, 2)
+        return kept.narrow(2, 0, end)
+
+    unseen = torch.arange(end) > slots[:, None, :, None]  # (B, 1, T, S)
+    mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))
+    return slots.clamp(max=context - 1), filled_apart, (mask,)
+
+
+def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, Filled, Mask], Tensor]:
     assert isinstance(block, Block)
     attention = block.attention
     attend, n_head = attention.kernels_for(attention.qkv.weight).attend, attention.n_head
@@ -79,16 +123,14 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
     norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
     qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
 
-    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, start: int) -> Tensor:
+    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, filled: Filled, mask: Mask) -> Tensor:
         B, T, C = x.shape
         heads = qkv(norm1(x)).view(B, T, 3, n_head, C // n_head)
         q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
         if has_norm or turns is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
             q, k = (qk if turns is None else _rotated(qk, *turns)).transpose(1, 3).unbind(2)
-        keys.narrow(2, start, T).copy_(k)
-        values.narrow(2, start, T).copy_(v)
-        y = attend(q, keys.narrow(2, 0, start + T), values.narrow(2, 0, start + T), 0.0)  # (B, H, T, D)
+        y = attend(q, filled(keys, k), filled(values, v), 0.0, *mask)  # (B, H, T, D)
         x = x + proj(y.transpose(1, 2).flatten(2))
         return x + mlp(norm2(x))
 

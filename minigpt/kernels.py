@@ -45,8 +45,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 class Kernels:
     """How a model computes what there is more than one way to compute."""
 
-    attend: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    """Causal attention, its weights dropped out, of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D)."""
+    attend: Callable[..., Tensor]
+    """Causal attention, its weights dropped out, of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D).
+
+    Called with q, k, v, the probability, and where streams have come to different places with what is added to their
+    scores: (B, 1, T, S), minus infinity where a query must not see a key.
+    """
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with this probability, and scale the others up."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -73,11 +77,13 @@ def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     return out
 
 
-def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Return causal attention by torch's fused kernel."""
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+    """Return attention by torch's fused kernel, causal or by the mask."""
     T, S = q.size(2), k.size(2)
-    mask = _last_rows(T, S, q.dtype, q.device) if 1 < T < S else None
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=T == S)
+    if mask is None and 1 < T < S:
+        mask = _last_rows(T, S, q.dtype, q.device)
+    causal = mask is None and T == S
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 
 @lru_cache(maxsize=1)  # all layers of a pass want the same
@@ -86,7 +92,7 @@ def _last_rows(T: int, S: int, dtype: torch.dtype, device: torch.device) -> Tens
         return torch.full((T, S), float("-inf"), dtype=dtype, device=device).triu(1 + S - T)
 
 
-def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """Return causal attention over blocks of queries, as plain matrix products.
 
     torch's fused kernel keeps no weights and computes them again in its backward pass, which on a CPU
@@ -94,8 +100,8 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     after keys of a cache are never trained on, and left to that kernel.
     """
     B, H, T, D = q.shape
-    if k.size(2) > T:
-        return attend_fused(q, k, v, dropout)
+    if k.size(2) > T or mask is not None:
+        return attend_fused(q, k, v, dropout, mask)
     rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
     out = _applied(_BlockedAttention, *rows, dropout)
     return out.view(B, H, T, D)

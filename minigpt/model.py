@@ -233,22 +233,25 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T), at most a context of them."""
-        x, angles = self.embed(ids)
+        end = ids.size(1)
+        assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
+        x, angles = self.embed(ids, slice(0, end))  # (B, T, C)
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, angles)
         return self.unembed(x)
 
-    def embed(self, ids: Tensor, start: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Return x (B, T, C) of ids (B, T) from position `start` on, and angles (2, T, D / 2) of rotary positions."""
-        end = start + ids.size(1)
-        assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
+    def embed(self, ids: Tensor, at: slice | Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return x (B, T, C) of ids (B, T), and the angles of rotary positions (2, ..., D / 2).
+
+        `at` are their positions, alike in all sequences or (B, T).
+        """
         x = self.token_embedding(ids)  # (B, T, C)
         if self.config.position == "learned":
-            x = x + self.position_embedding.weight[start:end]
+            x = x + self.position_embedding.weight[at]
         if self.positions is not None:  # scaled as in Vaswani et al. 2017, section 3.4
-            x = x * math.sqrt(self.config.n_embd) + self.positions[start:end]
-        return x, None if self.angles is None else self.angles[:, start:end]
+            x = x * math.sqrt(self.config.n_embd) + self.positions[at]
+        return x, None if self.angles is None else self.angles[:, at]
 
     def unembed(self, x: Tensor) -> Tensor:
         """Return logits (B, T, V) for the last vectors x (B, T, C)."""

@@ -6,7 +6,7 @@ window is computed afresh, because its tokens stand at new positions.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,8 +21,12 @@ from minigpt.runtime import Runtime, choose, sampling_threads
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Tokenizer, Unknown
 
-AHEAD = 8
-"""How many tokens are guessed at once."""
+AHEAD, MORE = 8, 4
+"""How many tokens are guessed at once at most, and how many more than were right the time before."""
+ROWS, MOST_STREAMS = 50, 16
+"""How many rows a pass over several streams and their guesses has, at most, and in how many streams guesses pay."""
+AT_ONCE = 1 << 14
+"""Random numbers that are made at once."""
 LEAST = 1e-20
 """Of exponential numbers: one in 2**53 would be zero, whose logarithm is infinite."""
 
@@ -99,49 +103,112 @@ def generate_ids(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and their log-probabilities (B,).
 
-    Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many
-    are drawn. One stream on a CPU, with a cache and no repetition penalty, is drawn faster with a `draft`; elsewhere
-    that is untried. Raises UserError when the model's logits are not finite.
+    Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many are drawn. On a
+    CPU, with a cache and no repetition penalty, a few streams are drawn faster with a `draft`; elsewhere that is
+    untried. Raises UserError when the model's logits are not finite.
     """
-    device = model.token_embedding.weight.device
-    context = model.config.context
-    gumbel = _GumbelNumbers(settings.seed, num_samples, model.token_embedding.num_embeddings)
-    if num_samples > 1 or not cache or settings.repetition_penalty != 1 or device.type != "cpu":
+    device, context = model.token_embedding.weight.device, model.config.context
+    begin, end = prompt.numel(), prompt.numel() + settings.length
+    if not cache or settings.repetition_penalty != 1 or device.type != "cpu" or num_samples > MOST_STREAMS:
         draft = None
-    ids = prompt.to(device).repeat(num_samples, 1)  # (B, T), grows by what a step draws
-    continued = decoder(model)
-    start, store, step = 0, None, 0
-    while step < settings.length:
-        previous, start = start, window_start(ids.size(1), prompt.numel(), context)
-        if cache and (store is None or start != previous):
-            store = KVCache.empty(model, num_samples if step else 1)
-        seen = ids[:, start:]  # (B, S)
-        guesses: list[int] = []
+    gumbel = _GumbelNumbers(settings.seed, num_samples, model.token_embedding.num_embeddings)
+    texts = [_Text(stream, prompt.tolist()) for stream in range(num_samples)]
+    going = texts.copy()  # those that are not finished
+    reader = _Reader(model, min(context, end) + (AHEAD if draft else 0)) if cache else None
+    given = 0
+    while given < settings.length:
+        ahead = min(ROWS // len(going) - 1, max(text.ahead for text in going)) if draft else 0
+        numbers = gumbel.of([text.stream for text in going], [len(text.logprobs) for text in going], 1 + ahead)
+        for text in going:
+            text.see_from(window_start(len(text.ids), begin, context))
         if draft:
-            ahead = min(AHEAD, context - seen.size(1), settings.length - step - 1)
-            guesses = draft.guess(seen[0, -LONGEST:].tolist(), gumbel.of(step, ahead)[0].numpy(), settings.temperature)
-        drawing = 1 + len(guesses)
+            for text, noise in zip(going, numbers.numpy(), strict=True):  # (1 + ahead, V)
+                room = min(ahead, text.ahead, text.start + context - len(text.ids), end - 1 - len(text.ids))
+                recent = text.ids[max(text.start, len(text.ids) - LONGEST) :]
+                text.guesses = draft.guess(recent, noise[:room], settings.temperature)
         with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
-            tokens = torch.cat((seen, ids.new_tensor([guesses])), dim=1) if guesses else seen
-            if store is None:
-                logits = model(tokens)  # (B, T, V)
-            elif step:
-                logits = continued(tokens[:, store.length :], store)
-            else:  # all streams begin alike
-                logits, store = continued(tokens[:1], store).expand(num_samples, -1, -1), store.repeated(num_samples)
-            logits = logits[:, -drawing:].float()  # (B, drawing, V)
+            seen = None
+            if reader is None or settings.repetition_penalty != 1:
+                seen = torch.tensor([text.ids[text.start :] for text in going], device=device)  # (B, S)
+            logits = (reader.read(going) if reader else model(seen)[:, -1:]).float()  # (B, T, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
-            numbers = gumbel.of(step, drawing).flatten(0, 1)  # (B drawing, V)
-            drawn = next_token(logits.flatten(0, 1), seen, settings, numbers).view(num_samples, drawing)
-            if guesses and store is not None:
-                right = _agreeing(guesses, drawn[0].tolist())
-                logits, drawn = logits[:, : right + 1], drawn[:, : right + 1]  # what came after a wrong guess is void
-                store.length -= len(guesses) - right
-            logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, drawn)
-            ids = torch.cat((ids, drawn), dim=1)
-        step += drawn.size(1)
-        yield from zip(drawn.unbind(1), logprobs.unbind(1), strict=True)
+            B, T, _ = logits.shape
+            drawn = next_token(logits.flatten(0, 1), seen, settings, numbers[:, :T].flatten(0, 1)).view(B, T)
+            logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, T)
+            for text, *row in zip(going, drawn.tolist(), logprobs.tolist(), strict=True):
+                text.extend(*row)
+            for place in [place for place, text in enumerate(going) if len(text.ids) == end][::-1]:
+                going[place] = going[-1]
+                going.pop()
+                if reader:
+                    reader.cache.drop(place)
+        ready = min(len(text.logprobs) for text in texts)  # right guesses bring a text ahead of others
+        ids = torch.tensor([text.ids[begin + given : begin + ready] for text in texts])
+        values = torch.tensor([text.logprobs[given:ready] for text in texts])
+        yield from zip(ids.unbind(1), values.unbind(1), strict=True)
+        given = ready
+
+
+@dataclass
+class _Text:
+    """What one stream has come to."""
+
+    stream: int
+    ids: list[int]
+    """Those of the prompt, and those drawn."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of those drawn."""
+    start: int = -1
+    """Where the window begins that the model sees."""
+    moved: bool = False
+    """Whether it began elsewhere the time before."""
+    guesses: list[int] = field(default_factory=list)
+    """What may come next."""
+    ahead: int = AHEAD
+    """How many tokens are worth guessing."""
+
+    def see_from(self, start: int) -> None:
+        self.start, self.moved = start, start != self.start
+
+    def extend(self, drawn: list[int], logprobs: list[float]) -> None:
+        """Take what was drawn after the last token and after each guess, up to the first that was guessed wrong."""
+        right = next((at for at, guess in enumerate(self.guesses) if guess != drawn[at]), len(self.guesses))
+        self.ids += drawn[: right + 1]
+        self.logprobs += logprobs[: right + 1]
+        self.ahead = min(AHEAD, right + MORE)
+
+
+class _Reader:
+    """Reads texts with a key-value cache: what is new in each, and a window that has moved from its start."""
+
+    def __init__(self, model: GPT, slots: int) -> None:
+        """Keep up to `slots` tokens of each text."""
+        self.decode, self.device = decoder(model), model.token_embedding.weight.device
+        self.cache = KVCache.empty(model, 1, slots)
+
+    def read(self, texts: list[_Text]) -> Tensor:
+        """Return logits (B, T, V) after the last token of each text and after its guesses; those of fewer are void."""
+        moved = [place for place, text in enumerate(texts) if text.moved]
+        if len(self.cache.lengths) < len(texts):  # they all begin alike
+            self._read_windows(texts[:1], self.cache)
+            self.cache = self.cache.repeated(len(texts))
+        elif len(moved) == len(texts):
+            self._read_windows(texts, self.cache)
+        else:
+            for place in moved:
+                self._read_windows(texts[place : place + 1], self.cache.stream(place))
+        most = max(len(text.guesses) for text in texts)
+        ids = [[text.ids[-1], *text.guesses, *[0] * (most - len(text.guesses))] for text in texts]
+        self.cache.lengths = [len(text.ids) - 1 - text.start for text in texts]  # wrong guesses are forgotten
+        return self.decode(torch.tensor(ids, device=self.device), self.cache)
+
+    def _read_windows(self, texts: list[_Text], cache: KVCache) -> None:
+        """Read all but the last token, after which guesses may follow."""
+        cache.lengths = [0] * len(texts)
+        ids = [text.ids[text.start : -1] for text in texts]
+        if ids[0]:
+            self.decode(torch.tensor(ids, device=self.device), cache)
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:
@@ -156,7 +223,7 @@ def window_start(length: int, prompt_length: int, context: int) -> int:
     return first + -(-overflow // stride) * stride
 
 
-def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, gumbel: Tensor) -> Tensor:
+def next_token(logits: Tensor, seen: Tensor | None, settings: SampleConfig, gumbel: Tensor) -> Tensor:
     """Choose a token (B,) from logits (B, V), with independent numbers of the standard Gumbel distribution (B, V).
 
     `seen` (B, S) are the tokens in the window, for the repetition penalty. Temperature 0 is greedy. Else the greatest
@@ -169,7 +236,7 @@ def next_token(logits: Tensor, seen: Tensor, settings: SampleConfig, gumbel: Ten
     return (log_probs + gumbel.to(log_probs.dtype).to(log_probs.device)).argmax(-1)
 
 
-def probabilities(logits: Tensor, seen: Tensor, settings: SampleConfig) -> Tensor:
+def probabilities(logits: Tensor, seen: Tensor | None, settings: SampleConfig) -> Tensor:
     """Return the distribution (B, V) that is drawn from: penalty, temperature, then top-k, top-p, min-p in turn."""
     if logits.device.type != "mps":  # which has no float64
         logits = logits.double()
@@ -190,18 +257,13 @@ def probabilities(logits: Tensor, seen: Tensor, settings: SampleConfig) -> Tenso
     return probs / probs.sum(-1, keepdim=True)
 
 
-def penalized(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalized(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
     """Make the tokens that stand in `seen` less likely (Keskar et al. 2019, section 4.1)."""
-    if penalty == 1:
+    if seen is None or penalty == 1:
         return logits
     score, most = logits.gather(1, seen), torch.finfo(logits.dtype).max / 4  # beyond which differences are infinite
     changed = torch.where(score > 0, score / penalty, score * penalty).clamp(-most, most)
     return logits.scatter(1, seen, changed)
-
-
-def _agreeing(guesses: list[int], drawn: list[int]) -> int:
-    """Return how many tokens were guessed right, up to the first that was not."""
-    return next((at for at, guess in enumerate(guesses) if guess != drawn[at]), len(guesses))
 
 
 class _GumbelNumbers:
@@ -213,15 +275,20 @@ class _GumbelNumbers:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.start, self.made = 0, torch.empty(num_samples, 0, vocab_size, dtype=torch.float64)  # from token `start` on
 
-    def of(self, start: int, count: int) -> Tensor:
-        """Return those of `count` tokens from the `start`-th on, (B, count, V). Those before it are forgotten."""
-        self.made, self.start = self.made[:, start - self.start :], start
-        uniform = self.made.new_empty(self.made.size(0), max(0, count - self.made.size(1)), self.made.size(2))
-        for row, generator in zip(uniform, self.generators, strict=True):
-            row.uniform_(generator=generator)
-        exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
-        self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
-        return self.made[:, :count]
+    def of(self, streams: list[int], starts: list[int], count: int) -> Tensor:
+        """Return those of `count` tokens from each of these streams' starts on (B, count, V), and forget all before."""
+        first, last = min(starts), max(starts)
+        self.made, self.start = self.made[:, first - self.start :], first
+        B, ready, V = self.made.shape
+        if ready < last + count - first:
+            uniform = self.made.new_empty(B, max(last + count - first - ready, AT_ONCE // (B * V)), V)
+            for row, generator in zip(uniform, self.generators, strict=True):
+                row.uniform_(generator=generator)
+            exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
+            self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
+        if first == last and len(streams) == len(self.generators):
+            return self.made[:, :count]
+        return torch.stack([self.made[s, start - first :][:count] for s, start in zip(streams, starts, strict=True)])
 
 
 class _Stream:

@@ -198,19 +198,24 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return "small"
 
 
+@pytest.mark.parametrize("streams", [1, 2])
 def test_a_trained_run_is_also_measured_without_guesses_and_draws_the_same(
-    monkeypatch: pytest.MonkeyPatch, trained: str
+    monkeypatch: pytest.MonkeyPatch, trained: str, streams: int
 ) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
-    document = found("sample", trained, "--length", 8, "--rounds", 2)
+    document = found("sample", trained, "--length", 8, "--rounds", 2, "--streams", streams)
     check(document, "characters_per_second", 2)
     sides = document["comparisons"][0]["sides"]
     assert list(sides) == ["minigpt", "minigpt without guesses", "minigpt without its cache"]
     assert len({tuple(one["crc32"] for one in side["rounds"]) for side in sides.values()}) == 1
     assert ["and guesses, " in side["about"] for side in sides.values()] == [True, False, False]
-    streams = bench("sample", trained, "--rounds", 1, "--streams", 2)
-    assert "measured without guesses" in streams.stderr
-    assert "16 characters in 2 streams" in streams.stdout  # all of the context, which is shorter than 256
+
+
+def test_many_streams_are_measured_without_guesses(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
+    monkeypatch.setattr(sample, "find_spec", lambda name: None)
+    streams = bench("sample", trained, "--rounds", 1, "--streams", 17)
+    assert "measured without guesses, which take at most 16 streams, a CPU, and the run's text" in streams.stderr
+    assert "16 characters in 17 streams" in streams.stdout  # all of the context, which is shorter than 256
 
 
 def test_only_the_side_with_guesses_guesses(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:

@@ -198,6 +198,36 @@ def test_a_cache_changes_nothing(switches: dict[str, Any], cuts: set[int]) -> No
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("switches", SWITCHES[::3], ids=lambda s: "-".join(str(value) for value in s.values()))
+@pytest.mark.parametrize("kernels", [TORCH, CPU], ids=["torch", "cpu"])
+def test_streams_go_on_from_different_places(switches: dict[str, Any], kernels: Kernels) -> None:
+    """Each sees its own past alone, whatever stands in the others and after it, also where its context ends."""
+    model, ids, lengths = awake("modern", **switches), some_ids(4, 10), [2, 7, 0, 6]
+    model.use(kernels)
+    cache, forward = KVCache.empty(model, 4, slots=13), decoder(model)
+    forward(some_ids(4, 10, vocab_size=3), cache)  # of which nothing is to be seen
+    for index, length in enumerate(lengths):
+        if length:
+            past = cache.stream(index)
+            past.lengths = [0]
+            forward(ids[index : index + 1, :length], past)
+    new = [torch.cat((row, row))[length : length + 5] for row, length in zip(ids, lengths, strict=True)]
+    cache.lengths = lengths.copy()
+    with torch.no_grad():
+        seen, whole = forward(torch.stack(new), cache), model(ids)
+    assert cache.lengths == [7, 12, 5, 11]
+    for index, length in enumerate(lengths):
+        count = min(5, 10 - length)
+        torch.testing.assert_close(seen[index, :count], whole[index, length : length + count], atol=1e-5, rtol=1e-5)
+    assert seen.isfinite().all(), "also of what stands beyond the context"
+    cache.drop(1)  # and the last takes its place
+    assert cache.lengths == [7, 11, 5]
+    cache.lengths = [6, 8, 4]
+    with torch.no_grad():
+        seen = forward(torch.stack((ids[0, 6:8], ids[3, 8:10], ids[2, 4:6])), cache)
+    torch.testing.assert_close(seen, torch.stack((whole[0, 6:8], whole[3, 8:10], whole[2, 4:6])), atol=1e-5, rtol=1e-5)
+
+
 def test_a_cache_needs_no_gradients_and_gives_none() -> None:
     model = awake("modern")
     assert torch.equal(in_chunks(model, some_ids(2, 10), [4, 6]).detach(), in_chunks(model, some_ids(2, 10), [4, 6]))
@@ -210,7 +240,7 @@ def test_a_cache_that_is_repeated_holds_what_is_filled_for_each_stream() -> None
     decoder(model)(some_ids(1, 4), cache)
     assert cache.repeated(1) is cache
     three = cache.repeated(3)
-    assert (three.k.shape, three.length) == ((2, 3, 2, 10, 8), 4)
+    assert (three.k.shape, three.lengths) == ((2, 3, 2, 10, 8), [4, 4, 4])
     for many, one in ((three.k, cache.k), (three.v, cache.v)):
         assert torch.equal(many[:, :, :, :4], one[:, :, :, :4].expand(-1, 3, -1, -1, -1))
 
@@ -221,7 +251,7 @@ def test_the_cache_holds_what_its_shapes_say() -> None:
     assert cache.k.shape == cache.v.shape == (2, 3, 2, 10, 8)  # (L, B, H, context, D)
     with torch.no_grad():
         assert decoder(model)(some_ids(3, 4), cache).shape == (3, 4, V)
-        assert cache.length == 4
+        assert cache.lengths == [4, 4, 4]
         with pytest.raises(AssertionError, match="exceed the context"):
             decoder(model)(some_ids(3, 7), cache)
     with pytest.raises(AssertionError, match="11 tokens exceed the context of 10"):

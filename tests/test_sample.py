@@ -17,7 +17,10 @@ from minigpt.errors import UserError
 from minigpt.kernels import TORCH
 from minigpt.model import GPT, Linear
 from minigpt.sample import (
+    AHEAD,
     LEAST,
+    MOST_STREAMS,
+    ROWS,
     Piece,
     _GumbelNumbers,
     _Stream,
@@ -107,38 +110,97 @@ def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
 
 
 class Told(Draft):
-    """Guesses what it is told that the text will be, every third token of it wrong if so wished."""
+    """Guesses what it is told that texts (B, T) will be, if so wished each third to fifth token of a text wrong."""
 
-    def __init__(self, text: list[int], errs: bool) -> None:
-        self.text, self.errs, self.asked = text, errs, 0
+    def __init__(self, texts: Tensor, settings: SampleConfig, errs: bool) -> None:
+        count, length = texts.shape
+        numbers = _GumbelNumbers(settings.seed, count, CHARS.vocab_size).of(list(range(count)), [0] * count, length)
+        self.places = {numbers[b, at, 0].item(): (b, at) for b in range(count) for at in range(length)}
+        self.texts, self.errs, self.asked = texts.tolist(), errs, 0
 
     def guess(self, recent: list[int], gumbel: np.ndarray, temperature: float) -> list[int]:
         self.asked += 1
-        at = next(n for n in range(self.asked, len(self.text) + 1) if self.text[max(0, n - len(recent)) : n] == recent)
-        return [
-            (token + (self.errs and place % 3 == 0)) % CHARS.vocab_size
-            for place, token in enumerate(self.text[at : at + len(gumbel)], at)
-        ]
+        if len(gumbel) == 0:
+            return []
+        b, at = self.places[gumbel[0, 0]]
+        before = self.texts[b][:at][-len(recent) :]
+        assert recent[len(recent) - len(before) :] == before
+        following = enumerate(self.texts[b][at : at + len(gumbel)], at)
+        return [(token + (self.errs and place % (3 + b % 3) == 0)) % CHARS.vocab_size for place, token in following]
 
 
 @pytest.mark.parametrize("errs", [False, True])
+@pytest.mark.parametrize("num_samples", [1, 4])
 @pytest.mark.parametrize("prompt", ["a", "abcdef", "abcdefghijkabcdefghijk"], ids=len)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_guesses_change_no_text(family: str, position: str, prompt: str, errs: bool) -> None:
+def test_guesses_change_no_text(family: str, position: str, prompt: str, num_samples: int, errs: bool) -> None:
     """Right or wrong, below and far beyond the context, and right ones take fewer passes of the model."""
     model = model_of(family, position=position, context=12)
     start = torch.tensor(CHARS.encode(prompt).astype("int64"))
     settings = SampleConfig(length=60, temperature=1.0)
-    plain = list(generate_ids(model, start, settings))
-    text = start.tolist() + [int(token) for token, _ in plain]
+
+    def drawn(draft: Draft | None = None) -> tuple[Tensor, Tensor]:
+        ids, logprobs = zip(*generate_ids(model, start, settings, num_samples=num_samples, draft=draft), strict=True)
+        return torch.stack(ids, 1), torch.stack(logprobs, 1)  # (B, length)
+
+    plain, plain_logprobs = drawn()
     passes = widths(model)
-    guessed = list(generate_ids(model, start, settings, draft=Told(text, errs)))
-    assert start.tolist() + [int(token) for token, _ in guessed] == text
-    logprobs = [torch.cat([logprob for _, logprob in drawn]) for drawn in (guessed, plain)]
-    assert torch.allclose(*logprobs, atol=1e-4)
-    assert len(passes) < (45 if errs else 35)
-    assert len(set(text)) > 3
+    guessed, logprobs = drawn(Told(plain, settings, errs))
+    assert torch.equal(guessed, plain)
+    assert torch.allclose(logprobs, plain_logprobs, atol=1e-4)
+    if num_samples == 1:
+        assert len(passes) < (45 if errs else 35)
+    assert len(set(plain.flatten().tolist())) > 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_get_ahead_of_others_and_end_before_them(family: str) -> None:
+    """The one that errs at each third token takes the most passes, and others leave it alone as they end."""
+    model, start, settings = model_of(family, context=48), torch.tensor([1]), SampleConfig(length=40, temperature=1.0)
+    plain = torch.stack([ids for ids, _ in generate_ids(model, start, settings, num_samples=3)], 1)
+    shapes: list[tuple[int, ...]] = []
+    model.token_embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    draft = Told(plain, settings, errs=True)
+    guessed = torch.stack([ids for ids, _ in generate_ids(model, start, settings, num_samples=3, draft=draft)], 1)
+    assert torch.equal(guessed, plain)
+    streams = [count for count, _ in shapes]
+    assert streams == sorted(streams, reverse=True)
+    # The first token is wrong, and then each fifth, fourth and third, which ends a pass.
+    assert [sum(count >= n for count in streams) for n in (3, 2, 1)] == [1 + math.ceil(39 / n) for n in (5, 4, 3)]
+
+
+def test_after_wrong_guesses_fewer_are_made() -> None:
+    """As many as were right and four more; eight at most."""
+    model, start, settings = model_of(context=48), torch.tensor([1]), SampleConfig(length=40, temperature=0)
+    text = [int(ids) for ids, _ in generate_ids(model, start, settings)]
+    asked: list[tuple[int, int]] = []  # how many guesses, and how many right ones were given
+
+    class Partly(Draft):
+        def guess(self, recent: list[int], gumbel: np.ndarray, temperature: float) -> list[int]:
+            at = sum(1 + right for _, right in asked)
+            asked.append((len(gumbel), (3, 0, 1, 5, 0, 0, 2)[len(asked) % 7]))
+            following = text[at : at + len(gumbel)]
+            right = asked[-1][1]
+            return [(token + (place == right)) % CHARS.vocab_size for place, token in enumerate(following)]
+
+    list(generate_ids(model, start, settings, draft=Partly(np.zeros(0), CHARS.vocab_size)))
+    assert [count for count, _ in asked][:9] == [8, 7, 4, 5, 8, 4, 4, 6, 7]
+
+
+@pytest.mark.parametrize("num_samples", [5, MOST_STREAMS])
+def test_the_more_texts_the_fewer_guesses(num_samples: int) -> None:
+    """No pass has more rows than are worth it."""
+    model, start, settings = model_of(context=48), torch.tensor([1, 2]), SampleConfig(length=40, temperature=1.0)
+    plain = torch.stack([ids for ids, _ in generate_ids(model, start, settings, num_samples=num_samples)], 1)
+    shapes: list[tuple[int, ...]] = []
+    model.token_embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    draft = Told(plain, settings, errs=True)
+    guessed = [ids for ids, _ in generate_ids(model, start, settings, num_samples=num_samples, draft=draft)]
+    assert torch.equal(torch.stack(guessed, 1), plain)
+    assert all(B * T <= ROWS and T <= 1 + AHEAD for B, T in shapes)
+    assert max(T for _, T in shapes) > 5
+    assert shapes[1] == (num_samples, min(1 + AHEAD, ROWS // num_samples))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +221,9 @@ def test_guesses_by_a_text_change_no_text(settings: dict[str, Any]) -> None:
 
 def test_nothing_is_guessed_where_it_cannot_be_used() -> None:
     model, start = model_of(), torch.tensor([1, 2, 3])
-    draft = Told([], errs=False)
+    draft = Told(torch.zeros(1, 8), SampleConfig(), errs=False)
     for changes, options in (
-        ({}, {"num_samples": 2}), ({}, {"cache": False}), ({"repetition_penalty": 1.3}, {}),
+        ({}, {"num_samples": MOST_STREAMS + 1}), ({}, {"cache": False}), ({"repetition_penalty": 1.3}, {}),
     ):  # fmt: skip
         settings = SampleConfig(length=8, **changes)
         guessed, plain = (list(generate_ids(model, start, settings, draft=one, **options)) for one in (draft, None))
@@ -194,9 +256,11 @@ def test_each_step_sees_the_end_of_the_text_and_the_cache_recomputes_only_a_new_
         assert torch.equal(seen, text[starts[step] : 9 + step])
     inputs.clear()
     list(generate_ids(model, prompt, settings, cache=True))
-    for step, seen in enumerate(inputs):
-        same_window = step > 0 and starts[step] == starts[step - 1]
-        assert len(seen) == (1 if same_window else 9 + step - starts[step])
+    for step, start in enumerate(starts):
+        if (step == 0 or start != starts[step - 1]) and 9 + step - start > 1:
+            assert torch.equal(inputs.pop(0), text[start : 9 + step - 1])  # of a new window all but the last
+        assert inputs.pop(0).tolist() == [text[9 + step - 1]]
+    assert inputs == []
 
 
 def test_a_prompt_is_read_once_for_all_samples() -> None:
@@ -204,7 +268,7 @@ def test_a_prompt_is_read_once_for_all_samples() -> None:
     shapes: list[tuple[int, ...]] = []
     model.token_embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
     list(generate_ids(model, prompt, SampleConfig(length=5), num_samples=3))
-    assert shapes == [(1, 9), (3, 1), (3, 1), (3, 1), (3, 7)]  # the last reads a new window
+    assert shapes == [(1, 8), *[(3, 1)] * 4, (3, 6), (3, 1)]  # the last but one reads a new window
 
 
 # --- what is drawn -----------------------------------------------------------------------------------
@@ -321,7 +385,7 @@ def test_draws_by_the_samplers_own_numbers_follow_it_too(settings: dict[str, Any
     seen = torch.tensor([[2, 5, 5]])
     config = SampleConfig(**{"temperature": 1.0, **settings})
     expected = count * probabilities(logits, seen, config)[0]
-    gumbel = _GumbelNumbers(1, 1, 12).of(0, count)[0]
+    gumbel = _GumbelNumbers(1, 1, 12).of([0], [0], count)[0]
     drawn = next_token(logits.expand(count, -1), seen.expand(count, -1), config, gumbel).bincount(minlength=12)
     likely = expected > 5
     assert drawn[expected == 0].sum() == 0
@@ -331,13 +395,15 @@ def test_draws_by_the_samplers_own_numbers_follow_it_too(settings: dict[str, Any
 
 def test_random_numbers_do_not_depend_on_how_they_are_asked_for() -> None:
     """Nor on how many streams there are, and they are those of the standard Gumbel distribution."""
-    whole = _GumbelNumbers(7, 3, 11).of(0, 500)  # (3, 500, 11)
+    whole = _GumbelNumbers(7, 3, 11).of([0, 1, 2], [0, 0, 0], 500)  # (3, 500, 11)
     parts, alone = _GumbelNumbers(7, 3, 11), _GumbelNumbers(7, 1, 11)
     at = 0
     for moved, count in ((1, 1), (1, 5), (3, 4), (9, 9), (2, 40), (40, 40), (1, 7)):
-        assert torch.equal(parts.of(at, count), whole[:, at : at + count])
-        assert torch.equal(alone.of(at, count), whole[:1, at : at + count])
+        assert torch.equal(parts.of([0, 1, 2], [at] * 3, count), whole[:, at : at + count])
+        assert torch.equal(alone.of([0], [at], count), whole[:1, at : at + count])
         at += moved
+    apart = parts.of([2, 0], [at + 5, at], 4)
+    assert torch.equal(apart, torch.stack((whole[2, at + 5 : at + 9], whole[0, at : at + 4])))
     assert whole.mean().item() == pytest.approx(0.5772, abs=0.03)
     assert whole.var().item() == pytest.approx(math.pi**2 / 6, abs=0.08)
     assert len(whole.unique()) == whole.numel()
@@ -448,7 +514,7 @@ def test_text_comes_as_it_is_drawn() -> None:
     assert seen == []
     next(pieces)
     next(pieces)
-    assert seen == [3, 1]
+    assert seen == [2, 1, 1]  # the prompt but for its last character, and what each is drawn after
     assert len(list(pieces)) == 48
 
 

@@ -20,7 +20,7 @@ from minigpt.errors import UserError
 from minigpt.memory import peak_memory
 from minigpt.model import GPT
 from minigpt.runtime import pick_device
-from minigpt.sample import generate_ids, settle
+from minigpt.sample import MOST_STREAMS, generate_ids, settle
 from minigpt.seeds import mix_seed
 
 VOCABULARY = 65
@@ -61,10 +61,11 @@ def run(
         runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
         config = config.model_copy(update={"model": loaded.config.model, "runtime": runtime})
         vocab_size = loaded.tokenizer.vocab_size
-        if streams == 1 and pick_device(config.runtime.device) == "cpu" and loaded.draft:
+        if streams <= MOST_STREAMS and pick_device(config.runtime.device) == "cpu" and loaded.draft:
             ways = [("minigpt", True, True), ("minigpt without guesses", True, False), ways[1]]
         else:
-            say("measured without guesses, which take one stream, a CPU, and the run's text in the cache")
+            most = f"at most {MOST_STREAMS} streams, a CPU, and the run's text in the cache"
+            say(f"measured without guesses, which take {most}")
     context = config.model.context
     length = length or min(LENGTH, context)
     if length > context:  # there each side would go on in its own way

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from minigpt.tokenizer import Ids
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far the fast path and the explicit one may lie apart, as a share of the largest value that a head attends to."""
 
-Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,8 @@ def without_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[No
     def silence(layer: int, attend: Attend) -> Attend:
         silent = [head for at, head in heads if at == layer]
 
-        def attend_without(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            y = attend(q, k, v, dropout).clone()  # (B, H, T, D)
+        def attend_without(*inputs: Any) -> Tensor:
+            y = attend(*inputs).clone()  # (B, H, T, D)
             y[:, silent] = 0
             return y
 
