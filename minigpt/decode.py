@@ -27,7 +27,7 @@ Place = tuple[slice | Tensor, Filled, Mask]
 class KVCache:
     """Keys and values of the tokens seen so far, so that each new token costs one token's work.
 
-    Shapes: k and v (L, B, H, S, D). Of the S slots of stream b the first `lengths[b]` are filled.
+    Shapes: k and v (L, B, H, slots, D). Of the slots of stream b the first `lengths[b]` are filled.
     """
 
     k: Tensor
@@ -42,18 +42,22 @@ class KVCache:
         """
         config, weight = model.config, model.token_embedding.weight
         shape = (config.n_layer, batch, config.n_head, slots or config.context, config.head_size)
-        return KVCache(weight.new_zeros(shape), weight.new_zeros(shape), [0] * batch)
+        return KVCache(weight.new_empty(shape), weight.new_empty(shape), [0] * batch)
 
-    def repeated(self, batch: int) -> "KVCache":
-        """Return a cache for `batch` streams that all begin as the one of this cache; for one stream, this cache."""
-        if batch == 1:
-            return self
-        k, v = (x.repeat(1, batch, 1, 1, 1) for x in (self.k, self.v))
-        return KVCache(k, v, self.lengths * batch)
+    def clear(self) -> None:
+        """Fill all slots with zeros: streams read to the end of the longest, where a mask hides anything but NaN."""
+        self.k.zero_()
+        self.v.zero_()
 
     def stream(self, index: int) -> "KVCache":
         """Return the part of one stream, which shares its memory."""
         return KVCache(self.k[:, index : index + 1], self.v[:, index : index + 1], [self.lengths[index]])
+
+    def spread(self, length: int) -> None:
+        """Let all streams begin with the first `length` tokens of the first."""
+        for kept in (self.k, self.v):
+            kept[:, 1:, :, :length] = kept[:, :1, :, :length]  # and the rest takes no memory before its use
+        self.lengths = [length] * len(self.lengths)
 
     def drop(self, index: int) -> None:
         """Forget a stream. The last one takes its place."""

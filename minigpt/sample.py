@@ -8,7 +8,9 @@ window is computed afresh, because its tokens stand at new positions.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.config import RuntimeConfig, SampleConfig
@@ -26,7 +28,7 @@ AHEAD, MORE = 8, 4
 ROWS, MOST_STREAMS = 50, 16
 """How many rows a pass over several streams and their guesses has, at most, and in how many streams guesses pay."""
 AT_ONCE = 1 << 14
-"""Random numbers that are made at once."""
+"""Random numbers that are made at once, for all streams together."""
 LEAST = 1e-20
 """Of exponential numbers: one in 2**53 would be zero, whose logarithm is infinite."""
 
@@ -73,21 +75,23 @@ def generate(
 
     `settings` gives length, temperature, filters and seed; its own prompt is not used. A sample ends
     before the first of the `stop` strings, or after `settings.length` tokens; bytes that by then are
-    not a whole character are left out. An empty prompt starts as after a line end. A `draft` changes how soon one
-    sample is drawn, not what. Raises UserError for a prompt with characters the model does not know, unless `unknown`
-    is "skip" or "replace".
+    not a whole character are left out. An empty prompt starts as after a line end. A `draft` changes how soon
+    samples are drawn, not what. Raises UserError for a prompt with characters the model does not know, unless
+    `unknown` is "skip" or "replace".
     """
     settings = settings or SampleConfig()
     ids = tokenizer.encode(prompt, unknown)
     if len(ids) == 0:
         ids = tokenizer.encode("\n", "replace")
     streams = [_Stream(index, tokenizer, stop) for index in range(num_samples)]
-    start = torch.tensor(ids.astype("int64"))
-    for drawn, logprobs in generate_ids(model, start, settings, num_samples=num_samples, cache=cache, draft=draft):
-        for stream, token, logprob in zip(streams, drawn.tolist(), logprobs.tolist(), strict=True):
-            yield from stream.push(token, logprob)
-        if all(stream.ended for stream in streams):
-            return
+    drawing = _Drawing(model, torch.tensor(ids.astype("int64")), settings, num_samples, cache, draft)
+    while drawing.going:
+        for text, drawn, logprobs in drawing.go_on():
+            stream = streams[text.stream]
+            for token, logprob in zip(drawn, logprobs, strict=True):
+                yield from stream.push(token, logprob)
+            if stream.ended:
+                drawing.let_go(text)
     for stream in streams:
         yield from stream.flush()
 
@@ -101,64 +105,37 @@ def generate_ids(
     cache: bool = True,
     draft: Draft | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and their log-probabilities (B,).
+    """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and log-probabilities (B,), on the CPU.
 
     Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many are drawn. On a
     CPU, with a cache and no repetition penalty, a few streams are drawn faster with a `draft`; elsewhere that is
     untried. Raises UserError when the model's logits are not finite.
     """
-    device, context = model.token_embedding.weight.device, model.config.context
-    begin, end = prompt.numel(), prompt.numel() + settings.length
-    if not cache or settings.repetition_penalty != 1 or device.type != "cpu" or num_samples > MOST_STREAMS:
-        draft = None
-    gumbel = _GumbelNumbers(settings.seed, num_samples, model.token_embedding.num_embeddings)
-    texts = [_Text(stream, prompt.tolist()) for stream in range(num_samples)]
-    going = texts.copy()  # those that are not finished
-    reader = _Reader(model, min(context, end) + (AHEAD if draft else 0)) if cache else None
-    given = 0
+    ids = np.empty((num_samples, settings.length), dtype=np.int64)
+    logprobs = np.empty(ids.shape, dtype=np.float32)
+    lengths, given = [0] * num_samples, 0
+    drawing = _Drawing(model, prompt, settings, num_samples, cache, draft)
     while given < settings.length:
-        ahead = min(ROWS // len(going) - 1, max(text.ahead for text in going)) if draft else 0
-        numbers = gumbel.of([text.stream for text in going], [len(text.logprobs) for text in going], 1 + ahead)
-        for text in going:
-            text.see_from(window_start(len(text.ids), begin, context))
-        if draft:
-            for text, noise in zip(going, numbers.numpy(), strict=True):  # (1 + ahead, V)
-                room = min(ahead, text.ahead, text.start + context - len(text.ids), end - 1 - len(text.ids))
-                recent = text.ids[max(text.start, len(text.ids) - LONGEST) :]
-                text.guesses = draft.guess(recent, noise[:room], settings.temperature)
-        with torch.inference_mode(), evaluating(model):  # not across the yield: what the caller does is its own
-            seen = None
-            if reader is None or settings.repetition_penalty != 1:
-                seen = torch.tensor([text.ids[text.start :] for text in going], device=device)  # (B, S)
-            logits = (reader.read(going) if reader else model(seen)[:, -1:]).float()  # (B, T, V)
-            if not bool(logits.isfinite().all()):
-                raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
-            B, T, _ = logits.shape
-            drawn = next_token(logits.flatten(0, 1), seen, settings, numbers[:, :T].flatten(0, 1)).view(B, T)
-            logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, T)
-            for text, *row in zip(going, drawn.tolist(), logprobs.tolist(), strict=True):
-                text.extend(*row)
-            for place in [place for place, text in enumerate(going) if len(text.ids) == end][::-1]:
-                going[place] = going[-1]
-                going.pop()
-                if reader:
-                    reader.cache.drop(place)
-        ready = min(len(text.logprobs) for text in texts)  # right guesses bring a text ahead of others
-        ids = torch.tensor([text.ids[begin + given : begin + ready] for text in texts])
-        values = torch.tensor([text.logprobs[given:ready] for text in texts])
-        yield from zip(ids.unbind(1), values.unbind(1), strict=True)
+        for text, drawn, values in drawing.go_on():
+            start, end = lengths[text.stream], lengths[text.stream] + len(drawn)
+            ids[text.stream, start:end], logprobs[text.stream, start:end] = drawn, values
+            lengths[text.stream] = end
+        ready = min(lengths)  # right guesses bring a stream ahead of others
+        columns = (torch.from_numpy(rows[:, given:ready]).unbind(1) for rows in (ids, logprobs))
+        yield from zip(*columns, strict=True)
         given = ready
 
 
-@dataclass
+@dataclass(eq=False)
 class _Text:
     """What one stream has come to."""
 
     stream: int
-    ids: list[int]
-    """Those of the prompt, and those drawn."""
-    logprobs: list[float] = field(default_factory=list)
-    """Of those drawn."""
+    ids: NDArray[np.int64]
+    """Those of the prompt, those drawn, and room for those to come."""
+    length: int
+    """How many there are."""
+    gumbel: "_GumbelNumbers"
     start: int = -1
     """Where the window begins that the model sees."""
     moved: bool = False
@@ -168,47 +145,126 @@ class _Text:
     ahead: int = AHEAD
     """How many tokens are worth guessing."""
 
-    def see_from(self, start: int) -> None:
+    @property
+    def window(self) -> NDArray[np.int64]:
+        """What the model sees."""
+        return self.ids[self.start : self.length]
+
+    def look(self, start: int) -> None:
+        """See what is there from `start` on."""
         self.start, self.moved = start, start != self.start
 
-    def extend(self, drawn: list[int], logprobs: list[float]) -> None:
-        """Take what was drawn after the last token and after each guess, up to the first that was guessed wrong."""
+    def extend(self, drawn: list[int]) -> int:
+        """Take the tokens drawn after the last one and each guess, up to the first guessed wrong; return how many."""
         right = next((at for at, guess in enumerate(self.guesses) if guess != drawn[at]), len(self.guesses))
-        self.ids += drawn[: right + 1]
-        self.logprobs += logprobs[: right + 1]
+        self.ids[self.length : self.length + right + 1] = drawn[: right + 1]
+        self.length += right + 1
         self.ahead = min(AHEAD, right + MORE)
+        return right + 1
 
 
-class _Reader:
-    """Reads texts with a key-value cache: what is new in each, and a window that has moved from its start."""
+class _Drawing:
+    """Texts that are drawn together, a pass of the model at a time, by which each gets a token or more."""
 
-    def __init__(self, model: GPT, slots: int) -> None:
-        """Keep up to `slots` tokens of each text."""
-        self.decode, self.device = decoder(model), model.token_embedding.weight.device
-        self.cache = KVCache.empty(model, 1, slots)
+    def __init__(
+        self,
+        model: GPT,
+        prompt: Tensor,
+        settings: SampleConfig,
+        num_samples: int,
+        cache: bool,
+        draft: Draft | None,
+    ) -> None:
+        self.model, self.settings, self.device = model, settings, model.token_embedding.weight.device
+        self.begin, self.end = prompt.numel(), prompt.numel() + settings.length
+        if not cache or settings.repetition_penalty != 1 or self.device.type != "cpu" or num_samples > MOST_STREAMS:
+            draft = None
+        self.draft, self.cache, self.decode = draft, None, decoder(model)
+        if cache:
+            slots = min(model.config.context, self.end) + (AHEAD if draft else 0)
+            self.cache = KVCache.empty(model, num_samples, slots)
+            if draft and num_samples > 1:
+                self.cache.clear()
+        vocab_size = model.token_embedding.num_embeddings
+        ids = np.empty((num_samples, self.end), dtype=np.int64)
+        ids[:, : self.begin] = prompt.numpy(force=True)
+        self.going = [
+            _Text(stream, row, self.begin, _GumbelNumbers(settings.seed, stream, vocab_size, AT_ONCE // num_samples))
+            for stream, row in enumerate(ids)
+            if settings.length
+        ]
+        """Those that are not finished, in the order of the cache."""
 
-    def read(self, texts: list[_Text]) -> Tensor:
+    def go_on(self) -> list[tuple[_Text, list[int], list[float]]]:
+        """Return the texts that are not finished, each with the tokens that it got and their log-probabilities."""
+        texts = self.going.copy()
+        ahead = min(ROWS // len(texts) - 1, max(text.ahead for text in texts)) if self.draft else 0
+        for text in texts:
+            text.look(window_start(text.length, self.begin, self.model.config.context))
+            if self.draft:
+                text.guesses = self._guess(self.draft, text, ahead)
+        with torch.inference_mode(), evaluating(self.model):
+            seen = None
+            if self.cache is None or self.settings.repetition_penalty != 1:
+                seen = self._tensor(np.stack([text.window for text in texts]))  # (B, S)
+            logits = (self._read(self.cache) if self.cache else self.model(seen)[:, -1:]).float()  # (B, T, V)
+            if not bool(logits.isfinite().all()):
+                raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
+            B, T, _ = logits.shape
+            gumbel = torch.cat([text.gumbel.of(text.length - self.begin, T) for text in texts])  # (B T, V)
+            drawn = next_token(logits.flatten(0, 1), seen, self.settings, gumbel).view(B, T)
+            logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, T)
+        found = []
+        for text, ids, values in zip(texts, drawn.tolist(), logprobs.tolist(), strict=True):
+            count = text.extend(ids)
+            found.append((text, ids[:count], values[:count]))
+            if text.length == self.end:
+                self.let_go(text)
+        return found
+
+    def let_go(self, text: _Text) -> None:
+        """Draw no more of a text."""
+        if text not in self.going:
+            return
+        place = self.going.index(text)
+        self.going[place] = self.going[-1]
+        self.going.pop()
+        if self.cache:
+            self.cache.drop(place)
+
+    def _guess(self, draft: Draft, text: _Text, most: int) -> list[int]:
+        context = self.model.config.context
+        count = min(most, text.ahead, text.start + context - text.length, self.end - 1 - text.length)
+        noise = text.gumbel.of(text.length - self.begin, count).numpy()
+        return draft.guess(text.window[-LONGEST:].tolist(), noise, self.settings.temperature)
+
+    def _read(self, cache: KVCache) -> Tensor:
         """Return logits (B, T, V) after the last token of each text and after its guesses; those of fewer are void."""
+        texts = self.going
         moved = [place for place, text in enumerate(texts) if text.moved]
-        if len(self.cache.lengths) < len(texts):  # they all begin alike
-            self._read_windows(texts[:1], self.cache)
-            self.cache = self.cache.repeated(len(texts))
+        if texts[0].length == self.begin:  # all begin alike
+            self._read_windows(texts[:1], cache.stream(0))
+            cache.spread(len(texts[0].window) - 1)
         elif len(moved) == len(texts):
-            self._read_windows(texts, self.cache)
+            self._read_windows(texts, cache)
         else:
             for place in moved:
-                self._read_windows(texts[place : place + 1], self.cache.stream(place))
-        most = max(len(text.guesses) for text in texts)
-        ids = [[text.ids[-1], *text.guesses, *[0] * (most - len(text.guesses))] for text in texts]
-        self.cache.lengths = [len(text.ids) - 1 - text.start for text in texts]  # wrong guesses are forgotten
-        return self.decode(torch.tensor(ids, device=self.device), self.cache)
+                self._read_windows(texts[place : place + 1], cache.stream(place))
+        ids = np.zeros((len(texts), 1 + max(len(text.guesses) for text in texts)), dtype=np.int64)
+        for row, text in zip(ids, texts, strict=True):
+            row[: 1 + len(text.guesses)] = text.ids[text.length - 1], *text.guesses
+        cache.lengths = [len(text.window) - 1 for text in texts]  # wrong guesses are forgotten
+        return self.decode(self._tensor(ids), cache)
 
     def _read_windows(self, texts: list[_Text], cache: KVCache) -> None:
         """Read all but the last token, after which guesses may follow."""
         cache.lengths = [0] * len(texts)
-        ids = [text.ids[text.start : -1] for text in texts]
-        if ids[0]:
-            self.decode(torch.tensor(ids, device=self.device), cache)
+        ids = np.stack([text.window[:-1] for text in texts])
+        if ids.size:
+            self.decode(self._tensor(ids), cache)
+
+    def _tensor(self, ids: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(ids).to(self.device)
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:
@@ -267,28 +323,23 @@ def penalized(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
 
 
 class _GumbelNumbers:
-    """Independent numbers of the standard Gumbel distribution, V for each token, made as drawing comes to them."""
+    """Independent numbers of the standard Gumbel distribution, V for each token of one stream."""
 
-    def __init__(self, seed: int, num_samples: int, vocab_size: int) -> None:
-        """Give each stream a generator of its own."""
-        seeds = (mix_seed(seed, "sample", index) for index in range(num_samples))
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.start, self.made = 0, torch.empty(num_samples, 0, vocab_size, dtype=torch.float64)  # from token `start` on
+    def __init__(self, seed: int, stream: int, vocab_size: int, at_once: int) -> None:
+        """Make `at_once` numbers at a time, or as many as are asked for."""
+        self.generator = torch.Generator().manual_seed(mix_seed(seed, "sample", stream))
+        self.at_once = at_once // vocab_size
+        self.start, self.made = 0, torch.empty(0, vocab_size, dtype=torch.float64)  # from token `start` on
 
-    def of(self, streams: list[int], starts: list[int], count: int) -> Tensor:
-        """Return those of `count` tokens from each of these streams' starts on (B, count, V), and forget all before."""
-        first, last = min(starts), max(starts)
-        self.made, self.start = self.made[:, first - self.start :], first
-        B, ready, V = self.made.shape
-        if ready < last + count - first:
-            uniform = self.made.new_empty(B, max(last + count - first - ready, AT_ONCE // (B * V)), V)
-            for row, generator in zip(uniform, self.generators, strict=True):
-                row.uniform_(generator=generator)
-            exponential = uniform.neg_().log1p_().neg_().clamp_(min=LEAST)
-            self.made = torch.cat((self.made, exponential.log_().neg_()), dim=1)
-        if first == last and len(streams) == len(self.generators):
-            return self.made[:, :count]
-        return torch.stack([self.made[s, start - first :][:count] for s, start in zip(streams, starts, strict=True)])
+    def of(self, start: int, count: int) -> Tensor:
+        """Return those of `count` tokens from the `start`-th on, (count, V). Those before it are forgotten."""
+        self.made, self.start = self.made[start - self.start :], start
+        missing = count - self.made.size(0)
+        if missing > 0:
+            uniform = self.made.new_empty(max(missing, self.at_once), self.made.size(1))
+            exponential = uniform.uniform_(generator=self.generator).neg_().log1p_().neg_().clamp_(min=LEAST)
+            self.made = torch.cat((self.made, exponential.log_().neg_()))
+        return self.made[:count]
 
 
 class _Stream:

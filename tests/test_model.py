@@ -205,6 +205,9 @@ def test_streams_go_on_from_different_places(switches: dict[str, Any], kernels: 
     model, ids, lengths = awake("modern", **switches), some_ids(4, 10), [2, 7, 0, 6]
     model.use(kernels)
     cache, forward = KVCache.empty(model, 4, slots=13), decoder(model)
+    for kept in (cache.k, cache.v):
+        kept.fill_(math.nan)
+    cache.clear()
     forward(some_ids(4, 10, vocab_size=3), cache)  # of which nothing is to be seen
     for index, length in enumerate(lengths):
         if length:
@@ -234,15 +237,18 @@ def test_a_cache_needs_no_gradients_and_gives_none() -> None:
     assert not in_chunks(model, some_ids(2, 10), [4, 6]).requires_grad
 
 
-def test_a_cache_that_is_repeated_holds_what_is_filled_for_each_stream() -> None:
+def test_all_streams_of_a_cache_can_begin_as_the_first() -> None:
     model = awake("modern")
-    cache = KVCache.empty(model, 1)
-    decoder(model)(some_ids(1, 4), cache)
-    assert cache.repeated(1) is cache
-    three = cache.repeated(3)
-    assert (three.k.shape, three.lengths) == ((2, 3, 2, 10, 8), [4, 4, 4])
-    for many, one in ((three.k, cache.k), (three.v, cache.v)):
-        assert torch.equal(many[:, :, :, :4], one[:, :, :, :4].expand(-1, 3, -1, -1, -1))
+    cache = KVCache.empty(model, 3)
+    decoder(model)(some_ids(1, 4), cache.stream(0))
+    cache.spread(4)
+    assert cache.lengths == [4, 4, 4]
+    for kept in (cache.k, cache.v):
+        assert torch.equal(kept[:, :, :, :4], kept[:, :1, :, :4].expand(-1, 3, -1, -1, -1))
+    following = some_ids(3, 2)
+    whole = torch.cat((some_ids(1, 4).expand(3, -1), following), 1)
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(model)(following, cache), model(whole)[:, 4:], atol=1e-5, rtol=1e-5)
 
 
 def test_the_cache_holds_what_its_shapes_say() -> None:

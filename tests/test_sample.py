@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import FAMILIES, ModelConfig, RuntimeConfig, SampleConfig
+from minigpt.decode import KVCache
 from minigpt.draft import Draft
 from minigpt.errors import UserError
 from minigpt.kernels import TORCH
@@ -52,7 +53,9 @@ def model_of(family: str = "modern", vocab_size: int = CHARS.vocab_size, **chang
 
 def draw(model: GPT, prompt: str = "a", tokenizer: Any = CHARS, **options: Any) -> list[str]:
     """The texts of each sample; `options` are settings, or arguments of `generate`."""
-    arguments = {key: options.pop(key) for key in ("num_samples", "stop", "unknown", "cache") if key in options}
+    arguments = {
+        key: options.pop(key) for key in ("num_samples", "stop", "unknown", "cache", "draft") if key in options
+    }
     texts = [""] * arguments.get("num_samples", 1)
     for piece in generate(model, tokenizer, prompt, SampleConfig(**options), **arguments):
         assert len(piece.text) == 1
@@ -114,8 +117,13 @@ class Told(Draft):
 
     def __init__(self, texts: Tensor, settings: SampleConfig, errs: bool) -> None:
         count, length = texts.shape
-        numbers = _GumbelNumbers(settings.seed, count, CHARS.vocab_size).of(list(range(count)), [0] * count, length)
-        self.places = {numbers[b, at, 0].item(): (b, at) for b in range(count) for at in range(length)}
+        self.places = {
+            first: (b, at)
+            for b in range(count)
+            for at, first in enumerate(
+                _GumbelNumbers(settings.seed, b, CHARS.vocab_size, 1).of(0, length)[:, 0].tolist()
+            )
+        }
         self.texts, self.errs, self.asked = texts.tolist(), errs, 0
 
     def guess(self, recent: list[int], gumbel: np.ndarray, temperature: float) -> list[int]:
@@ -129,13 +137,27 @@ class Told(Draft):
         return [(token + (self.errs and place % (3 + b % 3) == 0)) % CHARS.vocab_size for place, token in following]
 
 
+new_cache = KVCache.empty
+
+
+def poisoned(model: GPT, batch: int, slots: int | None = None) -> KVCache:
+    """A cache in whose memory stands what must never be seen."""
+    cache = new_cache(model, batch, slots)
+    cache.k.fill_(math.nan)
+    cache.v.fill_(math.nan)
+    return cache
+
+
 @pytest.mark.parametrize("errs", [False, True])
 @pytest.mark.parametrize("num_samples", [1, 4])
 @pytest.mark.parametrize("prompt", ["a", "abcdef", "abcdefghijkabcdefghijk"], ids=len)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_guesses_change_no_text(family: str, position: str, prompt: str, num_samples: int, errs: bool) -> None:
+def test_guesses_change_no_text(
+    monkeypatch: pytest.MonkeyPatch, family: str, position: str, prompt: str, num_samples: int, errs: bool
+) -> None:
     """Right or wrong, below and far beyond the context, and right ones take fewer passes of the model."""
+    monkeypatch.setattr(KVCache, "empty", staticmethod(poisoned))
     model = model_of(family, position=position, context=12)
     start = torch.tensor(CHARS.encode(prompt).astype("int64"))
     settings = SampleConfig(length=60, temperature=1.0)
@@ -149,7 +171,7 @@ def test_guesses_change_no_text(family: str, position: str, prompt: str, num_sam
     guessed, logprobs = drawn(Told(plain, settings, errs))
     assert torch.equal(guessed, plain)
     assert torch.allclose(logprobs, plain_logprobs, atol=1e-4)
-    if num_samples == 1:
+    if num_samples == 1 or not errs:  # else windows that move apart are read one by one
         assert len(passes) < (45 if errs else 35)
     assert len(set(plain.flatten().tolist())) > 3
 
@@ -208,15 +230,31 @@ def test_the_more_texts_the_fewer_guesses(num_samples: int) -> None:
     [{"temperature": 0}, {"temperature": 2.0, "top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}],
     ids=str,
 )
-def test_guesses_by_a_text_change_no_text(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("num_samples", [1, 5])
+def test_guesses_by_a_text_change_no_text(settings: dict[str, Any], num_samples: int) -> None:
     model = model_of(context=24)
     draft = Draft(CHARS.encode("abcdefghijk\n" * 30), CHARS.vocab_size)
-    wanted = SampleConfig(**{"length": 80, **settings})
-    plain = list(generate(model, CHARS, "abc", wanted, stop=["kk"]))
+    options = {"num_samples": num_samples, "stop": ["kk"], "length": 80, **settings}
+    plain = draw(model, "abc", **options)
     passes = widths(model)
-    guessed = list(generate(model, CHARS, "abc", wanted, stop=["kk"], draft=draft))
-    assert [piece.text for piece in guessed] == [piece.text for piece in plain]
+    assert draw(model, "abc", draft=draft, **options) == plain
     assert max(passes[1:]) > 1  # tokens after the prompt that one pass checked
+
+
+@pytest.mark.parametrize("guesses", [True, False])
+def test_a_text_that_has_stopped_leaves_the_others(guesses: bool) -> None:
+    model, tokenizer = model_of(context=24, vocab_size=256), ByteTokenizer()
+    draft = Draft(tokenizer.encode("abcdefgh" * 30), 256) if guesses else None
+    options = {"tokenizer": tokenizer, "length": 40, "num_samples": 6, "temperature": 1.0}
+    whole = draw(model, **options)
+    stops = [text[10] for text in whole[::2]]
+    batches: list[int] = []
+    model.token_embedding.register_forward_pre_hook(lambda module, args: batches.append(args[0].size(0)))
+    stopped = draw(model, **options, stop=stops, draft=draft)
+    assert stopped == [text[: min([text.find(stop) % 1000 for stop in stops])] for text in whole]
+    assert len({len(text) for text in stopped}) > 1
+    assert batches[0] == 6
+    assert batches[-1] < 6
 
 
 def test_nothing_is_guessed_where_it_cannot_be_used() -> None:
@@ -385,7 +423,7 @@ def test_draws_by_the_samplers_own_numbers_follow_it_too(settings: dict[str, Any
     seen = torch.tensor([[2, 5, 5]])
     config = SampleConfig(**{"temperature": 1.0, **settings})
     expected = count * probabilities(logits, seen, config)[0]
-    gumbel = _GumbelNumbers(1, 1, 12).of([0], [0], count)[0]
+    gumbel = _GumbelNumbers(1, 0, 12, 1).of(0, count)
     drawn = next_token(logits.expand(count, -1), seen.expand(count, -1), config, gumbel).bincount(minlength=12)
     likely = expected > 5
     assert drawn[expected == 0].sum() == 0
@@ -393,17 +431,15 @@ def test_draws_by_the_samplers_own_numbers_follow_it_too(settings: dict[str, Any
     assert statistic < 31.3  # the 0.999 quantile with 11 degrees of freedom
 
 
-def test_random_numbers_do_not_depend_on_how_they_are_asked_for() -> None:
-    """Nor on how many streams there are, and they are those of the standard Gumbel distribution."""
-    whole = _GumbelNumbers(7, 3, 11).of([0, 1, 2], [0, 0, 0], 500)  # (3, 500, 11)
-    parts, alone = _GumbelNumbers(7, 3, 11), _GumbelNumbers(7, 1, 11)
+@pytest.mark.parametrize("at_once", [0, 11, 200])
+def test_random_numbers_do_not_depend_on_how_they_are_asked_for(at_once: int) -> None:
+    """Each stream has its own, and they are those of the standard Gumbel distribution."""
+    whole = torch.stack([_GumbelNumbers(7, stream, 11, 0).of(0, 500) for stream in range(3)])  # (3, 500, 11)
+    parts = [_GumbelNumbers(7, stream, 11, at_once) for stream in range(3)]
     at = 0
     for moved, count in ((1, 1), (1, 5), (3, 4), (9, 9), (2, 40), (40, 40), (1, 7)):
-        assert torch.equal(parts.of([0, 1, 2], [at] * 3, count), whole[:, at : at + count])
-        assert torch.equal(alone.of([0], [at], count), whole[:1, at : at + count])
+        assert torch.equal(torch.stack([stream.of(at, count) for stream in parts]), whole[:, at : at + count])
         at += moved
-    apart = parts.of([2, 0], [at + 5, at], 4)
-    assert torch.equal(apart, torch.stack((whole[2, at + 5 : at + 9], whole[0, at : at + 4])))
     assert whole.mean().item() == pytest.approx(0.5772, abs=0.03)
     assert whole.var().item() == pytest.approx(math.pi**2 / 6, abs=0.08)
     assert len(whole.unique()) == whole.numel()
