@@ -18,9 +18,8 @@ Turns = tuple[Tensor, Tensor]
 """Cosines, and sines negative in their first half, by which the pairs of heads (B, T, 2, H, D) are turned."""
 Filled = Callable[[Tensor, Tensor], Tensor]
 """From a layer's keys or values and new ones (B, H, T, D), which it writes to them, to all up to these (B, H, S, D)."""
-Mask = tuple[Tensor, ...]
-"""What attention takes besides where streams are not alike: minus infinity for what is not seen (B, 1, T, S)."""
-Place = tuple[slice | Tensor, Filled, Mask]
+Place = tuple[slice | Tensor, Filled, Tensor | None]
+"""Positions of new tokens, how they come into a layer's cache, and attention's mask where streams are not alike."""
 
 
 @dataclass
@@ -80,14 +79,14 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
 
     @torch.no_grad()
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
-        positions, filled, mask = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
-        x, angles = model.embed(ids, positions)  # (B, T, C)
+        place = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
+        x, angles = model.embed(ids, place[0])  # (B, T, C)
         turns = None
         if angles is not None:
             cos, sin = angles[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
             turns = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         for layer, keys, values in zip(layers, cache.k, cache.v, strict=True):
-            x = layer(x, turns, keys, values, filled, mask)
+            x = layer(x, turns, keys, values, place)
         cache.lengths = [length + ids.size(1) for length in cache.lengths]
         return model.unembed(x)  # (B, T, V)
 
@@ -95,7 +94,7 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
 
 
 def _place(lengths: list[int], T: int, context: int, like: Tensor) -> Place:
-    """Return the positions of T tokens that follow `lengths` others, how a layer's cache takes them, and their mask.
+    """Return where T tokens stand that follow `lengths` others, in a cache like `like`.
 
     A stream with fewer than T to read is given void ones after them; those beyond the context get its last position.
     """
@@ -107,19 +106,21 @@ def _place(lengths: list[int], T: int, context: int, like: Tensor) -> Place:
             kept.narrow(2, start, T).copy_(new)
             return kept.narrow(2, 0, end)
 
-        return slice(start, end), filled, ()
-    streams, slots = torch.arange(len(lengths))[:, None], torch.tensor(lengths)[:, None] + torch.arange(T)  # (B, T)
+        return slice(start, end), filled, None
+    device = like.device
+    streams = torch.arange(len(lengths), device=device)[:, None]  # (B, 1)
+    slots = torch.tensor(lengths, device=device)[:, None] + torch.arange(T, device=device)  # (B, T)
 
     def filled_apart(kept: Tensor, new: Tensor) -> Tensor:
         kept.transpose(1, 2)[streams, slots] = new.transpose(1, 2)
         return kept.narrow(2, 0, end)
 
-    unseen = torch.arange(end) > slots[:, None, :, None]  # (B, 1, T, S)
+    unseen = torch.arange(end, device=device) > slots[:, None, :, None]  # (B, 1, T, S)
     mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))
-    return slots.clamp(max=context - 1), filled_apart, (mask,)
+    return slots.clamp(max=context - 1), filled_apart, mask
 
 
-def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, Filled, Mask], Tensor]:
+def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, Place], Tensor]:
     assert isinstance(block, Block)
     attention = block.attention
     attend, n_head = attention.kernels_for(attention.qkv.weight).attend, attention.n_head
@@ -127,14 +128,15 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
     norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
     qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
 
-    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, filled: Filled, mask: Mask) -> Tensor:
+    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, place: Place) -> Tensor:
+        _, filled, mask = place
         B, T, C = x.shape
         heads = qkv(norm1(x)).view(B, T, 3, n_head, C // n_head)
         q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
         if has_norm or turns is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
             q, k = (qk if turns is None else _rotated(qk, *turns)).transpose(1, 3).unbind(2)
-        y = attend(q, filled(keys, k), filled(values, v), 0.0, *mask)  # (B, H, T, D)
+        y = attend(q, filled(keys, k), filled(values, v), 0.0, mask)  # (B, H, T, D)
         x = x + proj(y.transpose(1, 2).flatten(2))
         return x + mlp(norm2(x))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,16 +41,24 @@ PREFERS_ONEDNN = _prefers_onednn()
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
+class Attend(Protocol):
+    """Attention of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D), as (B, H, T, D).
+
+    Its weights are dropped out with a probability. It is causal; or a mask, where there is one, is added to the scores:
+    (B, 1, T, S), minus infinity where a query must not see a key.
+    """
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None, /) -> Tensor:
+        """Return what each query attends to."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kernels:
     """How a model computes what there is more than one way to compute."""
 
-    attend: Callable[..., Tensor]
-    """Causal attention, its weights dropped out, of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D).
-
-    Called with q, k, v, the probability, and where streams have come to different places with what is added to their
-    scores: (B, 1, T, S), minus infinity where a query must not see a key.
-    """
+    attend: Attend
+    """Scaled dot-product attention."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with this probability, and scale the others up."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -162,7 +162,7 @@ def without_softmax(patch: Patch) -> None:
     everywhere(patch, "attention_weights", lambda q, k: q @ k.mT)
 
 
-def _with_attention(patch: Patch, attend: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
+def _with_attention(patch: Patch, attend: kernels.Attend) -> None:
     everywhere(patch, "best_for", lambda device: replace(kernels.CPU, attend=attend))
 
 
@@ -171,11 +171,11 @@ def kernel_without_mask(patch: Patch) -> None:
 
 
 def kernel_without_scale(patch: Patch) -> None:
-    _with_attention(patch, lambda q, k, v, _: kernels.attend_in_blocks(q * q.size(-1) ** 0.5, k, v, 0.0))
+    _with_attention(patch, lambda q, k, v, *_: kernels.attend_in_blocks(q * q.size(-1) ** 0.5, k, v, 0.0))
 
 
 def kernel_that_mixes_up_heads(patch: Patch) -> None:
-    _with_attention(patch, lambda q, k, v, _: kernels.attend_in_blocks(q, k, v.flip(1), 0.0))
+    _with_attention(patch, lambda q, k, v, *_: kernels.attend_in_blocks(q, k, v.flip(1), 0.0))
 
 
 def number_of_heads_ignored(patch: Patch) -> None:

@@ -96,7 +96,7 @@ def test_a_fast_path_that_does_something_else_is_not_shown() -> None:
     model = model_of()
 
     def everyone_alike(layer: int, attend: Any) -> Any:
-        return lambda q, k, v, dropout: v.mean(2, keepdim=True).expand_as(v)
+        return lambda q, k, v, *_: v.mean(2, keepdim=True).expand_as(v)
 
     with attending(model, everyone_alike), pytest.raises(UserError, match="differs from the explicit one by"):
         extract(model, some_ids())

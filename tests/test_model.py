@@ -313,7 +313,7 @@ def test_attention_over_a_cache_agrees_with_its_explicit_twin(family: str, chunk
 
     with torch.no_grad():
         for into, run in ((whole, model), (pieces, lambda ids: in_chunks(model, ids, chunks))):
-            model.use(dataclasses.replace(kernels, attend=lambda q, k, v, _, into=into: keep(into, q, k, v)))
+            model.use(dataclasses.replace(kernels, attend=lambda q, k, v, *_, into=into: keep(into, q, k, v)))
             run(some_ids(2, 10))
     layers = [torch.cat(pieces[layer :: len(model.blocks)], dim=3) for layer in range(len(model.blocks))]
     torch.testing.assert_close(torch.stack(layers), torch.stack(whole), atol=1e-5, rtol=1e-5)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.errors import UserError
-from minigpt.kernels import best_for
+from minigpt.kernels import Attend, best_for
 from minigpt.model import GPT, Attention, attention_weights, causal_mask, evaluating
 from minigpt.tokenizer import Ids
 
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far the fast path and the explicit one may lie apart, as a share of the largest value that a head attends to."""
-
-Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,8 @@ def extract(model: GPT, ids: Ids) -> Extraction:
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def listen(layer: int, attend: Attend) -> Attend:
-        def attend_and_keep(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            y = attend(q, k, v, dropout)  # (1, H, T, D)
+        def attend_and_keep(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+            y = attend(q, k, v, dropout, mask)  # (1, H, T, D)
             seen.append((q[0], k[0], v[0], y[0]))
             return y
 
@@ -165,8 +162,8 @@ def without_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[No
     def silence(layer: int, attend: Attend) -> Attend:
         silent = [head for at, head in heads if at == layer]
 
-        def attend_without(*inputs: Any) -> Tensor:
-            y = attend(*inputs).clone()  # (B, H, T, D)
+        def attend_without(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+            y = attend(q, k, v, dropout, mask).clone()  # (B, H, T, D)
             y[:, silent] = 0
             return y
 

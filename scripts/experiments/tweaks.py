@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,14 +166,16 @@ def values_of_the_first(run: Any, argument: Any) -> None:
         if attention is not attentions[0]:
             attention.share = nn.Parameter(torch.zeros(1))
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, attention: Any = attention) -> Tensor:
+        def attend(
+            attention: Any, q: Tensor, k: Tensor, v: Tensor, probability: float, mask: Tensor | None = None
+        ) -> Tensor:
             if attention is attentions[0]:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
-            return CPU.attend(q, k, v, probability)
+            return CPU.attend(q, k, v, probability, mask)
 
-        attention.kernels = replace(attention.kernels or CPU, attend=attend)
+        attention.kernels = replace(attention.kernels or CPU, attend=partial(attend, attention))
 
 
 def stream_of_the_start(run: Any, argument: Any) -> None:
@@ -226,10 +229,10 @@ def masks_over_time(run: Any, argument: Any) -> None:
     def dropout(x: Tensor, probability: float) -> Tensor:
         return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), probability)  # x is (B, T, C)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
         if probability:
             v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
-        return CPU.attend(q, k, v, 0.0)
+        return CPU.attend(q, k, v, 0.0, mask)
 
     for module in run.model.modules():
         if hasattr(module, "kernels"):

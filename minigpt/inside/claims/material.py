@@ -79,7 +79,7 @@ def reaching(module: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     return seen
 
 
-def attend_to_all(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+def attend_to_all(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: Tensor | None = None) -> Tensor:
     """Return attention without a mask, as in an encoder: each position sees every other."""
     return F.scaled_dot_product_attention(q, k, v)
 

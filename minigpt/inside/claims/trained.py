@@ -21,9 +21,10 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.errors import UserError
 from minigpt.evaluate import evaluate
 from minigpt.inside.claims.claim import Result, figure, figures, where_is
-from minigpt.inside.extract import Attend, Extraction, attending, extract, logit_lens, streaming, without_heads
+from minigpt.inside.extract import Extraction, attending, extract, logit_lens, streaming, without_heads
 from minigpt.inside.passage import characters
 from minigpt.inside.scores import DISTINCT, Score, divergence, head_scores
+from minigpt.kernels import Attend
 from minigpt.model import GPT
 from minigpt.seeds import mix_seed
 from minigpt.tokenizer import Ids
@@ -175,7 +176,7 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
     """Let each query take its strongest key alone. It suffices where that keeps 95 % of what attention is good for."""
 
     def strongest(layer: int, attend: Attend) -> Attend:
-        def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
             hidden = torch.full((q.size(2), k.size(2)), -math.inf, device=q.device).triu(1)
             key = (q @ k.mT + hidden).argmax(-1, keepdim=True)  # (B, H, T, 1)
             return v.gather(2, key.expand(-1, -1, -1, v.size(-1)))
