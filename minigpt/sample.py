@@ -164,7 +164,7 @@ class _Text:
 
 
 class _Drawing:
-    """Texts that are drawn together, a pass of the model at a time, by which each gets a token or more."""
+    """Texts that are drawn together: a pass of the model gives each a token, and one more for each right guess."""
 
     def __init__(
         self,
@@ -193,16 +193,15 @@ class _Drawing:
             for stream, row in enumerate(ids)
             if settings.length
         ]
-        """Those that are not finished, in the order of the cache."""
+        """The texts that are not finished, in the order of the cache."""
 
     def go_on(self) -> list[tuple[_Text, list[int], list[float]]]:
-        """Return the texts that are not finished, each with the tokens that it got and their log-probabilities."""
+        """Draw on in the texts that are not finished; return each, its new tokens, and their log-probabilities."""
         texts = self.going.copy()
-        ahead = min(ROWS // len(texts) - 1, max(text.ahead for text in texts)) if self.draft else 0
         for text in texts:
             text.look(window_start(text.length, self.begin, self.model.config.context))
             if self.draft:
-                text.guesses = self._guess(self.draft, text, ahead)
+                text.guesses = self._guess(self.draft, text, ROWS // len(texts) - 1)
         with torch.inference_mode(), evaluating(self.model):
             seen = None
             if self.cache is None or self.settings.repetition_penalty != 1:
@@ -218,6 +217,7 @@ class _Drawing:
         for text, ids, values in zip(texts, drawn.tolist(), logprobs.tolist(), strict=True):
             count = text.extend(ids)
             found.append((text, ids[:count], values[:count]))
+        for text in reversed(texts):
             if text.length == self.end:
                 self.let_go(text)
         return found

@@ -241,6 +241,15 @@ def test_guesses_by_a_text_change_no_text(settings: dict[str, Any], num_samples:
     assert max(passes[1:]) > 1  # tokens after the prompt that one pass checked
 
 
+def test_texts_that_end_together_leave_from_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that none has to take another's place in the cache."""
+    places: list[int] = []
+    drop = KVCache.drop
+    monkeypatch.setattr(KVCache, "drop", lambda cache, index: places.append(index) or drop(cache, index))
+    draw(model_of(), length=5, num_samples=3)
+    assert places == [2, 1, 0]
+
+
 @pytest.mark.parametrize("guesses", [True, False])
 def test_a_text_that_has_stopped_leaves_the_others(guesses: bool) -> None:
     model, tokenizer = model_of(context=24, vocab_size=256), ByteTokenizer()
