@@ -111,17 +111,14 @@ def generate_ids(
     CPU, with a cache and no repetition penalty, a few streams are drawn faster with a `draft`; elsewhere that is
     untried. Raises UserError when the model's logits are not finite.
     """
-    ids = np.empty((num_samples, settings.length), dtype=np.int64)
-    logprobs = np.empty(ids.shape, dtype=np.float32)
-    lengths, given = [0] * num_samples, 0
     drawing = _Drawing(model, prompt, settings, num_samples, cache, draft)
-    while given < settings.length:
-        for text, drawn, values in drawing.go_on():
-            start, end = lengths[text.stream], lengths[text.stream] + len(drawn)
-            ids[text.stream, start:end], logprobs[text.stream, start:end] = drawn, values
-            lengths[text.stream] = end
-        ready = min(lengths)  # right guesses bring a stream ahead of others
-        columns = (torch.from_numpy(rows[:, given:ready]).unbind(1) for rows in (ids, logprobs))
+    logprobs = np.empty(drawing.ids.shape, dtype=np.float32)
+    given = drawing.begin
+    while given < drawing.end:
+        for text, _, values in drawing.go_on():
+            logprobs[text.stream, text.length - len(values) : text.length] = values
+        ready = min((text.length for text in drawing.going), default=drawing.end)  # some may be ahead of others
+        columns = (torch.from_numpy(rows[:, given:ready].copy()).unbind(1) for rows in (drawing.ids, logprobs))
         yield from zip(*columns, strict=True)
         given = ready
 
@@ -186,11 +183,11 @@ class _Drawing:
             if draft and num_samples > 1:
                 self.cache.clear()
         vocab_size = model.token_embedding.num_embeddings
-        ids = np.empty((num_samples, self.end), dtype=np.int64)
-        ids[:, : self.begin] = prompt.numpy(force=True)
+        self.ids = np.empty((num_samples, self.end), dtype=np.int64)
+        self.ids[:, : self.begin] = prompt.numpy(force=True)
         self.going = [
             _Text(stream, row, self.begin, _GumbelNumbers(settings.seed, stream, vocab_size, AT_ONCE // num_samples))
-            for stream, row in enumerate(ids)
+            for stream, row in enumerate(self.ids)
             if settings.length
         ]
         """The texts that are not finished, in the order of the cache."""
