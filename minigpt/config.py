@@ -434,6 +434,9 @@ def contradictions(config: RunConfig) -> list[str]:
 
 
 MAY_CHANGE = (
+    "data.source",
+    "data.val_source",
+    "data.encoding",
     "runtime.",
     "sample.",
     "train.steps",
@@ -451,7 +454,7 @@ MAY_CHANGE = (
     "train.on_nonfinite",
     "train.max_skipped",
 )
-"""How the settings begin that a resumed run may have other than it had."""
+"""How the settings begin that a resumed run may have other than it had. Its text may lie elsewhere: it is compared."""
 
 
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:

@@ -25,6 +25,8 @@ from minigpt.seeds import mix_seed, shuffled
 from minigpt.tokenizer import Ids, Tokenizer, Unknown, build
 
 LARGE_VOCABULARY = 20_000
+ELSEWHERE = "--resume RUN --set data.source=TEXT"
+"""How a run learns that its text is in another place than it was."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TextData:
 def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> TextData:
     """Read, scan and encode the text of `config`, or map what an earlier run encoded.
 
-    `known` is the fingerprint and tokenizer of a run to be resumed: its text may then come out of the
+    `known` is the fingerprint and tokenizer of a run to go on with: its text may then come out of the
     cache when it was standard input or a pipe, and must be the same otherwise. Raises UserError.
     """
     read_once = known is not None and any(map(is_read_once, (*config.source, *config.val_source)))
@@ -65,12 +67,14 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     try:
         corpora = [open_corpus(source, config.encoding) for source in sources]
     except UserError as error:
-        if not read_once:
+        if known is None:
             raise
-        raise UserError(
-            "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
-            f"send it the same text again ({error})"
-        ) from error
+        if read_once:
+            raise UserError(
+                "this run read its text from standard input or a pipe, and the encoded copy is no longer in the cache; "
+                f"send it the same text again ({error})"
+            ) from error
+        raise UserError(f"{error} (where the run's text lies elsewhere now: {ELSEWHERE})") from error
     if known is None and len(corpora) > 1:
         _refuse_overlap(*corpora)
     scans = [scan(corpus) for corpus in corpora]
@@ -79,9 +83,10 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     fingerprint = "+".join(found.fingerprint for found in scans)
     if known and fingerprint != known[0]:
         found_before = zip(corpora, scans, known[0].split("+"), strict=False)
-        other = next((corpus for corpus, found, before in found_before if found.fingerprint != before), corpora[0])
+        other = next((corpus for corpus, found, before in found_before if found.fingerprint != before), corpora[-1])
         raise UserError(
-            f"the text of {other.name} is not the one this run was trained on; put that back, or start a new run"
+            f"the text of {other.name} is not the one this run was trained on; put that back, say where it is with "
+            f"{ELSEWHERE}, or start a new run"
         )
     tokenizer = known[1] if known else build(config.tokenizer, "".join(char for s in scans for char in s.counts))
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))

@@ -345,6 +345,32 @@ def test_resume_needs_the_same_text(cli: Cli, run: Path, monkeypatch: pytest.Mon
     assert content(folder) == before
 
 
+def test_a_run_goes_on_where_its_text_lies_elsewhere(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a move to another machine. In another encoding it is still the same text; another text is not."""
+    folder = run.absolute()
+    Path("verse.txt").rename("moved.txt")
+    Path("utf16.txt").write_text(VERSE, encoding="utf-16")
+    Path("other.txt").write_text(VERSE.replace("a", "e"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    texts = folder.parent.parent
+
+    def resumed(*settings: str) -> Done:
+        return cli("train", "--resume", folder, *MORE, *(word for setting in settings for word in ("-s", setting)))
+
+    before = content(folder)
+    assert "elsewhere now: --resume RUN --set data.source=TEXT" in resumed().error
+    for gone in ("gone.txt", "other.txt"):
+        assert gone in resumed(f"data.source={texts / gone}").error
+    validated = resumed(f"data.source={texts / 'moved.txt'}", f"data.val_source={texts / 'other.txt'}").error
+    assert validated.startswith("the text of other.txt is not the one this run was trained on; ")
+    assert content(folder) == before
+    assert "resuming at step 4" in resumed(f"data.source={texts / 'utf16.txt'}", "data.encoding=utf-16").err
+    assert json.loads(cli("eval", folder, "--json").out)["text"] == "validation split"
+    assert "step 8" in cli("train", "--resume", folder, "-s", "train.steps=8").err
+
+
 def test_resume_of_what_came_from_standard_input(cli: Cli) -> None:
     assert cli("train", "-", "--name", "piped", *SMALL, stdin=VERSE.encode()).code == 0
     assert cli("train", "--resume", "piped", *MORE).code == 0
