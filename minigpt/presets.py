@@ -16,7 +16,7 @@ from minigpt.shipped import shipped
 def presets() -> dict[str, str]:
     """Return the shipped presets: name to one-line description."""
     found = {}
-    for path in sorted(shipped("configs").glob("*.yaml")):
+    for path in sorted(shipped("configs").glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "$schema" not in line]
         found[path.stem] = comments[0] if comments else ""

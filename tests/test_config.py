@@ -572,7 +572,7 @@ def test_every_setting_has_a_description_for_help_schema_and_reference() -> None
 
 
 def test_what_may_change_on_resume_and_what_may_not() -> None:
-    """Every setting that is not about length, rhythm, place or sampling is part of the run. A text is compared itself."""
+    """Every setting that is not about length, rhythm, place or sampling is part of the run. The text is, itself."""
     free = set()
     before = resolve(("run", {})).config
     for key, (text, value) in OTHER_VALUES.items():

@@ -2,14 +2,22 @@
 
 import errno
 import json
+import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from minigpt.errors import UserError, reason, shown, visible
 from minigpt.terminal import heard_or_not
+
+GAP = "  "
+WRAPPED = 24
+"""How narrow a column is made, in characters, for a table to fit a terminal."""
 
 
 def notice(*lines: str) -> None:
@@ -20,11 +28,37 @@ def notice(*lines: str) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells below their heads, in columns."""
+    """Print rows of cells below their heads, in columns.
+
+    On a terminal that is too narrow the widest column is wrapped, and columns that still do not fit stand below the
+    others, beside the first one again.
+    """
     lines = [[shown(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    for row in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    widest, too_much = widths.index(max(widths)), sum(widths) + len(GAP) * (len(widths) - 1) - room
+    if too_much > 0:
+        widths[widest] = min(widths[widest], max(WRAPPED, int(widths[widest] - too_much)))
+    for number, columns in enumerate(_fitting(widths, room)):
+        if number:
+            print()
+        for line in lines:
+            cells = [textwrap.wrap(line[i], widths[i]) if len(line[i]) > widths[i] else [line[i]] for i in columns]
+            for parts in zip_longest(*cells, fillvalue=""):
+                padded = (part.ljust(widths[i]) for part, i in zip(parts, columns, strict=True))
+                print(GAP.join(padded).rstrip())
+
+
+def _fitting(widths: Sequence[int], room: float) -> list[list[int]]:
+    """Return which columns of these widths stand side by side: the first, and as many as fit beside it."""
+    groups, taken = [[0]], widths[0]
+    for column, width in enumerate(widths[1:], start=1):
+        if taken + len(GAP) + width > room and len(groups[-1]) > 1:
+            groups.append([0])
+            taken = widths[0]
+        groups[-1].append(column)
+        taken += len(GAP) + width
+    return groups
 
 
 def json_text(document: Any) -> str:
