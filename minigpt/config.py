@@ -155,7 +155,7 @@ class TrainConfig(Section):
     """The length and rhythm of a run. Set one of `steps`, `epochs` and `minutes`; the default is 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=10**12)
-    """Length of the run in updates."""
+    """Length of the run in updates; 2000 where neither epochs nor minutes are set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run as a number of times the training text is read."""
     minutes: float | None = Field(None, gt=0, le=1_000_000)
