@@ -179,34 +179,18 @@ class Training:
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the run's length is reached, validation stops improving, or a signal comes."""
-        settings, state = self.config.train, self.state
+        state = self.state
         self._refuse_if_finished()
         aside = checkpoint.repair(self.run, state)
         total, unit = (self.seconds, "second") if self.steps is None else (float(self.steps), "step")
         logs = Metrics(self.run, state.step, self.position, total, unit)
-        with Interrupts() as interrupts, logs as self.metrics:
+        with logs as self.metrics:
             for name in aside:
                 self.metrics.say(f"kept what is no part of the run any more: {self.run / CHECKPOINTS / name}")
-            self._get_ready()
-            self.clock.restart()
-            if self.saved_step is None:
-                self.evaluate(probes)
-                self.clock.restart()
-            self.marked = (self.clock.training, state.tokens_seen)
-            last = False
-            while not (last or interrupts.signal):
-                with advising_fewer(self.config):
-                    self.step()
-                last = self.length_reached
-                if last or state.step % settings.log_every == 0:
-                    self.log()
-                improved = (last or state.step % settings.eval_every == 0) and self.evaluate(probes)
-                last = last or self.out_of_patience
-                if last or improved or state.step % settings.save_every == 0:
-                    self.save()
-            if self.saved_step != state.step:
-                self.save()
-            if settings.hparams and last:
+            self._get_ready()  # which nothing would be saved of, so that a signal ends it at once
+            with Interrupts() as interrupts:
+                last = self._go_on(interrupts, probes)
+            if self.config.train.hparams and last:
                 losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
                 self.metrics.hparams(state.step, configuration.flatten(self.config), losses)
         folder = step_folder(self.run, state.step)
@@ -214,6 +198,28 @@ class Training:
         stopped_by = None if last else interrupts.signal  # a signal in the last step stopped nothing
         stopped_early = self.out_of_patience and not self.length_reached
         return Outcome(state, self.runtime, folder, stopped_by, stopped_early, share, self.longer)
+
+    def _go_on(self, interrupts: Interrupts, probes: Sequence[Probe]) -> bool:
+        """Make steps until the last one or a signal, and save; return whether it was the last."""
+        settings, state, last = self.config.train, self.state, False
+        self.clock.restart()
+        if self.saved_step is None:
+            self.evaluate(probes)
+            self.clock.restart()
+        self.marked = (self.clock.training, state.tokens_seen)
+        while not (last or interrupts.signal):
+            with advising_fewer(self.config):
+                self.step()
+            last = self.length_reached
+            if last or state.step % settings.log_every == 0:
+                self.log()
+            improved = (last or state.step % settings.eval_every == 0) and self.evaluate(probes)
+            last = last or self.out_of_patience
+            if last or improved or state.step % settings.save_every == 0:
+                self.save()
+        if self.saved_step != state.step:
+            self.save()
+        return last
 
     def step(self) -> None:
         """Make one update, or leave it out where it would not be finite and `train.on_nonfinite` is skip.

@@ -440,6 +440,27 @@ def test_ctrl_c_before_the_first_step_leaves_no_run_half_made(
     assert [path.name for path in Path("runs").iterdir()] == ["verse-1"]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_while_the_network_is_compiled_ends_at_once(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """It once was only noted, and half a minute went by until the first step."""
+
+    def compiling(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
+
+    monkeypatch.setattr("minigpt.train.Training.compile_and_measure", compiling)
+    before = content(Path("runs"))
+    done = cli("train", *(["--resume", "verse-1"] if resumed else ["verse.txt"]), *SMALL[-4:], *MORE)
+    assert done.code == 130
+    what = "the run is as it was" if resumed else "nothing was trained and nothing is kept"
+    assert done.err.splitlines()[-1] == f"stopped before the first step: {what}"
+    kept = {name: found for name, found in content(Path("runs")).items() if "tensorboard" not in name}
+    assert kept == {name: found for name, found in before.items() if "tensorboard" not in name}
+    assert [path.name for path in Path("runs").iterdir()] == ["verse-1"]
+
+
 def test_failing_in_the_middle_keeps_the_run(cli: Cli, run: Path) -> None:
     """Its curves show what happened."""
     blow_up = ["-s", "optim.lr=1e30", "-s", "optim.muon_lr=1e30", "-s", "optim.schedule=constant"]

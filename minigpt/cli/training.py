@@ -70,10 +70,13 @@ def _train(run: Path, start: "Start") -> None:
         runs.record_start(run, start.step, sys.argv, pick_device(config.runtime.device, start.runtime))
         outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except BaseException as error:
+        is_interrupted = isinstance(error, KeyboardInterrupt)
         if checkpoint and runs.written_checkpoints(run) <= saved:
             with suppress(OSError):  # a disk that refuses: what it said first is what counts
                 write_atomically(settings, before)  # it did not go on: the run is as it was
-        elif not runs.was_started(run) and isinstance(error, KeyboardInterrupt):
+            if is_interrupted:
+                notice("stopped before the first step: the run is as it was")
+        elif not runs.was_started(run) and is_interrupted:
             notice("stopped before the first step: nothing was trained and nothing is kept")
         raise
     _report(run, config, outcome, data.fingerprint)
