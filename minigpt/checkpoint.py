@@ -70,7 +70,7 @@ class Checkpoint:
 
     @cached_property
     def draft(self) -> Draft | None:
-        """The n-grams that guess ahead while one text is drawn; None where the text of the run is not in the cache."""
+        """The n-grams that guess ahead while texts are drawn; None where the text of the run is not in the cache."""
         text = cached_text(self.meta.corpus.fingerprint, self.tokenizer)
         return None if text is None else Draft(text, self.tokenizer.vocab_size)
 

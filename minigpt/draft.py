@@ -1,8 +1,9 @@
 """Guesses at the next few tokens, which the model can then check all at once.
 
-Speculative decoding (Leviathan et al. 2023) has a small model guess and a large one check. Here n-grams of the training
-text guess, by the very random numbers that the model's own token is drawn by (Daliri et al. 2024). Where the two are
-alike the next guess counts too; where they differ the model's token stands. So guesses save time, and change no text.
+Speculative decoding (Leviathan et al. 2023) has a small model guess and a large one check. Here n-grams of the run's
+text, its validation split included, guess by the very random numbers that the model's own token is drawn by (Daliri et
+al. 2024). Where the two are alike the next guess counts too; where they differ the model's token stands. So guesses
+save time, and change no text.
 """
 
 from dataclasses import dataclass

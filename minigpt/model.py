@@ -282,7 +282,7 @@ def flops_per_token(model: GPT) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off within the block, and put the model back in the mode it was in, whatever happens."""
+    """Turn dropout off within the block; a model that was in training goes on with that, whatever happens."""
     if not model.training:
         yield
         return

@@ -62,7 +62,7 @@ for _kind, _pattern in _PLAIN.items():
 
 def parse(text: str, origin: str) -> Any:
     """Return the plain values of a YAML text. Raises UserError, naming `origin`, when it is none."""
-    if len(text) > LIMIT:
+    if len(text.encode(errors="surrogatepass")) > LIMIT:
         raise UserError(f"{shown(origin)}: is longer than the {LIMIT:,} bytes that settings can have")
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader: it builds plain values only)

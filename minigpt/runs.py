@@ -77,7 +77,8 @@ def find_run(name: str) -> Path:
         if not runs:
             raise UserError(f"there is no run in {RUNS.absolute()} yet; 'minigpt train' starts one")
         return runs[-1]
-    for folder in (RUNS / name, Path(name)):
+    is_path = os.path.basename(name) != name
+    for folder in (Path(name), RUNS / name) if is_path else (RUNS / name, Path(name)):
         if os.path.isfile(folder / "config.yaml") and not os.path.isfile(folder / META):
             return folder
     if os.path.isfile(Path(name) / META):  # False too where the name is too long for one

@@ -108,8 +108,8 @@ def generate_ids(
     """Continue the ids `prompt` (T,) in `num_samples` streams; yield ids (B,) and log-probabilities (B,), on the CPU.
 
     Sample i draws from a generator of its own, named by (seed, i), and so does not depend on how many are drawn. On a
-    CPU, with a cache and no repetition penalty, a few streams are drawn faster with a `draft`; elsewhere that is
-    untried. Raises UserError when the model's logits are not finite.
+    CPU, with a cache and no repetition penalty, a few streams are drawn faster with a `draft`; elsewhere it is
+    not used. Raises UserError when the model's logits are not finite.
     """
     drawing = _Drawing(model, prompt, settings, num_samples, cache, draft)
     logprobs = np.empty(drawing.ids.shape, dtype=np.float32)

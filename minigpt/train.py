@@ -87,7 +87,9 @@ def train(
             raise
         raise UserError("out of memory; try a smaller model") from error
     except OSError as error:
-        raise UserError(f"cannot write to {run}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
+        is_elsewhere = error.filename is not None and not Path(error.filename).is_relative_to(run)
+        what = shown(error.filename) if is_elsewhere else f"cannot write to {run}"
+        raise UserError(f"{what}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
 
 class Clock:
@@ -376,14 +378,14 @@ class Training:
 
     def evaluate(self, probes: Sequence[Probe]) -> bool:
         """Measure the validation loss, let the probes look, and return whether it is the lowest so far."""
-        state, started = self.state, time.perf_counter()
+        state, started, age = self.state, time.perf_counter(), self.clock.total
         self._show_progress("evaluating")
         model = self.average or self.model
         result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
         if not math.isfinite(result.loss):
             raise UserError(self._not_finite(state.step, f"the validation loss is {result.loss:g}"))
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
-        self.metrics.log(state.step, self.clock.total, scalars)
+        self.metrics.log(state.step, age, scalars)
         # The untrained model of step 0 starts the curve, but is no candidate for the best.
         improved = state.step > 0 and (state.best_loss is None or result.loss < state.best_loss)
         state.validation_loss = result.loss

@@ -50,6 +50,18 @@ def test_attention_holds_no_weights_where_nothing_goes_back(monkeypatch: pytest.
     assert held == [3]  # q, k and v
 
 
+@pytest.mark.parametrize(("family", "chosen"), [("modern", CPU), ("classic", CPU), ("modern", TORCH)])
+def test_a_second_derivative_is_refused_and_not_wrong(family: str, chosen: kernels.Kernels) -> None:
+    """Autograd went through what the ways back had kept, and took it for constant."""
+    small = ("model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.context=8")
+    model = GPT(resolve(parse_overrides([*small, f"model.family={family}"])).config.model, 5)
+    model.use(chosen)
+    ids = torch.randint(5, (2, 9))
+    loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    with pytest.raises(RuntimeError, match="have no second derivatives"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_attention_in_blocks_is_fused_attention(length: int) -> None:
     inputs = draw(length)

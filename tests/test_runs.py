@@ -114,7 +114,15 @@ def test_a_name_under_runs_goes_before_a_folder_here() -> None:
     make_run("a")
     make_run("runs/a")
     assert find_run("a") == Path("runs/a")
-    assert find_run("./a") in (Path("runs/a"), Path("a"))
+
+
+@pytest.mark.parametrize("name", ["./a", "a/", f"..{os.sep}{{here}}{os.sep}a", f".{os.sep}a"])
+def test_a_path_goes_before_a_name_under_runs(name: str) -> None:
+    """A run in runs/ of the same name once was evaluated and resumed in its place."""
+    make_run("a")
+    make_run("runs/a")
+    assert find_run(name.format(here=Path.cwd().name)).resolve() == Path("a").resolve()
+    assert find_run("runs/a") == Path("runs/a")
 
 
 def test_last_is_the_newest_even_where_a_folder_has_that_name() -> None:

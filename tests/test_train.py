@@ -188,6 +188,7 @@ def test_a_run_in_epochs_ends_at_its_last_step(go: Any) -> None:
     assert max(curve(run, "loss/validation")) == outcome.state.step
 
 
+@pytest.mark.alone
 def test_a_run_in_minutes_ends_near_its_time_with_the_schedule_at_its_end_and_can_be_resumed(go: Any) -> None:
     length = {"train__minutes": 1.2 / 60, "train__eval_every": 20, "train__save_every": 10_000, "train__log_every": 1}
     run, stopped = go(probes=(stop_at(20),), **length)
@@ -207,6 +208,7 @@ def test_a_run_in_minutes_ends_near_its_time_with_the_schedule_at_its_end_and_ca
         go(resume=True, **length)
 
 
+@pytest.mark.alone
 def test_getting_ready_takes_no_time_off_a_run_in_minutes(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilation can take most of a short run, and its warm-up with it."""
     ready = Training._get_ready
@@ -215,6 +217,7 @@ def test_getting_ready_takes_no_time_off_a_run_in_minutes(go: Any, monkeypatch: 
     assert outcome.state.step > 5
 
 
+@pytest.mark.alone
 def test_the_first_look_takes_no_time_off_a_run_in_minutes(go: Any) -> None:
     """It comes before the first step, and once made of a short run a single one at the end of its schedule."""
     slow_at_first: Probe = lambda step, model, metrics: time.sleep(0.5 * (step == 0))  # noqa: E731

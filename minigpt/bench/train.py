@@ -60,6 +60,7 @@ def ours(config: RunConfig, known: Known, seconds: float, folder: Path, say: Say
     def step() -> None:
         if training.length_reached:
             training.state.step = 0  # the learning rate is not made for what comes after the end
+            training.clock.restart()
         training.step()
 
     return _built(step, training.model, config, data, training.runtime, seconds)

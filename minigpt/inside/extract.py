@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.errors import UserError
@@ -180,4 +179,4 @@ def logit_lens(model: GPT, stream: Tensor) -> Tensor:
     """
     device = model.token_embedding.weight.device
     with torch.no_grad(), evaluating(model):
-        return F.linear(model.norm(stream.to(device)), model.token_embedding.weight).float().cpu()
+        return model.unembed(stream.to(device)).float().cpu()

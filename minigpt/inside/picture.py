@@ -40,8 +40,8 @@ def grid(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> Image.
     image = Image.new("P", (MARGIN + len(heads) * side, MARGIN + len(layers) * side), PAPER)
     image.putpalette(PALETTE.tobytes())
     draw = ImageDraw.Draw(image)
-    for column, head in enumerate(heads):
-        draw.text((MARGIN + column * side, 8), f"head {head}", INK)
+    for column, number in enumerate(heads):
+        draw.text((MARGIN + column * side, 8), f"head {number}", INK)
     for row, layer in enumerate(layers):
         draw.text((8, MARGIN + row * side), str(layer), INK)
         for column in range(len(heads)):

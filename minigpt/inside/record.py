@@ -100,12 +100,12 @@ def rows(
     Behind a share stands its lift, how many times the uniform one it is. A probe stands alone.
     """
     names = kinds(scores)
-    shown = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]
-    lines = [("uniform", "", *(_number(scores[name].uniform) for name in shown))]
+    columns = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]
+    lines = [("uniform", "", *(_number(scores[name].uniform) for name in columns))]
     for layer, head in chosen:
-        values = (_with_lift(name, scores[name], layer, head) for name in shown)
+        values = (_with_lift(name, scores[name], layer, head) for name in columns)
         lines.append((f"{layer}.{head}", names[layer][head], *values))
-    return ("head", "kind", *shown), lines
+    return ("head", "kind", *columns), lines
 
 
 def _with_lift(name: str, score: Score, layer: int, head: int) -> str:
