@@ -47,8 +47,13 @@ def step_folder(run: Path, step: int) -> Path:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps of the published checkpoints of a run, in order."""
-    folders = [path for path in (run / CHECKPOINTS).glob("step-*") if (path / META).is_file() and not path.is_symlink()]
-    return sorted(int(folder.name[5:]) for folder in folders if re.fullmatch(r"step-[0-9]{8,}", folder.name))
+    before: set[Path] = set()
+    while True:
+        listed = {path for path in (run / CHECKPOINTS).glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", path.name)}
+        found = [int(path.name[5:]) for path in listed if (path / META).is_file() and not path.is_symlink()]
+        if found or listed == before:
+            return sorted(found)
+        before = listed  # all of which may have been pruned since, and others be there
 
 
 def written_checkpoints(run: Path) -> set[tuple[int, int]]:

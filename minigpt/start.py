@@ -1,7 +1,8 @@
 """How a run begins: the configuration and the text of a new run, or those of a run that goes on."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from minigpt import config, presets, runs
 from minigpt.config import Layer, RunConfig
 from minigpt.data import TextData, prepare
 from minigpt.errors import UserError, shown
-from minigpt.files import read_text_within
+from minigpt.files import read_text_within, write_atomically
 from minigpt.meta import LIMITS, Meta, RuntimeFacts, verify
 from minigpt.runtime import pick_device
 from minigpt.tokenizer import from_json
@@ -87,6 +88,25 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
     tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS[vocabulary.name]), str(vocabulary))
     data = prepare(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
     return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint, meta.step, meta.runtime)
+
+
+@contextmanager
+def begun(run: Path, start: Start, command: Sequence[str]) -> Iterator[None]:
+    """Store what a run begins or goes on with, for the block that trains it.
+
+    A run that was to go on, and of which the block raises before it saved anything, has its settings back.
+    """
+    settings, saved = run / "config.yaml", runs.written_checkpoints(run)
+    before = settings.read_text(encoding="utf-8") if start.checkpoint else ""
+    try:
+        write_atomically(settings, config.to_yaml(start.config))
+        runs.record_start(run, start.step, command, pick_device(start.config.runtime.device, start.runtime))
+        yield
+    except BaseException:
+        if start.checkpoint and runs.written_checkpoints(run) <= saved:
+            with suppress(OSError):  # a disk that refuses: what it said first is what counts
+                write_atomically(settings, before)
+        raise
 
 
 def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:

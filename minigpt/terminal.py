@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -15,11 +15,37 @@ GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe that nobody reads, or to a terminal that was closed."""
 
 
+def _ending() -> list[int]:
+    """Return the signals by which something asks a process to end. Started by nohup, it is to ignore SIGHUP."""
+    return [signal.SIGTERM, *([SIGHUP] if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN else [])]
+
+
+def _handle(numbers: Sequence[int], handler: Any) -> dict[int, Any]:
+    """Set the handler of these signals where that is possible; return the handlers before."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, handler) for number in numbers} if is_main else {}
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit within the block, so that what it began is undone, as Ctrl-C does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = _handle(_ending(), end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class Interrupts:
     """Notes the first SIGINT, SIGTERM or SIGHUP in `signal` for the loop to see; a second ends the process at once.
 
     A SIGHUP does not count as one of the two: of a terminal that closes, the shell and the system both send it, and a
-    logout sends it before or after a SIGTERM. Where the process was started to ignore it, as by nohup, it still does.
+    logout sends it before or after a SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -27,11 +53,7 @@ class Interrupts:
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:
-            numbers.append(SIGHUP)
-        if threading.current_thread() is threading.main_thread():
-            self.previous = {number: signal.signal(number, self._note) for number in numbers}
+        self.previous = _handle([signal.SIGINT, *_ending()], self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

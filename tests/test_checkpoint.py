@@ -532,6 +532,29 @@ def test_loading_while_training_saves_and_prunes_always_gives_a_whole_checkpoint
     assert len(set(seen)) == 12
 
 
+def test_a_run_whose_checkpoints_are_all_pruned_while_they_are_listed_still_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 1)
+    listed, times = Path.glob, 0
+
+    def glob(folder: Path, pattern: str) -> list[Path]:
+        nonlocal times
+        found, times = list(listed(folder, pattern)), times + 1
+        if times <= 3:
+            monkeypatch.setattr(Path, "glob", listed)
+            publish(tmp_path, 1 + times)
+            monkeypatch.setattr(Path, "glob", glob)
+        return found
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert checkpoint_steps(tmp_path) == [4]
+    assert times == 4
+    monkeypatch.setattr(Path, "glob", listed)
+    (step_folder(tmp_path, 4) / META).unlink()
+    assert checkpoint_steps(tmp_path) == []
+
+
 def test_a_checkpoint_that_is_pruned_before_it_is_looked_at_is_looked_for_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -440,20 +440,24 @@ def test_ctrl_c_before_the_first_step_leaves_no_run_half_made(
     assert [path.name for path in Path("runs").iterdir()] == ["verse-1"]
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_ctrl_c_while_the_network_is_compiled_ends_at_once(
-    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+def test_a_signal_while_the_network_is_compiled_ends_at_once(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, name: str
 ) -> None:
-    """It once was only noted, and half a minute went by until the first step."""
+    """It once was only noted, and half a minute went by until the first step. What was begun is undone."""
+    if not hasattr(signal, name) or (name == "SIGHUP" and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN):
+        pytest.skip("there is no such signal here, or it is ignored")
+    number = getattr(signal, name)
 
     def compiling(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         pytest.fail("it waited")
 
     monkeypatch.setattr("minigpt.train.Training.compile_and_measure", compiling)
     before = content(Path("runs"))
     done = cli("train", *(["--resume", "verse-1"] if resumed else ["verse.txt"]), *SMALL[-4:], *MORE)
-    assert done.code == 130
+    assert done.code == 128 + number
     what = "the run is as it was" if resumed else "nothing was trained and nothing is kept"
     assert done.err.splitlines()[-1] == f"stopped before the first step: {what}"
     kept = {name: found for name, found in content(Path("runs")).items() if "tensorboard" not in name}

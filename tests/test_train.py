@@ -101,6 +101,25 @@ def test_the_logged_training_loss_is_the_mean_over_all_steps_since_the_last_line
     assert curve(thirds, "loss/train") == pytest.approx(means, rel=1e-12)
 
 
+def test_times_never_go_back_though_the_first_evaluation_takes_none(go: Any) -> None:
+    run, _ = go(train__log_every=1, probes=(lambda *_: time.sleep(0.02),))
+    times = [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(times) > 12
+    assert times == sorted(times)
+    assert times[0] < 0.02
+
+
+def test_an_error_of_the_system_names_its_file_where_that_is_not_the_run(go: Any, tmp_path: Path) -> None:
+    """It said that the run could not be written."""
+
+    def reads(*_: object) -> None:
+        (tmp_path / "no such file").read_bytes()
+
+    with pytest.raises(UserError, match=r"no such file: No such file or directory; no checkpoint was saved") as error:
+        go(probes=(reads,))
+    assert "cannot write" not in str(error.value)
+
+
 def test_the_clipped_share_counts_the_steps_whose_gradient_was_cut_to_the_limit(go: Any) -> None:
     free, _ = go("free", optim__grad_clip=0.0, train__log_every=1)
     norms = curve(free, "optimizer/gradient_norm")

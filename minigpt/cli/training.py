@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from typer import Argument, Option
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
 from minigpt.errors import UserError, quoted
+from minigpt.terminal import unwinding
 
 if TYPE_CHECKING:
     from minigpt.config import RunConfig, SampleConfig
@@ -49,9 +49,7 @@ def train(
 
 def _train(run: Path, start: "Start") -> None:
     from minigpt import runs
-    from minigpt.config import to_yaml
-    from minigpt.files import write_atomically
-    from minigpt.runtime import pick_device
+    from minigpt.start import begun
     from minigpt.train import train
 
     config, data, checkpoint = start.config, start.data, start.checkpoint
@@ -63,21 +61,14 @@ def _train(run: Path, start: "Start") -> None:
         from minigpt.inside.probe import attention_probe
 
         probes.append(attention_probe(data))
-    settings, saved = run / "config.yaml", runs.written_checkpoints(run)
-    before = settings.read_text(encoding="utf-8") if checkpoint else ""
+    saved = runs.written_checkpoints(run)
     try:
-        write_atomically(settings, to_yaml(config))
-        runs.record_start(run, start.step, sys.argv, pick_device(config.runtime.device, start.runtime))
-        outcome = train(config, run, data, resume=checkpoint, probes=probes)
-    except BaseException as error:
-        is_interrupted = isinstance(error, KeyboardInterrupt)
-        if checkpoint and runs.written_checkpoints(run) <= saved:
-            with suppress(OSError):  # a disk that refuses: what it said first is what counts
-                write_atomically(settings, before)  # it did not go on: the run is as it was
-            if is_interrupted:
-                notice("stopped before the first step: the run is as it was")
-        elif not runs.was_started(run) and is_interrupted:
-            notice("stopped before the first step: nothing was trained and nothing is kept")
+        with unwinding(), begun(run, start, sys.argv):
+            outcome = train(config, run, data, resume=checkpoint, probes=probes)
+    except (KeyboardInterrupt, SystemExit):
+        if runs.written_checkpoints(run) <= saved:
+            what = "the run is as it was" if checkpoint else "nothing was trained and nothing is kept"
+            notice(f"stopped before the first step: {what}")
         raise
     _report(run, config, outcome, data.fingerprint)
 
