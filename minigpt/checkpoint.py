@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from minigpt.errors import UserError, reason, shown
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.meta import (
     FILES,
-    FORMAT,
     LIMITS,
     META,
     TENSORS,
@@ -180,13 +179,12 @@ def save(
     run: Path,
     run_config: RunConfig,
     vocabulary: Tokenizer,
-    state: TrainState,
+    meta: Meta,
     model_tensors: Mapping[str, Tensor],
     training: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish the checkpoint of `state.step` and return its folder.
+    """Publish the checkpoint that `meta` tells of, its hashes still to come, and return its folder.
 
     It is written beside its place, flushed to disk and renamed; then the pointers `last` and `best`
     move; then older checkpoints but the best and the newest `train.keep_last` go. What fails is tried again.
@@ -194,19 +192,19 @@ def save(
     """
     tensors = dict(zip(TENSORS, (model_tensors, training), strict=True))
     text = {"config.yaml": config.to_yaml(run_config), "tokenizer.json": vocabulary.to_json()}
-    said = {"format": FORMAT, "step": state.step, **facts, "state": asdict(state)}
-    what = f"save the checkpoint of step {state.step}"
+    said = meta.model_dump(exclude={"sha256"})
+    what = f"save the checkpoint of step {meta.step}"
     try:
-        _insist(lambda: _publish(run, state.step, tensors, text, said), what, say)
-        _insist(lambda: _point(run, state), what, say)
+        _insist(lambda: _publish(run, meta.step, tensors, text, said), what, say)
+        _insist(lambda: _point(run, meta.state), what, say)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(_building(run, state.step), ignore_errors=True)
+        shutil.rmtree(_building(run, meta.step), ignore_errors=True)
         raise UserError(f"cannot {what}: {reason(error)}; {what_is_kept(run)}") from error
     try:
-        _prune(run, state, run_config.train.keep_last)
+        _prune(run, meta.state, run_config.train.keep_last)
     except OSError as error:  # the next save tries again
         say(f"cannot remove older checkpoints: {reason(error)}")
-    return step_folder(run, state.step)
+    return step_folder(run, meta.step)
 
 
 def what_is_kept(run: Path) -> str:

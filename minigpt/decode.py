@@ -1,5 +1,8 @@
 """The network once more, without modules, for drawing text: only what is new is computed, the past is kept.
 
+Shapes: B streams, T new tokens of each, S slots that attention looks at, H heads of D numbers, C = H D, V tokens in the
+vocabulary, L layers.
+
 A step of one token is some hundred small operations. In a small model calling modules and looking up their weights
 takes as long as all of these, so here each is looked up once. What is computed is what model.py computes.
 """
@@ -16,10 +19,6 @@ Map = Callable[[Tensor], Tensor]
 """From x (B, T, ...) to as many rows."""
 Turns = tuple[Tensor, Tensor]
 """Cosines, and sines negative in their first half, by which the pairs of heads (B, T, 2, H, D) are turned."""
-Filled = Callable[[Tensor, Tensor], Tensor]
-"""From a layer's keys or values and new ones (B, H, T, D), which it writes to them, to all up to these (B, H, S, D)."""
-Place = tuple[slice | Tensor, Filled, Tensor | None]
-"""Positions of new tokens, how they come into a layer's cache, and attention's mask where streams are not alike."""
 
 
 @dataclass
@@ -80,10 +79,10 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     @torch.no_grad()
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
         place = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
-        x, angles = model.embed(ids, place[0])  # (B, T, C)
+        x, rotary = model.embed(ids, place.positions)  # (B, T, C)
         turns = None
-        if angles is not None:
-            cos, sin = angles[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
+        if rotary is not None:
+            cos, sin = rotary[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
             turns = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         for layer, keys, values in zip(layers, cache.k, cache.v, strict=True):
             x = layer(x, turns, keys, values, place)
@@ -93,7 +92,30 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     return forward
 
 
-def _place(lengths: list[int], T: int, context: int, like: Tensor) -> Place:
+@dataclass(frozen=True)
+class _Place:
+    """Where T new tokens of each stream stand."""
+
+    positions: slice | Tensor
+    """In the context: one slice for all streams, or (B, T)."""
+    end: int
+    """The slot of the cache up to which attention looks, S."""
+    slots: Tensor | None = None
+    """In the cache (B, T), where streams have come to different places."""
+    mask: Tensor | None = None
+    """What is then added to the scores (B, 1, T, S)."""
+
+    def fill(self, kept: Tensor, new: Tensor) -> Tensor:
+        """Write new keys or values (B, H, T, D) to those of a layer; return all that there are now, (B, H, S, D)."""
+        if self.slots is None:
+            kept.narrow(2, self.end - new.size(2), new.size(2)).copy_(new)
+        else:
+            streams = torch.arange(len(self.slots), device=kept.device)[:, None]  # (B, 1)
+            kept.transpose(1, 2)[streams, self.slots] = new.transpose(1, 2)
+        return kept.narrow(2, 0, self.end)
+
+
+def _place(lengths: list[int], T: int, context: int, like: Tensor) -> _Place:
     """Return where T tokens stand that follow `lengths` others, in a cache like `like`.
 
     A stream with fewer than T to read is given void ones after them; those beyond the context get its last position.
@@ -101,26 +123,14 @@ def _place(lengths: list[int], T: int, context: int, like: Tensor) -> Place:
     start, end = max(lengths), max(lengths) + T
     if min(lengths) == start:
         assert end <= context, f"{end} tokens exceed the context of {context}"
-
-        def filled(kept: Tensor, new: Tensor) -> Tensor:
-            kept.narrow(2, start, T).copy_(new)
-            return kept.narrow(2, 0, end)
-
-        return slice(start, end), filled, None
-    device = like.device
-    streams = torch.arange(len(lengths), device=device)[:, None]  # (B, 1)
-    slots = torch.tensor(lengths, device=device)[:, None] + torch.arange(T, device=device)  # (B, T)
-
-    def filled_apart(kept: Tensor, new: Tensor) -> Tensor:
-        kept.transpose(1, 2)[streams, slots] = new.transpose(1, 2)
-        return kept.narrow(2, 0, end)
-
-    unseen = torch.arange(end, device=device) > slots[:, None, :, None]  # (B, 1, T, S)
+        return _Place(slice(start, end), end)
+    slots = torch.tensor(lengths, device=like.device)[:, None] + torch.arange(T, device=like.device)  # (B, T)
+    unseen = torch.arange(end, device=like.device) > slots[:, None, :, None]  # (B, 1, T, S)
     mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))
-    return slots.clamp(max=context - 1), filled_apart, mask
+    return _Place(slots.clamp(max=context - 1), end, slots, mask)
 
 
-def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, Place], Tensor]:
+def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, _Place], Tensor]:
     assert isinstance(block, Block)
     attention = block.attention
     attend, n_head = attention.kernels_for(attention.qkv.weight).attend, attention.n_head
@@ -128,15 +138,14 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
     norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
     qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
 
-    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, place: Place) -> Tensor:
-        _, filled, mask = place
+    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, place: _Place) -> Tensor:
         B, T, C = x.shape
         heads = qkv(norm1(x)).view(B, T, 3, n_head, C // n_head)
         q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
         if has_norm or turns is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
             q, k = (qk if turns is None else _rotated(qk, *turns)).transpose(1, 3).unbind(2)
-        y = attend(q, filled(keys, k), filled(values, v), 0.0, mask)  # (B, H, T, D)
+        y = attend(q, place.fill(keys, k), place.fill(values, v), 0.0, place.mask)  # (B, H, T, D)
         x = x + proj(y.transpose(1, 2).flatten(2))
         return x + mlp(norm2(x))
 

@@ -66,7 +66,7 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D)."""
     rotate: Callable[[Tensor, Tensor], Tensor]
-    """Each pair (x[i], x[i + D/2]) of x (..., D) turned by an angle, given as cosines and sines (2, ..., D / 2)."""
+    """Each pair (x[i], x[i + D/2]) of x (..., D) rotated by its turn: cosines and sines (2, ..., D / 2)."""
 
 
 class _NoWayBack:
@@ -291,18 +291,18 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dweight, None
 
 
-def rotate_by_torch(x: Tensor, angles: Tensor) -> Tensor:
-    """Return x with its pairs turned (Su et al. 2021, section 3.4.2), in x's precision."""
-    cos, sin = angles  # in float32, for bfloat16 cannot tell far positions apart
+def rotate_by_torch(x: Tensor, turns: Tensor) -> Tensor:
+    """Return x with its pairs rotated by their turns (Su et al. 2021, section 3.4.2), in x's precision."""
+    cos, sin = turns  # in float32, for bfloat16 cannot tell far positions apart
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-def rotate_by_hand(x: Tensor, angles: Tensor) -> Tensor:
+def rotate_by_hand(x: Tensor, turns: Tensor) -> Tensor:
     """Return what rotate_by_torch does, in fewer passes. The way back is to turn the other way."""
     if torch.compiler.is_compiling():
-        return rotate_by_torch(x, angles)
-    return _applied(_Rotation, x, *angles)
+        return rotate_by_torch(x, turns)
+    return _applied(_Rotation, x, *turns)
 
 
 class _Rotation(torch.autograd.Function):

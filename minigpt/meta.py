@@ -111,6 +111,7 @@ class Meta(_Facts):
     runtime: RuntimeFacts
     state: TrainState
     sha256: dict[str, str] = Field(default_factory=dict)
+    """Of each file, and of the rest of meta.json."""
 
 
 def read_meta(checkpoint: Path) -> Meta:

@@ -83,17 +83,17 @@ def generate(
     ids = tokenizer.encode(prompt, unknown)
     if len(ids) == 0:
         ids = tokenizer.encode("\n", "replace")
-    streams = [_Stream(index, tokenizer, stop) for index in range(num_samples)]
+    samples = [_Characters(index, tokenizer, stop) for index in range(num_samples)]
     drawing = _Drawing(model, torch.tensor(ids.astype("int64")), settings, num_samples, cache, draft)
     while drawing.going:
-        for text, drawn, logprobs in drawing.go_on():
-            stream = streams[text.stream]
+        for stream, drawn, logprobs in drawing.go_on():
+            sample = samples[stream.index]
             for token, logprob in zip(drawn, logprobs, strict=True):
-                yield from stream.push(token, logprob)
-            if stream.ended:
-                drawing.let_go(text)
-    for stream in streams:
-        yield from stream.flush()
+                yield from sample.push(token, logprob)
+            if sample.ended:
+                drawing.let_go(stream)
+    for sample in samples:
+        yield from sample.flush()
 
 
 def generate_ids(
@@ -115,19 +115,19 @@ def generate_ids(
     logprobs = np.empty(drawing.ids.shape, dtype=np.float32)
     given = drawing.begin
     while given < drawing.end:
-        for text, _, values in drawing.go_on():
-            logprobs[text.stream, text.length - len(values) : text.length] = values
-        ready = min((text.length for text in drawing.going), default=drawing.end)  # some may be ahead of others
+        for stream, _, values in drawing.go_on():
+            logprobs[stream.index, stream.length - len(values) : stream.length] = values
+        ready = min((stream.length for stream in drawing.going), default=drawing.end)  # some may be ahead of others
         columns = (torch.from_numpy(rows[:, given:ready].copy()).unbind(1) for rows in (drawing.ids, logprobs))
         yield from zip(*columns, strict=True)
         given = ready
 
 
 @dataclass(eq=False)
-class _Text:
-    """What one stream has come to."""
+class _Stream:
+    """Token ids of one sample, and what the next pass needs of it."""
 
-    stream: int
+    index: int
     ids: NDArray[np.int64]
     """Those of the prompt, those drawn, and room for those to come."""
     length: int
@@ -147,8 +147,8 @@ class _Text:
         """What the model sees."""
         return self.ids[self.start : self.length]
 
-    def look(self, start: int) -> None:
-        """See what is there from `start` on."""
+    def move_window(self, start: int) -> None:
+        """Let the model see what is there from `start` on."""
         self.start, self.moved = start, start != self.start
 
     def extend(self, drawn: list[int]) -> int:
@@ -161,7 +161,7 @@ class _Text:
 
 
 class _Drawing:
-    """Texts that are drawn together: a pass of the model gives each a token, and one more for each right guess."""
+    """Streams that are drawn together: a pass of the model gives each a token, and one more for each right guess."""
 
     def __init__(
         self,
@@ -186,77 +186,77 @@ class _Drawing:
         self.ids = np.empty((num_samples, self.end), dtype=np.int64)
         self.ids[:, : self.begin] = prompt.numpy(force=True)
         self.going = [
-            _Text(stream, row, self.begin, _GumbelNumbers(settings.seed, stream, vocab_size, AT_ONCE // num_samples))
-            for stream, row in enumerate(self.ids)
+            _Stream(index, row, self.begin, _GumbelNumbers(settings.seed, index, vocab_size, AT_ONCE // num_samples))
+            for index, row in enumerate(self.ids)
             if settings.length
         ]
-        """The texts that are not finished, in the order of the cache."""
+        """The streams that are not finished, in the order of the cache."""
 
-    def go_on(self) -> list[tuple[_Text, list[int], list[float]]]:
-        """Draw on in the texts that are not finished; return each, its new tokens, and their log-probabilities."""
-        texts = self.going.copy()
-        for text in texts:
-            text.look(window_start(text.length, self.begin, self.model.config.context))
+    def go_on(self) -> list[tuple[_Stream, list[int], list[float]]]:
+        """Draw on in the streams that are not finished; return each, its new tokens, and their log-probabilities."""
+        streams = self.going.copy()
+        for stream in streams:
+            stream.move_window(window_start(stream.length, self.begin, self.model.config.context))
             if self.draft:
-                text.guesses = self._guess(self.draft, text, ROWS // len(texts) - 1)
+                stream.guesses = self._guess(self.draft, stream, ROWS // len(streams) - 1)
         with torch.inference_mode(), evaluating(self.model):
             seen = None
             if self.cache is None or self.settings.repetition_penalty != 1:
-                seen = self._tensor(np.stack([text.window for text in texts]))  # (B, S)
+                seen = self._tensor(np.stack([stream.window for stream in streams]))  # (B, S)
             logits = (self._read(self.cache) if self.cache else self.model(seen)[:, -1:]).float()  # (B, T, V)
             if not bool(logits.isfinite().all()):
                 raise UserError("the model's outputs are not finite; choose an earlier one with --checkpoint")
             B, T, _ = logits.shape
-            gumbel = torch.cat([text.gumbel.of(text.length - self.begin, T) for text in texts])  # (B T, V)
+            gumbel = torch.cat([stream.gumbel.of(stream.length - self.begin, T) for stream in streams])  # (B T, V)
             drawn = next_token(logits.flatten(0, 1), seen, self.settings, gumbel).view(B, T)
             logprobs = logits.log_softmax(-1).gather(2, drawn[..., None])[..., 0]  # (B, T)
         found = []
-        for text, ids, values in zip(texts, drawn.tolist(), logprobs.tolist(), strict=True):
-            count = text.extend(ids)
-            found.append((text, ids[:count], values[:count]))
-        for text in reversed(texts):
-            if text.length == self.end:
-                self.let_go(text)
+        for stream, ids, values in zip(streams, drawn.tolist(), logprobs.tolist(), strict=True):
+            count = stream.extend(ids)
+            found.append((stream, ids[:count], values[:count]))
+        for stream in reversed(streams):
+            if stream.length == self.end:
+                self.let_go(stream)
         return found
 
-    def let_go(self, text: _Text) -> None:
-        """Draw no more of a text."""
-        if text not in self.going:
+    def let_go(self, stream: _Stream) -> None:
+        """Draw no more of a stream."""
+        if stream not in self.going:
             return
-        place = self.going.index(text)
+        place = self.going.index(stream)
         self.going[place] = self.going[-1]
         self.going.pop()
         if self.cache:
             self.cache.drop(place)
 
-    def _guess(self, draft: Draft, text: _Text, most: int) -> list[int]:
+    def _guess(self, draft: Draft, stream: _Stream, most: int) -> list[int]:
         context = self.model.config.context
-        count = min(most, text.ahead, text.start + context - text.length, self.end - 1 - text.length)
-        noise = text.gumbel.of(text.length - self.begin, count).numpy()
-        return draft.guess(text.window[-LONGEST:].tolist(), noise, self.settings.temperature)
+        count = min(most, stream.ahead, stream.start + context - stream.length, self.end - 1 - stream.length)
+        noise = stream.gumbel.of(stream.length - self.begin, count).numpy()
+        return draft.guess(stream.window[-LONGEST:].tolist(), noise, self.settings.temperature)
 
     def _read(self, cache: KVCache) -> Tensor:
-        """Return logits (B, T, V) after the last token of each text and after its guesses; those of fewer are void."""
-        texts = self.going
-        moved = [place for place, text in enumerate(texts) if text.moved]
-        if texts[0].length == self.begin:  # all begin alike
-            self._read_windows(texts[:1], cache.stream(0))
-            cache.spread(len(texts[0].window) - 1)
-        elif len(moved) == len(texts):
-            self._read_windows(texts, cache)
+        """Return logits (B, T, V) after the last token of each stream and its guesses; those of fewer are void."""
+        streams = self.going
+        moved = [place for place, stream in enumerate(streams) if stream.moved]
+        if streams[0].length == self.begin:  # all begin alike
+            self._read_windows(streams[:1], cache.stream(0))
+            cache.spread(len(streams[0].window) - 1)
+        elif len(moved) == len(streams):
+            self._read_windows(streams, cache)
         else:
             for place in moved:
-                self._read_windows(texts[place : place + 1], cache.stream(place))
-        ids = np.zeros((len(texts), 1 + max(len(text.guesses) for text in texts)), dtype=np.int64)
-        for row, text in zip(ids, texts, strict=True):
-            row[: 1 + len(text.guesses)] = text.ids[text.length - 1], *text.guesses
-        cache.lengths = [len(text.window) - 1 for text in texts]  # wrong guesses are forgotten
+                self._read_windows(streams[place : place + 1], cache.stream(place))
+        ids = np.zeros((len(streams), 1 + max(len(stream.guesses) for stream in streams)), dtype=np.int64)
+        for row, stream in zip(ids, streams, strict=True):
+            row[: 1 + len(stream.guesses)] = stream.ids[stream.length - 1], *stream.guesses
+        cache.lengths = [len(stream.window) - 1 for stream in streams]  # wrong guesses are forgotten
         return self.decode(self._tensor(ids), cache)
 
-    def _read_windows(self, texts: list[_Text], cache: KVCache) -> None:
+    def _read_windows(self, streams: list[_Stream], cache: KVCache) -> None:
         """Read all but the last token, after which guesses may follow."""
-        cache.lengths = [0] * len(texts)
-        ids = np.stack([text.window[:-1] for text in texts])
+        cache.lengths = [0] * len(streams)
+        ids = np.stack([stream.window[:-1] for stream in streams])
         if ids.size:
             self.decode(self._tensor(ids), cache)
 
@@ -339,7 +339,7 @@ class _GumbelNumbers:
         return self.made[:count]
 
 
-class _Stream:
+class _Characters:
     """Turns the tokens of one sample into characters, and holds back what may be the start of a stop string."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:

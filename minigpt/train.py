@@ -22,7 +22,7 @@ from minigpt.config import RunConfig
 from minigpt.data import TextData, batch_at
 from minigpt.errors import UserError, reason, shown
 from minigpt.evaluate import evaluate
-from minigpt.meta import RuntimeFacts, TrainState
+from minigpt.meta import FORMAT, CorpusFacts, Meta, RuntimeFacts, TrainState
 from minigpt.metrics import Metrics
 from minigpt.model import GPT, count_parameters, evaluating, flops_per_token
 from minigpt.optim import Optimizer, lr_factor
@@ -416,16 +416,18 @@ class Training:
             weights = self.average.state_dict()
         if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
             raise UserError(self._not_finite(state.step, "the weights or the optimizer's averages are not finite"))
-        facts = {
-            "characters_seen": round(state.tokens_seen * data.characters_per_token),
-            "validation_loss": state.validation_loss,
-            "corpus": {"name": shown(" + ".join(self.config.data.source)), "fingerprint": data.fingerprint},
-            "vocab_size": data.tokenizer.vocab_size,
-            "parameters": self.parameters,
-            "runtime": self.runtime.facts().model_dump(),
-        }
-        say = self.metrics.say
-        checkpoint.save(self.run, self.config, data.tokenizer, state, weights, training, facts, say)
+        meta = Meta(
+            format=FORMAT,
+            step=state.step,
+            characters_seen=round(state.tokens_seen * data.characters_per_token),
+            validation_loss=state.validation_loss,
+            corpus=CorpusFacts(name=shown(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
+            vocab_size=data.tokenizer.vocab_size,
+            parameters=self.parameters,
+            runtime=self.runtime.facts(),
+            state=state,
+        )
+        checkpoint.save(self.run, self.config, data.tokenizer, meta, weights, training, self.metrics.say)
         self.saved_step = state.step
 
     def _tell_busy(self) -> None:

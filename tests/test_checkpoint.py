@@ -23,7 +23,7 @@ from minigpt import config as configuration
 from minigpt.checkpoint import load_checkpoint, read_tensors, read_training_tensors, repair, save
 from minigpt.config import RunConfig
 from minigpt.errors import UserError
-from minigpt.meta import FILES, META, TrainState, read_meta, verify
+from minigpt.meta import FILES, FORMAT, META, CorpusFacts, Meta, RuntimeFacts, TrainState, read_meta, verify
 from minigpt.model import GPT
 from minigpt.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.tokenizer import build
@@ -34,14 +34,20 @@ CONFIG = configuration.resolve(
 ).config
 UNIT = GPT(CONFIG.model, TOKENIZER.vocab_size).state_dict()
 ALL = (*FILES, META)
-FACTS: dict[str, Any] = {
-    "characters_seen": 50,
-    "validation_loss": 1.5,
-    "corpus": {"name": "abc", "fingerprint": "f"},
-    "vocab_size": TOKENIZER.vocab_size,
-    "parameters": 7,
-    "runtime": {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1},
-}
+
+
+def meta_of(state: TrainState) -> Meta:
+    return Meta(
+        format=FORMAT,
+        step=state.step,
+        characters_seen=50,
+        validation_loss=1.5,
+        corpus=CorpusFacts(name="abc", fingerprint="f"),
+        vocab_size=TOKENIZER.vocab_size,
+        parameters=7,
+        runtime=RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1),
+        state=state,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +72,7 @@ def publish(
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(configuration.to_yaml(settings), encoding="utf-8")
     training = {"exp_avg/norm.weight": torch.full((8,), scale)}
-    return save(run, settings, TOKENIZER, state, weights, training, FACTS, say)
+    return save(run, settings, TOKENIZER, meta_of(state), weights, training, say)
 
 
 def scale_of(loaded: checkpoint.Checkpoint) -> float:
@@ -168,10 +174,9 @@ def test_any_damage_to_any_file_is_one_line(whole: Path, tmp_path: Path, name: s
     assert verify(whole).step == 5
 
 
-def test_a_format_of_the_future_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
-        folder = publish(tmp_path, 5)
+def test_a_format_of_the_future_is_refused_by_its_number(tmp_path: Path) -> None:
+    later = meta_of(TrainState(step=5)).model_copy(update={"format": 2})
+    folder = save(tmp_path, CONFIG, TOKENIZER, later, UNIT, {})
     with pytest.raises(UserError, match="has format 2, this version of minigpt reads 1"):
         verify(folder)
 
@@ -192,7 +197,7 @@ def test_weights_that_are_not_those_of_the_configuration_are_one_line(
     """A checkpoint with matching hashes, of a tool that wrote other weights than its configuration says."""
     weights = {**GPT(CONFIG.model, TOKENIZER.vocab_size).state_dict(), **change}
     kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
-    folder = save(tmp_path, CONFIG, TOKENIZER, TrainState(step=5), kept, {}, FACTS)
+    folder = save(tmp_path, CONFIG, TOKENIZER, meta_of(TrainState(step=5)), kept, {})
     with pytest.raises(UserError, match=says) as error:
         load_checkpoint(folder)
     assert "\n" not in str(error.value)

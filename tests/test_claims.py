@@ -222,8 +222,8 @@ def tokenizer_that_loses_a_character(patch: Patch) -> None:
 
 
 def norm_after_the_sum(patch: Patch) -> None:
-    def forward(self: Any, x: Tensor, angles: Tensor | None = None) -> Tensor:
-        x = self.norm1(x + self.attention(x, angles))
+    def forward(self: Any, x: Tensor, turns: Tensor | None = None) -> Tensor:
+        x = self.norm1(x + self.attention(x, turns))
         out: Tensor = self.norm2(x + self.mlp(x))
         return out
 
@@ -241,8 +241,8 @@ def norm_without_a_mean(patch: Patch) -> None:
 def queries_that_know_their_place(patch: Patch) -> None:
     forward = Attention.forward
 
-    def moved(self: Any, x: Tensor, angles: Tensor | None = None) -> Tensor:
-        return forward(self, x + torch.arange(x.size(1))[:, None] / 10, angles)
+    def moved(self: Any, x: Tensor, turns: Tensor | None = None) -> Tensor:
+        return forward(self, x + torch.arange(x.size(1))[:, None] / 10, turns)
 
     patch.setattr(Attention, "forward", moved)
 

@@ -25,7 +25,7 @@ from minigpt.kernels import (
     squared_relu,
     store_by_columns,
 )
-from minigpt.model import GPT, attention_weights, rotary_angles
+from minigpt.model import GPT, attention_weights, rotary_turns
 from minigpt.runtime import _has_compiler
 
 LENGTHS = [1, 2, QUERIES - 1, QUERIES, QUERIES + 1, 2 * QUERIES, 2 * QUERIES + 7]
@@ -244,24 +244,24 @@ def test_the_norm_is_torchs_and_its_gradient_that_of_finite_differences(shape: t
 
 
 def test_rotation_is_torchs_and_its_gradient_that_of_finite_differences() -> None:
-    x, angles = strided(2, 5, 3, 8).requires_grad_(), rotary_angles(3, 8)
+    x, turns = strided(2, 5, 3, 8).requires_grad_(), rotary_turns(3, 8)
     towards = torch.randn(2, 5, 3, 8)
-    ours, torchs = (turn(x, angles) for turn in (CPU.rotate, TORCH.rotate))
+    ours, torchs = (turn(x, turns) for turn in (CPU.rotate, TORCH.rotate))
     torch.testing.assert_close(ours, torchs, atol=1e-6, rtol=1e-6)
     found, expected = (torch.autograd.grad(y, x, towards)[0] for y in (ours, torchs))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-    assert torch.autograd.gradcheck(lambda x: CPU.rotate(x, angles), [x.detach().double().requires_grad_()])
+    assert torch.autograd.gradcheck(lambda x: CPU.rotate(x, turns), [x.detach().double().requires_grad_()])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
     dtype: torch.dtype,
 ) -> None:
-    x, angles, gains = torch.randn(2, 5, 3, 8, dtype=dtype), rotary_angles(3, 8), torch.randn(8)
+    x, turns, gains = torch.randn(2, 5, 3, 8, dtype=dtype), rotary_turns(3, 8), torch.randn(8)
     for ours, exact in (
         (CPU.rms_norm(x, gains, 1e-6), TORCH.rms_norm(x.double(), gains, 1e-6)),
         (TORCH.rms_norm(x, gains, 1e-6), TORCH.rms_norm(x.double(), gains.to(dtype), 1e-6)),  # gains in x's precision
-        (CPU.rotate(x, angles), TORCH.rotate(x.double(), angles.double())),
+        (CPU.rotate(x, turns), TORCH.rotate(x.double(), turns.double())),
     ):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), exact, atol=1e-7, rtol=2**-8 if dtype == torch.bfloat16 else 1e-12)
@@ -270,11 +270,11 @@ def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
 def test_without_gradients_the_bits_are_the_same() -> None:
     """There the kernels go without torch's bookkeeping for a way back."""
     q, k, v = (torch.randn(2, 3, 100, 8, requires_grad=True) for _ in range(3))
-    x, weight, angles = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8), rotary_angles(3, 8)
+    x, weight, turns = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8), rotary_turns(3, 8)
     for compute in (
         lambda: CPU.attend(q, k, v, 0.0),
         lambda: CPU.rms_norm(x, weight, 1e-6),
-        lambda: CPU.rotate(x, angles),
+        lambda: CPU.rotate(x, turns),
         lambda: CPU.linear(x.repeat(200, 1, 1), torch.ones(200, 8), None),
         lambda: squared_relu(x),
     ):

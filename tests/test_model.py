@@ -23,7 +23,7 @@ from minigpt.model import (
     causal_mask,
     count_parameters,
     evaluating,
-    rotary_angles,
+    rotary_turns,
     sinusoidal_positions,
 )
 from minigpt.sample import generate_ids
@@ -347,12 +347,12 @@ def test_sinusoidal_positions_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
 def test_rotary_positions_turn_and_see_distances_only(kernels: Kernels) -> None:
     rotate = kernels.rotate
-    angles = rotary_angles(40, 8)
-    assert angles.shape == (2, 40, 4)
+    turns = rotary_turns(40, 8)
+    assert turns.shape == (2, 40, 4)
     x = torch.randn(1, 2, 40, 8)
-    torch.testing.assert_close(rotate(x, angles), turned(x), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(rotate(x, angles).norm(dim=-1), x.norm(dim=-1))
-    q, k = (rotate(torch.randn(8).expand(1, 1, 40, 8), angles) for _ in range(2))
+    torch.testing.assert_close(rotate(x, turns), turned(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotate(x, turns).norm(dim=-1), x.norm(dim=-1))
+    q, k = (rotate(torch.randn(8).expand(1, 1, 40, 8), turns) for _ in range(2))
     scores = (q @ k.transpose(-2, -1))[0, 0]  # the same query and key everywhere
     for distance in range(-39, 40):
         along = scores.diagonal(distance)
@@ -361,12 +361,12 @@ def test_rotary_positions_turn_and_see_distances_only(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
-def test_rotary_angles_stay_exact_in_bfloat16(kernels: Kernels) -> None:
+def test_rotary_turns_stay_exact_in_bfloat16(kernels: Kernels) -> None:
     """bfloat16 holds no position above 256 exactly, so the turning itself happens in float32."""
     rotate = kernels.rotate
-    x, angles = torch.randn(1, 1, 1000, 16).bfloat16(), rotary_angles(1000, 16)
-    assert rotate(x, angles).dtype == torch.bfloat16
-    torch.testing.assert_close(rotate(x, angles).float(), rotate(x.float(), angles), atol=0.0, rtol=2**-8)
+    x, turns = torch.randn(1, 1, 1000, 16).bfloat16(), rotary_turns(1000, 16)
+    assert rotate(x, turns).dtype == torch.bfloat16
+    torch.testing.assert_close(rotate(x, turns).float(), rotate(x.float(), turns), atol=0.0, rtol=2**-8)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -397,9 +397,9 @@ def test_zero_init_makes_each_block_the_identity() -> None:
     model, x = fresh("modern"), torch.randn(2, 10, 16)
     with torch.no_grad():
         for block in model.blocks:
-            assert torch.equal(block(x, model.angles), x)
+            assert torch.equal(block(x, model.turns), x)
             block.attention.qkv.weight.fill_(1.0)  # whatever it reads, it writes nothing
-            assert torch.equal(block(x, model.angles), x)
+            assert torch.equal(block(x, model.turns), x)
 
 
 def test_weights_start_as_in_gpt2() -> None:
@@ -469,7 +469,7 @@ def test_dropout_acts_in_training_only(family: str) -> None:
     assert len(inputs) == 2
     assert all(0.2 < zeros.float().mean() < 0.4 for zeros in inputs.values())
     attention, x = model.blocks[0].attention, torch.randn(2, 10, 16)
-    assert not torch.equal(attention(x, model.angles), attention(x, model.angles))
+    assert not torch.equal(attention(x, model.turns), attention(x, model.turns))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -15,7 +15,7 @@ from minigpt.config import FAMILIES, ModelConfig, RuntimeConfig, SampleConfig
 from minigpt.decode import KVCache
 from minigpt.draft import Draft
 from minigpt.errors import UserError
-from minigpt.kernels import TORCH
+from minigpt.kernels import HAS_ONEDNN, TORCH
 from minigpt.model import GPT, Linear
 from minigpt.sample import (
     AHEAD,
@@ -23,8 +23,8 @@ from minigpt.sample import (
     MOST_STREAMS,
     ROWS,
     Piece,
+    _Characters,
     _GumbelNumbers,
-    _Stream,
     generate,
     generate_ids,
     next_token,
@@ -100,7 +100,7 @@ def test_a_cache_changes_no_text(family: str, position: str, prompt: str) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
+def test_a_cache_changes_no_text_where_products_are_large(family: str, by_onednn: list[torch.Size]) -> None:
     """Wide enough for oneDNN's products."""
     model, settings = model_of(family, n_embd=384, n_head=6), SampleConfig(length=3 * CONTEXT, temperature=1.0)
     for num_samples in (1, 4):
@@ -110,6 +110,7 @@ def test_a_cache_changes_no_text_where_products_are_large(family: str) -> None:
         )
         assert cached == plain
         assert len({text for _, text in plain}) > 3
+        assert ((num_samples, 1, 384) in by_onednn) is HAS_ONEDNN
 
 
 class Told(Draft):
@@ -275,6 +276,16 @@ def test_nothing_is_guessed_where_it_cannot_be_used() -> None:
         settings = SampleConfig(length=8, **changes)
         guessed, plain = (list(generate_ids(model, start, settings, draft=one, **options)) for one in (draft, None))
         assert all(torch.equal(a, b) for (a, _), (b, _) in zip(guessed, plain, strict=True))
+    assert draft.asked == 0
+
+
+def test_nothing_is_guessed_on_a_device_other_than_the_cpu() -> None:
+    """On one that every machine has and that computes nothing: there the first token cannot be read."""
+    model, draft = model_of().to("meta"), Told(torch.zeros(1, 8), SampleConfig(), errs=False)
+    passes = widths(model)
+    with pytest.raises(RuntimeError, match="meta"):
+        list(generate_ids(model, torch.tensor([1, 2, 3]), SampleConfig(length=8), draft=draft))
+    assert passes == [2, 1], "the start of the prompt; its last token, without guesses to check"
     assert draft.asked == 0
 
 
@@ -621,7 +632,7 @@ def until(text: str, stop: list[str]) -> str:
 
 def stream(tokens: bytes, stop: tuple[str, ...] = (), each: float = -1.0) -> list[Piece]:
     """What one sample yields for these bytes, each of the log-probability `each`."""
-    one = _Stream(0, ByteTokenizer(), stop)
+    one = _Characters(0, ByteTokenizer(), stop)
     return [*itertools.chain.from_iterable(one.push(token, each) for token in tokens), *one.flush()]
 
 
@@ -637,7 +648,7 @@ def test_a_sample_ends_before_the_first_stop_string(text: str, stop: list[str]) 
 
 
 def test_text_is_held_back_no_longer_than_it_may_become_a_stop_string() -> None:
-    one = _Stream(0, ByteTokenizer(), ["bcd"])
+    one = _Characters(0, ByteTokenizer(), ["bcd"])
     released = ["".join(piece.text for piece in one.push(token, 0.0)) for token in b"abcbce"]
     assert released == ["a", "", "", "bc", "", "bce"]
 

@@ -198,7 +198,7 @@ def rotary_base(run: Any, base: float) -> None:
     size = run.config.model.head_size
     rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
-    run.model.angles = torch.stack((angle.cos(), angle.sin())).float()
+    run.model.turns = torch.stack((angle.cos(), angle.sin())).float()
 
 
 def gated_heads(run: Any, channels: int) -> None:

@@ -22,7 +22,7 @@ from minigpt.inside.page.packing import pack_attention, pack_exact, pack_scaled,
 from minigpt.inside.passage import Passage, characters, glyph
 from minigpt.inside.scores import MEASURES, PATTERNS, Score, divergence, head_scores, in_word, kinds
 from minigpt.kernels import rotate_by_torch
-from minigpt.model import GPT, Block, rotary_angles
+from minigpt.model import GPT, Block, rotary_turns
 from minigpt.runs import CHECKPOINTS
 from minigpt.tokenizer import Ids
 
@@ -212,7 +212,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
     ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(stream)[None])  # (H, N, D) each
     if config.position == "rotary":
-        q = rotate_by_torch(q, rotary_angles(2, D)[:, 1].to(q.device))
+        q = rotate_by_torch(q, rotary_turns(2, D)[:, 1].to(q.device))
     written = v.cpu() @ head_outputs(model, layer)  # (H, N, C)
     if config.norm == "layernorm":
         written = written - written.mean(-1, keepdim=True)
