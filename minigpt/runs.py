@@ -40,6 +40,12 @@ def is_run(folder: Path) -> bool:
     return all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
 
 
+def owner(file: Path) -> Path | None:
+    """Return the run that keeps a file, if one does: what else lies in a run's folder is not its."""
+    real = Path(os.path.realpath(file))
+    return next((at for at in real.parents if real.relative_to(at).parts[0] in WRITTEN and is_run(at)), None)
+
+
 def step_folder(run: Path, step: int) -> Path:
     """Return where the checkpoint of `step` is kept."""
     return run / CHECKPOINTS / f"step-{step:08d}"

@@ -51,6 +51,8 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
     resolved = config.resolve(*layers, complete=not fits)  # else what fits the text comes below them
     data = prepare(resolved.config.data)
     notices = list(data.notices)
+    if len(text) == 1 and text[0].endswith((".yaml", ".yml")):
+        notices.append(f"{text[0]} is what is trained on; were it the settings, it would go by --config")
     if fits:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)

@@ -16,6 +16,7 @@ from command_line import SMALL, Cli, Done, called
 from forgery import STEPS, TEXT
 
 import minigpt.train as training
+from minigpt import kernels
 from minigpt.cli import main
 from minigpt.runs import checkpoint_steps
 
@@ -90,6 +91,21 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     called(folder, "train", str(folder / "a.txt"), "--name", "r", *SMALL, *smaller)
     assert checkpoint_steps(folder / "runs/r") == list(STEPS)
     return folder / "runs/r"
+
+
+@pytest.fixture
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Large products go to oneDNN on any processor for which torch has it; the list grows by the shape of each."""
+    shapes: list[torch.Size] = []
+    product = kernels._product
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        shapes.append(x.shape)
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(kernels, "PREFERS_ONEDNN", kernels.HAS_ONEDNN)
+    monkeypatch.setattr(kernels, "_product", noted)
+    return shapes
 
 
 @pytest.fixture

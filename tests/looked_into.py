@@ -1,12 +1,14 @@
-"""Checkpoints made by hand, for the tests of the page: no training, any text, heads that look at something."""
+"""Checkpoints made by hand: no training, any text, heads that look at something; and what a picture of heads shows."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import FAMILIES, DataConfig, ModelConfig, RunConfig
+from minigpt.inside import picture
 from minigpt.inside.passage import Passage, characters
 from minigpt.meta import CorpusFacts, Meta, RuntimeFacts, TrainState
 from minigpt.model import GPT
@@ -46,3 +48,14 @@ def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", 
     """Return `text` as `loaded` reads it."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
     return Passage(ids, characters(loaded.tokenizer, ids), source, left_out)
+
+
+def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
+    """Return what a grid of heads shows: for each weight the number in the palette of its colour, (L, H, T, T)."""
+    side = (image.width - picture.MARGIN) // heads
+    factor = (side - picture.GAP) // tokens
+    assert image.size == (picture.MARGIN + heads * side, picture.MARGIN + layers * side)
+    down, right = (
+        (picture.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens)) for count in (layers, heads)
+    )  # (L, T) and (H, T)
+    return np.asarray(image)[down[:, None, :, None], right[None, :, None, :]]

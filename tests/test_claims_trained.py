@@ -200,4 +200,5 @@ def test_the_model_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("question", trained.QUESTIONS, ids=lambda question: str(question.id))
 def test_each_question_names_a_note_and_explains_itself(question: trained.Question) -> None:
     assert question.says.endswith(".")
+    assert question.notes
     assert set(question.notes) <= {"000", "001", "002", "003", "004"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from command_line import VERSE, Cli, called
 from google.protobuf import text_format
+from looked_into import cells
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_plugin
@@ -20,7 +21,8 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from minigpt.checkpoint import load_checkpoint
 from minigpt.cli.inside import _spread
 from minigpt.data import TextData
-from minigpt.inside.extract import extract
+from minigpt.inside import picture
+from minigpt.inside.extract import Extraction, extract
 from minigpt.inside.probe import attention_probe
 
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
@@ -97,14 +99,22 @@ def test_a_probe_stands_beside_its_baseline(cli: Cli, tmp_path: Path) -> None:
     assert "does not know '@'" in cli("attention", *text, "--probe", "@", "date").error
 
 
-def test_pictures_of_all_heads_and_of_one(cli: Cli, tmp_path: Path) -> None:
-    grid, one = tmp_path / "grid.png", tmp_path / "one.png"
-    assert cli("attention", "--png", grid).code == 0
-    assert cli("attention", "--png", one, "--layer", 0, "--head", 0).code == 0
-    with Image.open(grid) as image:
-        assert image.width == image.height
-    with Image.open(one) as image:
+def split_seen(folder: Path, checkpoint: str | None = None) -> Extraction:
+    """What a checkpoint of the run makes of the start of its validation split."""
+    loaded = load_checkpoint(folder / "runs/verse", checkpoint)
+    return extract(loaded.model, loaded.tokenizer.encode(VERSE[int(0.9 * len(VERSE)) :][:32]))
+
+
+def test_pictures_of_all_heads_and_of_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    file, shades = tmp_path / "heads.png", picture.shades(split_seen(folder).weights)
+    for choice, layers, heads in (([], [0, 1], [0, 1]), (["--layer", 1], [1], [0, 1]), (["--head", 1], [0, 1], [1])):
+        assert cli("attention", "--png", file, *choice).code == 0
+        with Image.open(file) as image:
+            assert (cells(image, len(layers), len(heads), 32) == shades[layers][:, heads]).all()
+    assert cli("attention", "--png", file, "--layer", 1, "--head", 0).code == 0
+    with Image.open(file) as image:
         assert image.size == (32 * 32, 32 * 32)
+        assert (np.asarray(image)[::32, ::32] == shades[1, 0]).all()
 
 
 def test_where_a_query_looks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +140,22 @@ def test_a_longer_text_shows_its_last_part_and_says_so(cli: Cli) -> None:
     assert f"looking at the last 32 of {len(VERSE):,} tokens" in cli("attention", "--file", "verse.txt").err
     few = json.loads(cli("attention", "--file", "-", "--max-chars", 5, "--json", stdin=b"too short").out)
     assert few["text"] == "short"
+
+
+def test_no_output_replaces_what_a_run_keeps_or_was_trained_on(cli: Cli, folder: Path) -> None:
+    """One could write the page over the text, and the run was lost."""
+    run = folder / "runs" / cli("runs", "--json").json[-1]["name"]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    kept = [run / "config.yaml", next(run.glob("checkpoints/step-*/model.safetensors")), run / "checkpoints" / "best"]
+    for out in [*kept, folder / "verse.txt"]:
+        for command in (["inspect", "-o"], ["sample", "-l", 3, "-o"], ["attention", "--png"], ["attention", "--npz"]):
+            error = cli(*command, out).error
+            assert error.startswith(f"cannot write {out}: it would replace ")
+            assert error.endswith("trained on" if out.name == "verse.txt" else f"what run {run.name} keeps there")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    for _ in range(2):
+        assert cli("sample", "-l", 3, "-o", run / "drawn.txt").code == 0
+    (run / "drawn.txt").unlink()
 
 
 def test_the_validation_split_from_anywhere(cli: Cli) -> None:
@@ -304,12 +330,9 @@ def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.
 def test_heads_can_be_watched_in_tensorboard(folder: Path) -> None:
     events = EventAccumulator(str(folder / "runs/verse/tensorboard"), size_guidance={"images": 0}).Reload()
     assert [image.step for image in events.Images("attention/grid")] == [0, 2, 4]
-    with Image.open(io.BytesIO(events.Images("attention/grid")[0].encoded_image_string)) as image:
-        image.load()
-        assert image.width == image.height
-    loaded = load_checkpoint(folder / "runs/verse", "last")
-    ids = loaded.tokenizer.encode(VERSE[int(0.9 * len(VERSE)) :][:32])
-    seen = extract(loaded.model, ids)
+    seen = split_seen(folder, "last")
+    with Image.open(io.BytesIO(events.Images("attention/grid")[-1].encoded_image_string)) as image:
+        assert np.abs(cells(image, 2, 2, 32) - picture.shades(seen.weights).astype(int)).max() <= 1  # but for rounding
     previous = seen.weights.diagonal(-1, 2, 3).mean(-1).max()
     (*_, last) = events.Scalars("heads/previous")
     assert (last.step, last.value) == (4, pytest.approx(previous.item(), abs=1e-6))

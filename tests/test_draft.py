@@ -1,5 +1,7 @@
 """What guesses ahead goes by how often something followed in the text; what comes of it is tested with the sampler."""
 
+import operator
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from minigpt.config import SampleConfig
-from minigpt.draft import ENOUGH, LONGEST, MOST, Draft
+from minigpt.draft import ENOUGH, LONGEST, MOST, ORDERS, Draft
 from minigpt.sample import next_token
 
 
@@ -70,15 +72,30 @@ def test_any_vocabulary_fits(vocab_size: int) -> None:
     assert draft.guess([0, largest] * 3, numbers(3, vocab_size), 1.0) == [0, largest, 0]
 
 
+def following(text: list[int], before: list[int]) -> set[int]:
+    """What stands after the last few tokens of `before`, in a text where they stand often enough."""
+    for order in ORDERS:
+        places = [at for at in range(order, len(text)) if text[at - order : at] == before[-order:]]
+        if len(places) >= ENOUGH:
+            return {text[at] for at in places}
+    return set()
+
+
 @hypothesis.given(
-    text=st.lists(st.integers(0, 5), max_size=200),
+    text=st.lists(st.integers(0, 5), max_size=200)
+    | st.builds(operator.mul, st.lists(st.integers(0, 5), max_size=20), st.integers(1, 2 * ENOUGH)),
     recent=st.lists(st.integers(0, 5), max_size=2 * LONGEST),
     count=st.integers(0, 8),
     temperature=st.floats(0, allow_infinity=False),
 )
+@hypothesis.example(text=[0, 1, 2, 0, 3] * ENOUGH, recent=[3, 0, 1], count=8, temperature=1.0)
 def test_of_any_text_it_guesses_tokens_that_stand_in_it(
     text: list[int], recent: list[int], count: int, temperature: float
 ) -> None:
+    """After the same tokens, and as many as are asked for or until nothing stands there."""
     guesses = Draft(np.array(text, dtype=np.uint8), 6).guess(recent, numbers(count, 6), temperature)
     assert len(guesses) <= count
     assert set(guesses) <= set(text)
+    for at, guess in enumerate(guesses):
+        assert guess in following(text, recent + guesses[:at])
+    assert len(guesses) == count or not following(text, recent + guesses)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looked_into import cells
 from PIL import Image
 from torch import Tensor
 
@@ -297,7 +298,11 @@ def test_pictures_show_the_weights(by_hand: Extraction) -> None:
     assert (at == picture.shades(by_hand.weights[0, 0])).all()
     assert at[5, 4] == picture.STEPS - 1
     image = Image.open(io.BytesIO(picture.png(picture.grid(by_hand.weights, range(2), range(4)))))
-    assert image.size[0] > 2 * image.size[1] * 0.9  # four heads beside each other, two layers
+    found = cells(image, 2, 4, 16)  # four heads beside each other, two layers
+    assert (found == picture.shades(by_hand.weights)).all()
+    assert found[0][:, 5, [0, 4, 5]].argmax(0).tolist() == [2, 0, 3]  # who looks at the first, the one before, itself
+    for shown in (one, image):
+        assert (np.reshape(shown.getpalette(), (-1, 3)) == picture.PALETTE).all()
 
 
 def test_a_part_of_the_heads_keeps_its_numbers(by_hand: Extraction) -> None:
@@ -339,3 +344,12 @@ def test_blocks_stand_below_their_characters_however_wide() -> None:
     assert lines == ["我a◌\u0301吃", "██ █  ", "b", "^"]
     for line, blocks in zip(lines[::2], lines[1::2], strict=True):
         assert terminal.columns(line) == len(blocks) <= 6
+
+
+def test_a_model_whose_activations_are_not_finite_is_one_line() -> None:
+    """The page was a traceback: its JSON has no infinity."""
+    model = model_of()
+    with torch.no_grad():
+        model.blocks[0].mlp.up.weight.fill_(3e38)
+    with pytest.raises(UserError, match="activations are not finite; choose an earlier one with --checkpoint"):
+        extract(model, some_ids())

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from looked_into import TEXT, checkpoint, passage
+from looked_into import TEXT, cells, checkpoint, passage
 from PIL import Image
 
 from minigpt.errors import UserError
 from minigpt.evaluate import evaluate
 from minigpt.inside import page as page_of
+from minigpt.inside import picture
 from minigpt.inside.extract import Extraction, extract, without_heads
 from minigpt.inside.page import document, inspect_page, packing, views
 from minigpt.inside.passage import of_the_model
@@ -283,12 +284,17 @@ def test_the_page_names_no_folder_and_no_time() -> None:
     assert not re.search(r"\b20\d\d-\d\d-\d\d", page)
 
 
-def test_a_reader_without_scripts_sees_all_heads() -> None:
+@pytest.mark.parametrize("length", [32, len(TEXT)])
+def test_a_reader_without_scripts_sees_all_heads(length: int) -> None:
+    """The weights themselves, or of a longer text the greatest of each few, in 32 shades."""
     loaded = checkpoint(layers=3, heads=4)
-    page = inspect_page(loaded, passage(loaded))
-    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    text = passage(loaded, TEXT[:length])
+    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', inspect_page(loaded, text))
     image = Image.open(io.BytesIO(base64.b64decode(found)))
     assert image.width > image.height > 3 * 64
+    weights = extract(loaded.model, text.ids).weights
+    shades = picture.shades(weights if length == 32 else views.shrunk(weights, 32))
+    assert np.abs(cells(image, 3, 4, 32) - shades.astype(int)).max() <= 0.5 / 31 * picture.STEPS + 1
     colours = image.convert("L")
     assert colours.getextrema()[0] < 100 < 240 < colours.getextrema()[1]
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.train as training
 from minigpt.config import RunConfig
+from minigpt.kernels import HAS_ONEDNN
 from minigpt.meta import RuntimeFacts
 from minigpt.runs import checkpoint_steps, step_folder
 from minigpt.runtime import Runtime, _has_compiler
@@ -61,12 +63,15 @@ def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_stopped_at_random_steps_and_resumed_ends_in_the_same_bits(tmp_path: Path, name: str) -> None:
+def test_stopped_at_random_steps_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, by_onednn: list[torch.Size], name: str
+) -> None:
     """Six stops for each configuration: one at each of two random steps, and four in a row in one run."""
     config = make_config(**CONFIGURATIONS[name])
     draws = random.Random(f"stops of {name}")
     go_on(config, tmp_path / "untouched")
     expected = ending(tmp_path / "untouched")
+    assert bool(by_onednn) is (name == "oneDNN" and HAS_ONEDNN)
     # Evaluations are at 4, 8 and 12, log lines at 3, 6, 9 and 12, checkpoints at 5, 10 and the best.
     for i, stops in enumerate(
         [*([stop] for stop in draws.sample(range(1, STEPS), 2)), draws.sample(range(1, STEPS), 4)]

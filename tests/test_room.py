@@ -1,5 +1,6 @@
 """What fits into memory, and what is advised where it does not."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,16 @@ from minigpt.room import (
 
 def test_what_is_free_here_is_known_or_not() -> None:
     free = free_memory_bytes("cpu")
+    assert (free is not None) is (sys.platform == "linux")
     assert free is None or 1_000_000 < free < 1 << 44
+    assert free_memory_bytes("mps") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not say")
+def test_of_machine_and_container_the_one_with_less_to_give_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for in_container, least, most in ((7, 7, 7), (1 << 60, 1_000_000, 1 << 44), (None, 1_000_000, 1 << 44)):
+        monkeypatch.setattr(room, "_free_in_container", lambda group, free=in_container: free)
+        assert least <= free_memory_bytes("cpu") <= most
 
 
 def test_what_a_container_gives_back_when_asked_is_free(tmp_path: Path) -> None:

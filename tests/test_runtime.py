@@ -7,16 +7,19 @@ import time
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from command_line import environment
 from small_runs import make_config, make_data, same, tensors
 
 from minigpt import runtime
 from minigpt.checkpoint import load_checkpoint
 from minigpt.config import RuntimeConfig
 from minigpt.errors import UserError
+from minigpt.memory import peak_memory
 from minigpt.meta import RuntimeFacts
 from minigpt.runtime import (
     Runtime,
@@ -269,9 +272,44 @@ def test_memory_and_speed_are_measured_here() -> None:
     here = Runtime(**ON_CPU)
     used = runtime.memory_bytes(here)
     assert used is None or 10_000_000 < used < 1 << 44
+    assert used == pytest.approx(peak_memory(), rel=0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 1e8 < runtime.measure_matmul(here) < 1e14
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system does not say")
+def test_the_most_memory_is_what_was_taken_and_given_back() -> None:
+    """64 MiB more, and for good. In a process of its own: this one may have had more before."""
+    program = (
+        "from minigpt.memory import peak_memory; peaks = [peak_memory()]\n"
+        "held = b'.' * (1 << 26); peaks.append(peak_memory())\n"
+        "del held; print(*peaks, peak_memory())"
+    )
+    done = subprocess.check_output([sys.executable, "-c", program], env=environment())
+    before, holding, after = (int(peak) for peak in done.split())
+    assert before > 1_000_000
+    for peak in (holding, after):
+        assert peak - before == pytest.approx(1 << 26, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_matrix_speed_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """By a clock that stands still but for products. The first also sets up; the last begins within 0.1 s."""
+    now, work = 0.0, 0
+    seconds = iter([1e-3, 0.03, 0.02, 0.04, 0.05, 1e-3])
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal now, work
+        assert a.dtype is b.dtype is getattr(torch, dtype)
+        now, work = now + next(seconds), 2 * a.size(0) * a.size(1) * b.size(1)
+        return a
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr(runtime, "time", SimpleNamespace(perf_counter=lambda: now))
+    speed = runtime.measure_matmul(Runtime(**{**ON_CPU, "dtype": dtype}))
+    assert speed == pytest.approx(work / 0.02)
+    assert next(seconds) == 1e-3
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").is_file(), reason="this system does not say")

@@ -37,6 +37,8 @@ def run(
     for notice in start.notices:
         say(notice)
     config, known = start.config, (start.data.fingerprint, start.data.tokenizer)
+    if config.optim.name != "adamw":
+        say("minigpt steps by Muon, the plain loop by AdamW, which takes less time; -s optim.name=adamw compares alike")
     with tempfile.TemporaryDirectory(prefix="minigpt-bench-") as folder, ExitStack() as open_sides:
         common = (config, known, seconds)
         ours = side("minigpt", f"{__name__}.ours", *common, Path(folder), say=say)

@@ -19,7 +19,7 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_unknown,
 )
-from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
+from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
 from minigpt.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def attention(
     if as_json and (tty or query is not None):
         raise UserError("--json tells of all places; it excludes --tty and --query, which ask of one")
     loaded = load_checkpoint(run, checkpoint)
+    refuse_trained_on(loaded.config.data, npz, png)
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)
     _check_chosen("--layer", layer, loaded.config.model.n_layer, "layers")
     _check_chosen("--head", head, loaded.config.model.n_head, "heads")
@@ -137,6 +138,7 @@ def inspect(
 
     check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
+    refuse_trained_on(loaded.config.data, out)
     if detail and max_chars is None:
         max_chars = STAGED
     passage = _passage(loaded, text, file, val, unknown, encoding, max_chars)

@@ -8,12 +8,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigpt.errors import UserError, reason, shown, visible
 from minigpt.terminal import heard_or_not
+
+if TYPE_CHECKING:
+    from minigpt.config import DataConfig
 
 GAP = "  "
 WRAPPED = 24
@@ -67,7 +71,9 @@ def json_text(document: Any) -> str:
 
 
 def check_writable(*outs: Path | None, read: str | None = None) -> None:
-    """Raise UserError for a file that cannot be written, or would replace another result or the text that is `read`."""
+    """Raise UserError for a file that cannot be written, or would replace a result, what is `read`, or a run's file."""
+    from minigpt.runs import owner
+
     taken = {os.path.realpath(read)} if read else set()
     for out in outs:
         if out is None:
@@ -85,7 +91,24 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
                 raise UserError(
                     f"cannot write {shown(out)}: it would replace what this command reads or writes as well"
                 )
+            if run := owner(out):
+                raise UserError(f"cannot write {shown(out)}: it would replace what run {shown(run.name)} keeps there")
             taken.add(os.path.realpath(out))
+
+
+def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
+    """Raise UserError for a file that would replace a text of a run, which could then not go on."""
+    from minigpt.corpus import is_read_once, open_corpus
+
+    existing = [out for out in outs if out is not None and out.is_file()]
+    texts: set[str] = set()
+    for source in (*data.source, *data.val_source) if existing else ():
+        if not (source.startswith(("builtin:", "download:")) or is_read_once(source)):
+            with suppress(UserError):  # what is gone cannot be replaced
+                texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
+    for out in existing:
+        if os.path.realpath(out) in texts:
+            raise UserError(f"cannot write {shown(out)}: it would replace the text that this run was trained on")
 
 
 def write(text: str, out: Path | None = None) -> None:

@@ -22,7 +22,7 @@ from minigpt.cli.options import (
     checked_device,
     checked_unknown,
 )
-from minigpt.cli.output import check_writable, json_text, notice, write
+from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, write
 from minigpt.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def sample(
     given, on_unknown, device = _given(prompt, prompt_file, encoding), checked_unknown(unknown), checked_device(device)
     check_writable(out, read=prompt_file)
     loaded = _loaded(run, checkpoint)
+    refuse_trained_on(loaded.config.data, out)
     kernels = loaded.config.runtime.kernels
     computing = RuntimeConfig(device=device, dtype="float32", compile=False, kernels=kernels)
     runtime = settle(loaded.model, computing, num_samples)
@@ -206,6 +207,7 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"characters          {result.characters:,} of {name}")
     print(f"protocol            {how}, {runtime.dtype}")
+    print(f"checkpoint          {shown(loaded.path)}")
 
 
 def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":

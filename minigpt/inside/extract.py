@@ -83,6 +83,8 @@ def extract(model: GPT, ids: Ids) -> Extraction:
 
     with evaluating(model), attending(model, listen), streaming(model) as stream:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
+    if not all(part.isfinite().all() for part in (*stream, logits)):
+        raise UserError("the model's activations are not finite; choose an earlier one with --checkpoint")
     precision = seen[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*seen, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)
