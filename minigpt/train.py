@@ -9,6 +9,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def train(
             raise
         raise UserError("out of memory; try a smaller model") from error
     except OSError as error:
-        is_elsewhere = error.filename is not None and not Path(error.filename).is_relative_to(run)
+        is_elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(run)
         what = shown(error.filename) if is_elsewhere else f"cannot write to {run}"
         raise UserError(f"{what}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
@@ -186,12 +187,12 @@ class Training:
         aside = checkpoint.repair(self.run, state)
         total, unit = (self.seconds, "second") if self.steps is None else (float(self.steps), "step")
         logs = Metrics(self.run, state.step, self.position, total, unit)
-        with logs as self.metrics:
+        with ExitStack() as until_closed, logs as self.metrics:
             for name in aside:
                 self.metrics.say(f"kept what is no part of the run any more: {self.run / CHECKPOINTS / name}")
-            self._get_ready()  # which nothing would be saved of, so that a signal ends it at once
-            with Interrupts() as interrupts:
-                last = self._go_on(interrupts, probes)
+            self._get_ready()  # of which nothing would be saved: a signal ends it at once
+            interrupts = until_closed.enter_context(Interrupts())
+            last = self._go_on(interrupts, probes)
             if self.config.train.hparams and last:
                 losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
                 self.metrics.hparams(state.step, configuration.flatten(self.config), losses)
