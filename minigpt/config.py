@@ -310,9 +310,12 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):
-            values |= {f"{section}.{key}": value for key, value in entries.items()}
-        elif entries is not None or section not in RunConfig.model_fields:
-            values[str(section)] = entries
+            found = {f"{section}.{key}": value for key, value in entries.items()}
+        else:
+            found = {str(section): entries} if entries is not None or section not in RunConfig.model_fields else {}
+        if twice := values.keys() & found.keys():
+            raise UserError(f"{shown(origin)}: {shown(min(twice))} is set twice")
+        values |= found
     return values
 
 

@@ -110,6 +110,8 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         if which is not None:
             raise UserError(f"{name} is a single checkpoint; --checkpoint {which} needs a run")
         return folder
+    if which is None and is_pointer(folder):
+        name, which = str(folder.parent.parent), folder.name
     if name == "last":  # a run that ended before its first checkpoint does not hide the one before
         name = next((run.name for run in reversed(all_runs()) if checkpoint_steps(run)), name)
     run, which = find_run(name), "best" if which is None else str(which)
@@ -124,6 +126,11 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
     if int(which) not in steps:
         raise UserError(f"run {run.name} has no checkpoint of step {which}; it has {', '.join(map(str, steps))}")
     return step_folder(run, int(which))
+
+
+def is_pointer(file: Path) -> bool:
+    """Return whether this is the file "last" or "best" of a run, which names a checkpoint of it."""
+    return file.name in RESERVED and file.parent.name == CHECKPOINTS
 
 
 def pointed_step(run: Path, pointer: str) -> int | None:
@@ -162,7 +169,7 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
 def refuse_name(name: str) -> None:
     """Raise UserError for what cannot name a new run: no name, or one that a run has."""
     if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
-        allowed = "letters, digits, '-', '_', '.', '+' and spaces, and not 'last' or 'best'"
+        allowed = "letters, digits, '_' and, after the first, '-', '.', '+' and spaces, and not 'last' or 'best'"
         raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
     if _is_taken(RUNS / name):
         raise _taken(name)

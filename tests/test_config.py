@@ -571,6 +571,12 @@ def test_every_setting_has_a_description_for_help_schema_and_reference() -> None
     assert [key for key, _ in c.describe_settings()] == list(c.fields())
 
 
+@pytest.mark.parametrize("text", ["train.steps: 4\ntrain: {steps: 3}", "train: {steps: 3}\ntrain.steps: null"])
+def test_a_setting_in_two_spellings_is_not_silently_one_of_them(text: str) -> None:
+    with pytest.raises(UserError, match=r"^my\.yaml: train\.steps is set twice$"):
+        c.dotted(yaml.safe_load(text), "my.yaml")
+
+
 def test_what_may_change_on_resume_and_what_may_not() -> None:
     """Every setting that is not about length, rhythm, place or sampling is part of the run. The text is, itself."""
     free = set()

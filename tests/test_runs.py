@@ -177,6 +177,8 @@ def test_a_checkpoint_is_meant_by_best_last_step_or_its_own_folder() -> None:
     alone = make_checkpoint(Path("copy"), 3)
     assert find_checkpoint("copy") == alone
     assert find_checkpoint(str(step_folder(run, 10))) == step_folder(run, 10)
+    for pointer, step in (("best", 5), ("last", 15)):  # as the tab key completes it
+        assert find_checkpoint(str(run / "checkpoints" / pointer)) == step_folder(run, step)
 
 
 @pytest.mark.parametrize(

@@ -171,9 +171,10 @@ def evaluate(
     from minigpt.config import RuntimeConfig
     from minigpt.corpus import open_corpus, scan
     from minigpt.evaluate import evaluate, protocol
+    from minigpt.runs import is_pointer
     from minigpt.runtime import choose
 
-    if os.path.isfile(run):
+    if os.path.isfile(run) and not is_pointer(Path(run)):
         raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
     on_unknown, loaded = checked_unknown(unknown), load_checkpoint(run, checkpoint)
     runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)
