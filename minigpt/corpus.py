@@ -21,7 +21,6 @@ import sysconfig
 import tokenize
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -168,8 +167,6 @@ def open_corpus(source: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
     parts = tuple(part for one in found for part in one.parts)
     if not parts:
         raise UserError(f"there is no text ({'; '.join(notices)})")
-    if twice := next((part for part, times in Counter(parts).items() if times > 1), None):
-        notices += (f"{twice.label} is read twice: what validates may be trained on too",)
     if len(found) == 1:
         name = found[0].name
     else:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -92,6 +93,9 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
     encoded = tuple(encode(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True))
     train, validation = split(encoded, config.val_fraction)
     notices = [notice for corpus in corpora for notice in corpus.notices]
+    twice = [part.label for part, times in Counter(corpora[0].parts).items() if times > 1]
+    if twice and len(corpora) == 1:
+        notices.append(f"{twice[0]} is read twice: what validates may be trained on too")
     if returns := sum(found.counts.get("\r", 0) for found in scans):
         notices.append(
             f"the text has {returns:,} carriage returns (Windows line ends), kept as characters of their own"

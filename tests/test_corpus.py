@@ -407,12 +407,3 @@ def test_builtin_pydoc_and_unknown_names() -> None:
     assert error("builtin:pythn") == (
         f"there is no builtin text named 'pythn'; did you mean python? (known: {', '.join(BUILTINS)})"
     )
-
-
-def test_a_file_that_is_named_twice_is_told_of() -> None:
-    """Its end validates, and stands in the part that trains too."""
-    Path("a.txt").write_bytes(b"some text")
-    Path("b.txt").write_bytes(b"some text")
-    assert open_corpus(["a.txt", "b.txt"]).notices == ()
-    told = "a.txt is read twice: what validates may be trained on too"
-    assert open_corpus(["a.txt", "b.txt", "a.txt"]).notices == (told,)

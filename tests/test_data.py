@@ -311,6 +311,15 @@ def test_windows_line_ends_are_kept_and_said(tmp_path: Path) -> None:
     assert found.notices == ("the text has 9 carriage returns (Windows line ends), kept as characters of their own",)
 
 
+def test_a_file_that_is_named_twice_is_told_of_where_its_end_validates(tmp_path: Path) -> None:
+    """It stands in the part that trains too."""
+    a, b = write(tmp_path, "some text", "a.txt"), write(tmp_path, "some text", "b.txt")
+    told = (f"{a} is read twice: what validates may be trained on too",)
+    assert data.prepare(DataConfig(source=(a, b, a))).notices == told
+    assert data.prepare(DataConfig(source=(a, b))).notices == ()
+    assert data.prepare(DataConfig(source=(a, a), val_source=(b,))).notices == ()
+
+
 def test_validation_on_the_training_text_itself_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "abcabc", "a.txt")
     copy = write(tmp_path, "abcabc", "copy.txt")
