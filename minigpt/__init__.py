@@ -6,19 +6,19 @@ __version__ = "0.1.0"
 __all__ = ["GPT", "RunConfig", "UserError", "generate", "load_checkpoint"]
 
 _HOME = {
-    "GPT": "model",
-    "RunConfig": "config",
+    "GPT": "model.gpt",
+    "RunConfig": "config.schema",
     "UserError": "errors",
-    "generate": "sample",
-    "load_checkpoint": "checkpoint",
+    "generate": "sampling.generate",
+    "load_checkpoint": "storage.checkpoint",
 }
 
 if TYPE_CHECKING:
-    from minigpt.checkpoint import load_checkpoint
-    from minigpt.config import RunConfig
+    from minigpt.config.schema import RunConfig
     from minigpt.errors import UserError
-    from minigpt.model import GPT
-    from minigpt.sample import generate
+    from minigpt.model.gpt import GPT
+    from minigpt.sampling.generate import generate
+    from minigpt.storage.checkpoint import load_checkpoint
 
 
 def __getattr__(name: str) -> Any:

@@ -15,12 +15,12 @@ import torch
 from command_line import SMALL, Cli, Done, called
 from forgery import STEPS, TEXT
 
-import minigpt.train as training
-from minigpt import kernels
+import minigpt.training.loop as training
 from minigpt.cli import main
-from minigpt.runs import checkpoint_steps
+from minigpt.model import kernels
+from minigpt.storage.runs import checkpoint_steps
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 # In CI the same examples are drawn each time, so that a red run is the change's doing; elsewhere new ones are tried.
 hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))

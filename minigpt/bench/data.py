@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
-from minigpt.corpus import open_corpus, scan
 from minigpt.errors import UserError, reason
-from minigpt.memory import peak_memory
+from minigpt.model.memory import peak_memory
+from minigpt.text.sources import open_corpus, scan
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "éèüßñçαβγδλπабвгд的一是不了人我在有他😀🎉"
@@ -49,8 +49,8 @@ def run(text: Sequence[str], encoding: str, rounds: int, say: Say) -> Document:
 
 def ours(path: Path, folder: Path, say: Say) -> Built:
     """Build the side that prepares a text as `minigpt train` does, each time with an empty cache."""
-    from minigpt.data import encode
-    from minigpt.tokenizer import build
+    from minigpt.text.dataset import encode
+    from minigpt.text.tokenizer import build
 
     def measure() -> Round:
         cache = tempfile.mkdtemp(dir=folder)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
-from minigpt.checkpoint import load_checkpoint
-from minigpt.config import Layer, RunConfig, SampleConfig, parse_overrides, resolve
+from minigpt.config.resolve import Layer, parse_overrides, resolve
+from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.errors import UserError
-from minigpt.memory import peak_memory
-from minigpt.model import GPT
-from minigpt.runtime import pick_device
-from minigpt.sample import MOST_STREAMS, generate_ids, settle
+from minigpt.model.device import pick_device
+from minigpt.model.gpt import GPT
+from minigpt.model.memory import peak_memory
+from minigpt.sampling.generate import MOST_STREAMS, generate_ids, settle
 from minigpt.seeds import mix_seed
+from minigpt.storage.checkpoint import load_checkpoint
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16

@@ -119,7 +119,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, build: str, arguments: tuple
     except (UserError, OSError) as error:
         pipe.send(error)
     except Exception as error:
-        from minigpt.room import is_out_of_memory
+        from minigpt.model.memory import is_out_of_memory
 
         if is_out_of_memory(error):
             pipe.send(UserError(f"out of memory on the side of {name}: make the model or the batch smaller"))
@@ -161,7 +161,7 @@ def document(benchmark: str, settings: dict[str, Any], comparisons: list[dict[st
     """Return what a benchmark found, with the facts about the machine that it depends on."""
     import torch
 
-    from minigpt.runtime import processor
+    from minigpt.model.device import processor
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return {

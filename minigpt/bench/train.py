@@ -11,16 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
-from minigpt.config import RunConfig
-from minigpt.data import TextData, batch_at, prepare
+from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
-from minigpt.kernels import TORCH
-from minigpt.model import GPT, evaluating, flops_per_token
-from minigpt.runtime import Runtime, measure_matmul, memory_bytes
+from minigpt.model.device import Runtime, measure_matmul, memory_bytes
+from minigpt.model.gpt import GPT, evaluating, flops_per_token
+from minigpt.model.kernels import TORCH
 from minigpt.seeds import mix_seed
-from minigpt.start import open_new
-from minigpt.tokenizer import Tokenizer
-from minigpt.train import Training
+from minigpt.text.batches import batch_at
+from minigpt.text.dataset import TextData, prepare
+from minigpt.text.tokenizer import Tokenizer
+from minigpt.training.loop import Training
+from minigpt.training.setup import open_new
 
 LONGEST = 3600.0
 Known = tuple[str, Tokenizer]

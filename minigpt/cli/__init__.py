@@ -71,7 +71,7 @@ def main() -> None:
         print(f"minigpt: {shown(error)}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
-        from minigpt.room import is_out_of_memory
+        from minigpt.model.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -89,7 +89,7 @@ def main() -> None:
 
 def _usage(error: TyperException) -> str:
     """Return in one line what is wrong with a command line, and where to read on."""
-    from minigpt.config import flatten, resolve
+    from minigpt.config.resolve import flatten, resolve
 
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")

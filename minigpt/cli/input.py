@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from minigpt.errors import UserError
 
 if TYPE_CHECKING:
-    from minigpt.tokenizer import Ids, Tokenizer
+    from minigpt.text.tokenizer import Ids, Tokenizer
 
 
 def encode(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
@@ -19,7 +19,7 @@ def encode(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
 @contextmanager
 def advice_on_unknown() -> Iterator[None]:
     """Add to the error of a character unknown to the model how to go on."""
-    from minigpt.tokenizer import UnknownCharacter
+    from minigpt.text.tokenizer import UnknownCharacter
 
     try:
         yield
@@ -29,6 +29,6 @@ def advice_on_unknown() -> Iterator[None]:
 
 def read_text(path: str, encoding: str = "utf-8") -> str:
     """Return the text of a file, or of standard input for "-"."""
-    from minigpt.corpus import open_corpus
+    from minigpt.text.sources import open_corpus
 
     return "".join(open_corpus([path], encoding).blocks())

@@ -23,11 +23,11 @@ from minigpt.cli.output import check_writable, json_text, notice, refuse_trained
 from minigpt.errors import UserError, shown, visible
 
 if TYPE_CHECKING:
-    from minigpt.checkpoint import Checkpoint
-    from minigpt.inside.claims import Result
-    from minigpt.inside.extract import Extraction
-    from minigpt.inside.passage import Passage
-    from minigpt.inside.scores import Score
+    from minigpt.claims import Result
+    from minigpt.interpret.extract import Extraction
+    from minigpt.interpret.passage import Passage
+    from minigpt.interpret.scores import Score
+    from minigpt.storage.checkpoint import Checkpoint
 
 ABLATED = 8192
 """Tokens of the validation split over which the loss without a head is measured."""
@@ -64,10 +64,10 @@ def attention(
     max_chars: MaxCharsOption = None,
 ) -> None:
     """Show what each head looks at in a text: scores beside what uniform attention gets, pictures, numbers."""
-    from minigpt.checkpoint import load_checkpoint
-    from minigpt.inside import picture, record
-    from minigpt.inside.extract import extract
-    from minigpt.inside.scores import head_scores
+    from minigpt.interpret import picture, record
+    from minigpt.interpret.extract import extract
+    from minigpt.interpret.scores import head_scores
+    from minigpt.storage.checkpoint import load_checkpoint
 
     check_writable(npz, png, read=file)
     if probe and (tty or query is not None):
@@ -132,9 +132,9 @@ def inspect(
     """Write one web page, complete in itself, to explore what a model does with a text."""
     from tqdm import tqdm
 
-    from minigpt.checkpoint import load_checkpoint
-    from minigpt.inside.page import inspect_page
-    from minigpt.inside.page.views import STAGED
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.viewer import inspect_page
+    from minigpt.viewer.views import STAGED
 
     check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
@@ -173,7 +173,7 @@ def claims(
     as_json: JsonOption = False,
 ) -> None:
     """Check what lecture notes say about attention: each claim computed, and corrected where it is wrong."""
-    from minigpt.inside.claims import run_claims
+    from minigpt.claims import run_claims
 
     if checkpoint is not None and run is None:
         raise UserError("--checkpoint is one of a run: minigpt claims RUN --checkpoint ...")
@@ -181,8 +181,8 @@ def claims(
     if run is not None:
         from tqdm import tqdm
 
-        from minigpt.checkpoint import load_checkpoint
-        from minigpt.inside.claims import trained
+        from minigpt.claims import trained
+        from minigpt.storage.checkpoint import load_checkpoint
 
         loaded = load_checkpoint(run, checkpoint)
         _notice_checkpoint(loaded)
@@ -208,7 +208,7 @@ def _print_claim(result: "Result") -> None:
 
 def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     """Return the checkpoints of the run that a film is made of. Raises UserError for a step that is not there."""
-    from minigpt.runs import checkpoint_steps, step_folder
+    from minigpt.storage.runs import checkpoint_steps, step_folder
 
     if steps is None:
         return []
@@ -229,7 +229,7 @@ def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
 
 def _spread(steps: list[int]) -> list[int]:
     """Return as many of the steps as a film can have, from the first to the last."""
-    from minigpt.inside.page.views import MOST_STEPS
+    from minigpt.viewer.views import MOST_STEPS
 
     count = min(MOST_STEPS, len(steps))
     return sorted({steps[round(at * (len(steps) - 1) / max(1, count - 1))] for at in range(count)})
@@ -252,7 +252,7 @@ def _passage(
     max_chars: int | None,
 ) -> "Passage":
     """Return the text to look at: the one given, or else a part of the validation split, or of the model's own."""
-    from minigpt.inside import passage
+    from minigpt.interpret import passage
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val exclude each other")
@@ -281,7 +281,7 @@ def _check_chosen(option: str, value: int | None, count: int, what: str) -> None
 
 
 def _notice_checkpoint(loaded: "Checkpoint") -> None:
-    from minigpt.inside.record import doubt
+    from minigpt.interpret.record import doubt
 
     loss = loaded.meta.validation_loss
     measured = "" if loss is None else f", validation loss measured last {loss:.4f}"
@@ -303,7 +303,7 @@ def _notice_passage(loaded: "Checkpoint", passage: "Passage", seen: "Extraction"
 
 def _probe(loaded: "Checkpoint", passage: "Passage", seen: "Extraction", spans: tuple[str, str]) -> "Score":
     """Return the score of --probe. Raises UserError when the text has no such places."""
-    from minigpt.inside.scores import span_probe
+    from minigpt.interpret.scores import span_probe
 
     if not all(spans):
         raise UserError("--probe: expected two strings that stand in the text")
@@ -320,8 +320,8 @@ def _show_query(
     """Print where one query looks: the text in colours if that was asked for, and the keys that it looks at most."""
     import torch
 
-    from minigpt.inside import terminal
-    from minigpt.inside.passage import glyph
+    from minigpt.interpret import terminal
+    from minigpt.interpret.passage import glyph
 
     row = torch.stack([seen.weights[layer, head, query] for layer, head in chosen]).mean(0)  # (S,)
     whose = "layer {} head {}".format(*chosen[0]) if len(chosen) == 1 else f"mean of {len(chosen)} heads"

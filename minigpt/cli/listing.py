@@ -20,8 +20,8 @@ config_app = typer.Typer(**PLAIN, help="List presets, explain settings, print th
 @data_app.command("list")
 def data_list() -> None:
     """List the texts that have names."""
-    from minigpt.corpus import BUILTINS
-    from minigpt.download import downloads
+    from minigpt.text.download import downloads
+    from minigpt.text.sources import BUILTINS
 
     rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
@@ -37,8 +37,8 @@ def data_info(
     as_json: JsonOption = False,
 ) -> None:
     """Describe a text: its size, its characters, and the settings that fit it."""
-    from minigpt.corpus import open_corpus, scan
-    from minigpt.presets import fit
+    from minigpt.config.presets import fit
+    from minigpt.text.sources import open_corpus, scan
 
     corpus = open_corpus(text, encoding)
     found = scan(corpus)
@@ -63,7 +63,7 @@ def data_info(
 @data_app.command("get")
 def data_get(name: Annotated[str, Argument(help="One of the downloads of `minigpt data list`.")]) -> None:
     """Download a text into the cache, check it, and print where it is and under which terms."""
-    from minigpt.download import download, downloads
+    from minigpt.text.download import download, downloads
 
     name = name.removeprefix("download:")
     path = download(name)
@@ -74,7 +74,7 @@ def data_get(name: Annotated[str, Argument(help="One of the downloads of `minigp
 @config_app.command("list")
 def config_list() -> None:
     """List the presets."""
-    from minigpt.presets import presets
+    from minigpt.config.presets import presets
 
     table(("preset", "what it is"), list(presets().items()))
 
@@ -82,8 +82,8 @@ def config_list() -> None:
 @config_app.command("show")
 def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Print every setting with its value and where that comes from."""
-    from minigpt.config import explain, parse_overrides, resolve
-    from minigpt.presets import read_layer
+    from minigpt.config.presets import read_layer
+    from minigpt.config.resolve import explain, parse_overrides, resolve
 
     layers = [read_layer(config)] if config is not None else []
     table(("setting", "value", "from"), explain(resolve(*layers, parse_overrides(set_ or []))))
@@ -92,7 +92,7 @@ def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the JSON schema of a configuration file, for an editor to complete and check it."""
-    from minigpt.config import schema
+    from minigpt.config.resolve import schema
 
     write(json_text(schema()))
 
@@ -102,7 +102,7 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in runs/, the one touched last at the end."""
-    from minigpt.runs import RUNS, summaries
+    from minigpt.storage.runs import RUNS, summaries
 
     if verify:
         _verify_runs(as_json)
@@ -128,8 +128,8 @@ def runs(
 
 
 def _verify_runs(as_json: bool) -> None:
-    from minigpt.runs import RUNS
-    from minigpt.verify import verify_runs
+    from minigpt.storage.runs import RUNS
+    from minigpt.storage.verify import verify_runs
 
     found = list(verify_runs())
     if as_json:

@@ -32,7 +32,7 @@ class SettingsInHelp(TyperCommand):
     """A command whose --help ends with every setting that --set accepts."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from minigpt.config import describe_settings
+        from minigpt.config.resolve import describe_settings
 
         with formatter.section("Settings for --set, with their defaults"):
             formatter.write_dl(describe_settings())
@@ -47,6 +47,6 @@ def checked_unknown(choice: str) -> Any:
 
 def checked_device(device: str) -> str:
     """Return what --device was given. Raises UserError where that names no kind of device."""
-    from minigpt.config import parse_overrides, resolve
+    from minigpt.config.resolve import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device

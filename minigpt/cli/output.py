@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.errors import UserError, reason, shown, visible
-from minigpt.terminal import heard_or_not
+from minigpt.training.signals import heard_or_not
 
 if TYPE_CHECKING:
-    from minigpt.config import DataConfig
+    from minigpt.config.schema import DataConfig
 
 GAP = "  "
 WRAPPED = 24
@@ -72,7 +72,7 @@ def json_text(document: Any) -> str:
 
 def check_writable(*outs: Path | None, read: str | None = None) -> None:
     """Raise UserError for a file that cannot be written, or would replace a result, what is `read`, or a run's file."""
-    from minigpt.runs import owner
+    from minigpt.storage.runs import owner
 
     taken = {os.path.realpath(read)} if read else set()
     for out in outs:
@@ -98,7 +98,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
     """Raise UserError for a file that would replace a text of a run, which could then not go on."""
-    from minigpt.corpus import is_read_once, open_corpus
+    from minigpt.text.sources import is_read_once, open_corpus
 
     existing = [out for out in outs if out is not None and out.is_file()]
     texts: set[str] = set()

@@ -11,13 +11,13 @@ from typer import Argument, Option
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
 from minigpt.errors import UserError, quoted
-from minigpt.terminal import unwinding
+from minigpt.training.signals import unwinding
 
 if TYPE_CHECKING:
-    from minigpt.config import RunConfig, SampleConfig
-    from minigpt.start import Start
-    from minigpt.tokenizer import Tokenizer
-    from minigpt.train import Outcome, Probe
+    from minigpt.config.schema import RunConfig, SampleConfig
+    from minigpt.text.tokenizer import Tokenizer
+    from minigpt.training.loop import Outcome, Probe
+    from minigpt.training.setup import Start
 
 
 def train(
@@ -30,8 +30,8 @@ def train(
     resume: Annotated[str | None, Option(help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:
     """Train a model. Without arguments: the quickstart. With a TEXT: a preset fitted to its size."""
-    from minigpt import runs
-    from minigpt.start import open_new, open_resumed
+    from minigpt.storage import runs
+    from minigpt.training.setup import open_new, open_resumed
 
     if resume is not None:
         if text or config is not None or name is not None:
@@ -48,9 +48,9 @@ def train(
 
 
 def _train(run: Path, start: "Start") -> None:
-    from minigpt import runs
-    from minigpt.start import begun
-    from minigpt.train import train
+    from minigpt.storage import runs
+    from minigpt.training.loop import train
+    from minigpt.training.setup import begun
 
     config, data, checkpoint = start.config, start.data, start.checkpoint
     notice(*start.notices)
@@ -58,7 +58,7 @@ def _train(run: Path, start: "Start") -> None:
     _tell_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
-        from minigpt.inside.probe import attention_probe
+        from minigpt.interpret.probe import attention_probe
 
         probes.append(attention_probe(data))
     saved = runs.written_checkpoints(run)
@@ -75,7 +75,7 @@ def _train(run: Path, start: "Start") -> None:
 
 def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
     """Say so where a prompt of the settings cannot be drawn from to the letter."""
-    from minigpt.tokenizer import UnknownCharacter
+    from minigpt.text.tokenizer import UnknownCharacter
 
     try:
         if settings.has_own_prompt:
@@ -86,9 +86,9 @@ def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     """Return the probe that draws the same prompt's continuation at each evaluation, to watch it get better."""
-    from minigpt.metrics import Metrics
-    from minigpt.model import GPT
-    from minigpt.sample import generate
+    from minigpt.model.gpt import GPT
+    from minigpt.sampling.generate import generate
+    from minigpt.training.metrics import Metrics
 
     short = settings.model_copy(update={"length": settings.preview})
 
@@ -101,8 +101,8 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str) -> None:
     """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
-    from minigpt.presets import expectation
-    from minigpt.runs import RUNS, as_argument
+    from minigpt.config.presets import expectation
+    from minigpt.storage.runs import RUNS, as_argument
 
     state, name = outcome.state, as_argument(run)
     resume = f"minigpt train --resume {name}"

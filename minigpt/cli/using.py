@@ -26,9 +26,9 @@ from minigpt.cli.output import check_writable, json_text, notice, refuse_trained
 from minigpt.errors import UserError, quoted, shown
 
 if TYPE_CHECKING:
-    from minigpt.checkpoint import Checkpoint
-    from minigpt.config import SampleConfig
-    from minigpt.sample import Piece
+    from minigpt.config.schema import SampleConfig
+    from minigpt.sampling.generate import Piece
+    from minigpt.storage.checkpoint import Checkpoint
 
 
 def sample(
@@ -61,9 +61,9 @@ def sample(
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model. What is not said is as the `sample` settings of its run have it."""
-    from minigpt.config import RuntimeConfig
-    from minigpt.room import check_sampling
-    from minigpt.sample import generate, settle
+    from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.memory import check_sampling
+    from minigpt.sampling.generate import generate, settle
 
     given, on_unknown, device = _given(prompt, prompt_file, encoding), checked_unknown(unknown), checked_device(device)
     check_writable(out, read=prompt_file)
@@ -105,8 +105,8 @@ def sample(
 
 def _loaded(run: str, checkpoint: str | None) -> "Checkpoint":
     """Load the checkpoint to draw from. Raises UserError, which says where a text goes that stands in RUN's place."""
-    from minigpt.checkpoint import load_checkpoint
-    from minigpt.runs import RUNS
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.storage.runs import RUNS
 
     try:
         return load_checkpoint(run, checkpoint)
@@ -166,13 +166,13 @@ def evaluate(
     """Measure loss, bits per character and perplexity over a whole text, in one deterministic pass."""
     from tqdm import tqdm
 
-    from minigpt import data
-    from minigpt.checkpoint import load_checkpoint
-    from minigpt.config import RuntimeConfig
-    from minigpt.corpus import open_corpus, scan
-    from minigpt.evaluate import evaluate, protocol
-    from minigpt.runs import is_pointer
-    from minigpt.runtime import choose
+    from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.device import choose
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.storage.runs import is_pointer
+    from minigpt.text import dataset as data
+    from minigpt.text.sources import open_corpus, scan
+    from minigpt.training.evaluate import evaluate, protocol
 
     if os.path.isfile(run) and not is_pointer(Path(run)):
         raise UserError(f"the run comes before the text: minigpt eval last {quoted(run)}")
@@ -212,7 +212,7 @@ def evaluate(
 
 
 def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":
-    from minigpt.config import resolve
+    from minigpt.config.resolve import resolve
 
     stored = {f"sample.{key}": value for key, value in defaults}
     chosen = {f"sample.{key}": value for key, value in given.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Settings: their schema, where values come from, presets, YAML."""

@@ -1,0 +1,1 @@
+"""Generate text from a trained model."""

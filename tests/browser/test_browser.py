@@ -1,0 +1,624 @@
+"""The page of `inspect` in a real browser: no request, no error, every view by keyboard, numbers that are true."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from looked_into import TEXT, checkpoint, passage
+
+from minigpt.interpret.extract import Extraction, extract
+from minigpt.interpret.scores import divergence
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.viewer import inspect_page, packing, views
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+VIEWS = (
+    *("text", "overview", "matrix", "lines", "heads", "spread", "worked", "next"),
+    *("characters", "positions", "ablation", "film", "compare"),
+)
+SERIOUS = ("serious", "critical")
+SLACK = 5
+"""How many times slower a busy machine may be than what is promised of one that is not."""
+
+
+def without(reason: str) -> None:
+    """Skip where the tools are not here; in CI they must be."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        without("playwright is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    with sync_playwright() as playwright:
+        where: dict[str, Any] = {"executable_path": found} if found else {"channel": "chrome"}  # not in the path
+        try:
+            launched = playwright.chromium.launch(**where, args=["--no-sandbox"] if root else [])
+        except Error as error:
+            without(f"no browser here, none of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
+        yield launched
+        launched.close()
+
+
+@dataclass
+class Shown:
+    """A page that is open, and all that it should not do."""
+
+    tab: Any
+    address: str
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def ask(self, script: str, *given: Any) -> Any:
+        return self.tab.evaluate(script, *given)
+
+    def go(self, **changes: Any) -> None:
+        self.ask("changes => change(changes)", changes)
+
+    def until(self, script: str) -> None:
+        """Wait for something to be true; playwright's own way evaluates text, which the policy forbids."""
+        for _ in range(300):
+            if self.ask(script):
+                return
+            self.tab.wait_for_timeout(20)
+        raise AssertionError(script)
+
+    def reading(self) -> str:
+        return str(self.tab.inner_text("#status"))
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.tab.keyboard.press(key)
+
+    def is_quiet(self) -> None:
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert {url.split("#")[0] for url in self.requests if url.startswith("file:")} == {self.address}
+
+
+Opener = Callable[..., Shown]
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Opens a page as a file, with no network, and watches it."""
+    contexts = []
+    folder = tmp_path_factory.mktemp("pages")
+
+    def open_page(content: str, anchor: str = "", **options: Any) -> Shown:
+        context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(30_000)
+        file = folder / f"{len(contexts)}.html"
+        file.write_text(content, encoding="utf-8", newline="")
+        tab = context.new_page()
+        shown = Shown(tab, file.as_uri())
+        tab.on("request", lambda request: shown.requests.append(request.url))
+        tab.on("pageerror", lambda error: shown.complaints.append(str(error)))
+        tab.on("console", lambda m: shown.complaints.append(m.text) if m.type == "error" else None)
+        tab.add_init_script(
+            "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
+        )
+        tab.goto(file.as_uri() + anchor)
+        tab.wait_for_selector("#status:not(:empty)")
+        return shown
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@dataclass(frozen=True)
+class Made:
+    loaded: Checkpoint
+    seen: Extraction
+    content: str
+    characters: list[str]
+
+    def weights(self, layer: int, head: int, query: int) -> np.ndarray:
+        return self.seen.weights[layer, head, query].numpy()
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """A page with everything in it: 64 characters, 2 layers of 3 heads."""
+    loaded = checkpoint(layers=2, heads=3, width=48, context=64)
+    text = passage(loaded, TEXT[:64])
+    content = inspect_page(
+        loaded, text, detail=True, ablate=text.ids, compare=checkpoint(layers=3, heads=2, seed=3, name="other"),
+        steps=[checkpoint(heads=3, width=48, step=step, seed=step) for step in (1, 2, 3)],
+    )  # fmt: skip
+    return Made(loaded, extract(loaded.model, text.ids), content, text.characters)
+
+
+@pytest.fixture(scope="module")
+def page(made: Made, opened: Opener) -> Shown:
+    return opened(made.content)
+
+
+def spoken(character: str) -> str:
+    return {" ": "space", "\n": "newline", "\t": "tab"}.get(character, character)
+
+
+def words_of(made: Made, layer: int, head: int, query: int) -> str:
+    """What is read aloud, from the exact weights."""
+    weights = made.weights(layer, head, query)
+    key = int(weights.argmax())
+    name = [spoken(c) for c in made.characters]
+    return f"query {query} {name[query]}, strongest key {key} {name[key]}, {weights[key]:.2f}"
+
+
+# ---- quiet, and whole by keyboard ----
+
+
+def test_every_view_opens_by_keyboard_alone_and_nothing_complains(page: Shown) -> None:
+    page.go(view="text", query=20)
+    page.tab.focus("#tab-text")
+    for view in VIEWS:
+        assert page.ask("state.view") == view
+        assert page.ask("document.activeElement.id") == f"tab-{view}"
+        panel = page.tab.locator(f"#panel-{view}")
+        assert panel.is_visible()
+        assert panel.inner_text().strip()
+        assert page.ask("document.querySelectorAll('[role=tabpanel]:not([hidden])').length") == 1
+        unnamed = (
+            "[...document.querySelectorAll('canvas')].filter(c => c.offsetParent && !c.getAttribute('aria-label'))"
+        )
+        assert page.ask(f"{unnamed}.length") == 0, view
+        page.press("ArrowRight")
+    page.is_quiet()
+
+
+def test_a_page_without_extras_says_how_to_get_them(opened: Opener) -> None:
+    loaded = checkpoint()
+    shown = opened(inspect_page(loaded, passage(loaded)))
+    options = {"worked": "--detail", "ablation": "--ablate", "film": "--steps", "compare": "--compare"}
+    for view in VIEWS:
+        shown.go(view=view)
+        words = shown.tab.inner_text(f"#panel-{view}")
+        assert options.get(view, "") in words
+        assert (len(words.splitlines()) == 1) == (view in options)
+    assert "--ablate" in shown.tab.inner_text("#beside")
+    shown.is_quiet()
+
+
+def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=0, head=0, query=10, mode="one", group="character", pinned=False)
+    page.tab.focus("#panel-text [role=option][tabindex='0']")
+    page.press("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "]", "]", "[")
+    assert page.ask("[state.query, state.layer, state.head]") == [11, 1, 1]
+    assert page.reading().endswith(words_of(made, 1, 1, 11))
+    assert page.ask("document.activeElement.dataset.place") == "11"
+    assert page.ask("document.querySelectorAll('#panel-text [tabindex=\"0\"]').length") == 1
+    key = page.ask("currentKey()")
+    page.press("Shift+ArrowLeft")
+    assert page.ask("state.key") == max(0, key - 1)
+    assert f"; key {max(0, key - 1)} " in page.reading()
+    page.press("End")
+    assert page.ask("state.query") == 63
+    page.press("Home", "ArrowLeft", "ArrowUp", "ArrowUp", "[", "[", "[")
+    assert page.ask("[state.query, state.layer, state.head]") == [0, 0, 0]
+    for key, what, value in (
+        ("a", "mode", "mean"), ("x", "mode", "max"), ("x", "mode", "one"), ("2", "mode", "several"),
+        ("g", "group", "word"), ("g", "group", "line"), ("g", "group", "character"),
+        ("Enter", "pinned", True), ("Escape", "pinned", False), ("m", "view", "matrix"),
+    ):  # fmt: skip
+        page.press(key)
+        assert page.ask(f"state.{what}") == value, key
+    page.press("m")  # the focus went along, from the text that is hidden now
+    assert page.ask("state.view") == "text"
+    page.tab.focus("#panel-text [role=option][tabindex='0']")
+    page.press("?")
+    assert page.tab.locator("dialog").is_visible()
+    page.press("Escape")
+    assert not page.tab.locator("dialog").is_visible()
+    page.tab.focus("select")
+    layer = page.ask("state.layer")
+    page.press("g")
+    assert page.ask("state.group") == "character"  # a control keeps its keys
+    assert page.ask("state.layer") == layer
+    page.go(mode="one", pinned=False)
+    page.is_quiet()
+
+
+def test_the_pointer_moves_the_query_until_it_is_pinned(page: Shown) -> None:
+    page.go(view="text", query=5, pinned=False)
+    page.tab.hover("#panel-text [data-place='30']")
+    assert page.ask("state.query") == 30
+    page.tab.click("#panel-text [data-place='30']")
+    page.tab.hover("#panel-text [data-place='12']")
+    assert page.ask("[state.query, state.key, state.pinned]") == [30, 12, True]
+    page.go(pinned=False, key=None)
+
+
+def test_a_picture_can_be_saved(page: Shown) -> None:
+    page.go(view="matrix", layer=1, head=2)
+    page.tab.focus(".cursor button")
+    with page.tab.expect_download() as saved:
+        page.press("s")
+    assert saved.value.suggested_filename == "attention-layer1-head2.png"
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+    page.is_quiet()
+
+
+# ---- what it says and draws is true ----
+
+
+def test_what_is_read_aloud_are_the_models_own_weights(page: Shown, made: Made) -> None:
+    page.go(view="text", mode="one", group="character", pinned=False)
+    for layer in range(2):
+        for head in range(3):
+            for query in (0, 1, 13, 14, 40, 63):
+                page.go(layer=layer, head=head, query=query)
+                assert page.reading().endswith(words_of(made, layer, head, query))
+                assert page.tab.get_attribute("#status", "aria-live") == "polite"
+
+
+def test_the_table_lists_the_ten_strongest_keys(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=1, head=2, query=50, mode="one", written=False)
+    weights = made.weights(1, 2, 50)
+    rows = page.ask("[...document.querySelectorAll('aside tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+    assert len(rows) == 10
+    assert [shown for _, _, shown in rows] == [f"{w:.2f}" if w >= 0.005 else "<0.01" for w in sorted(weights)[:-11:-1]]
+    assert rows[0][0] == str(weights.argmax())
+    for place, _, shown in rows:
+        assert shown in (f"{weights[int(place)]:.2f}", "<0.01")
+
+
+def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(page: Shown) -> None:
+    page.go(view="overview")
+    found = page.ask(
+        """(() => {
+          const canvases = [...document.querySelectorAll('#panel-overview canvas')];
+          return canvases.map(canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data]);
+        })()"""
+    )
+    assert len(found) == 7  # the legend, and six heads
+    full = page.ask("ramp(depthOf(1))")
+    assert all(pixel == [*map(round, full), 255] for pixel in found[1:]), (found, full)
+
+
+def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None:
+    page.go(view="matrix", layer=1, head=0, query=0, scale="root", stage="softmax", zoom=1)
+    weights = made.seen.weights[1, 0].numpy()
+    shown = packing.LEVELS[packing.to_levels(weights)]
+    places = [(int(q), int(k)) for q, k in np.random.default_rng(0).integers(1, 64, (200, 2)) if k <= q]
+    places += [(int(q), int(weights[q].argmax())) for q in range(2, 64, 7) if weights[q].argmax() > 0]
+    found = page.ask(
+        """places => {
+          const { heat } = views.find(view => view.name === 'matrix');
+          const pen = heat.canvas.getContext('2d');
+          return places.map(([q, k]) => [...pen.getImageData(...heat.cellAt(q, k), 1, 1).data]);
+        }""",
+        places,
+    )
+    for (query, key), pixel in zip(places, found, strict=True):
+        root = float(shown[query, key]) ** 0.5
+        stops = [(247, 251, 255), (70, 140, 205), (8, 48, 107)]
+        low, high, share = (0, 1, 2 * root) if root < 0.5 else (1, 2, 2 * root - 1)
+        colour = [a + (b - a) * share for a, b in zip(stops[low], stops[high], strict=True)]
+        assert np.abs(np.array(pixel[:3]) - colour).max() <= 1, (query, key)
+        assert pixel[3] == 255
+    assert len({tuple(pixel) for pixel in found}) > 10
+
+
+def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=0, head=1, query=40, mode="one", group="character", written=False)
+    shown = packing.LEVELS[packing.to_levels(made.weights(0, 1, 40))]
+    cells = page.ask("""[...document.querySelectorAll('#panel-text [role=option]')]
+        .map(c => getComputedStyle(c).backgroundColor)""")
+    for place in (0, 7, 20, 40):
+        expected = page.ask("share => css(ramp(Math.sqrt(share)))", float(shown[place]))
+        assert cells[place] == expected
+    assert cells[41] == "rgba(0, 0, 0, 0)"
+
+
+@pytest.mark.parametrize("stage", ["raw", "scaled", "masked"])
+def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -> None:
+    page.go(view="matrix", layer=1, head=2, stage=stage)
+    exact = made.seen.scores(1, 2)[stage].numpy()
+    found = page.ask(
+        """() => {
+          const { value, n } = stageOf(state.stage);
+          const cells = [...Array(n * n).keys()].map(i => value(Math.floor(i / n), i % n));
+          return cells.map(cell => (cell === -Infinity ? null : cell));
+        }"""
+    )
+    numbers = np.array([-np.inf if x is None else x for x in found]).reshape(64, 64)
+    assert (np.isinf(numbers) == np.isinf(exact)).all()
+    finite = np.isfinite(exact)
+    assert np.abs(numbers[finite] - exact[finite]).max() < 1e-3
+    page.go(stage="softmax")
+
+
+def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: Made) -> None:
+    page.go(view="worked", layer=1, head=1, query=33)
+    found = page.ask(
+        "(() => { const w = workOut(); return { weights: w.weights, written: w.written, raw: w.raw }; })()"
+    )
+    assert np.abs(np.array(found["weights"]) - made.weights(1, 1, 33)).max() < 1e-6
+    weight = made.loaded.model.blocks[1].attention.proj.weight.detach().numpy()
+    written = made.seen.heads[1, 1, 33].numpy() @ weight[:, 16:32].T
+    assert np.abs(np.array(found["written"]) - written).max() < 1e-3
+    ticks = page.tab.locator("#panel-worked .checks li")
+    assert len(ticks.all()) == 3
+    assert all(tick.startswith("✓") for tick in ticks.all_inner_texts())
+    for part, wrong in (("k", [0, 1]), ("outputs", [2])):
+        page.ask("part => { page.detail[part] = page.detail[part].map(number => 1.1 * number); draw(); }", part)
+        assert [at for at, tick in enumerate(ticks.all_inner_texts()) if tick.startswith("✗")] == wrong
+        page.ask("part => { page.detail[part] = page.detail[part].map(number => number / 1.1); draw(); }", part)
+
+
+def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None:
+    page.go(view="worked", layer=0, head=0, query=33, key=20)
+    for place in ("#tab-worked", "#panel-worked .scroll >> nth=0", "#panel-worked .scroll >> nth=1"):
+        before = page.ask("state.key")
+        page.tab.focus(place)
+        page.press("Shift+ArrowLeft", "Shift+ArrowLeft")
+        assert page.ask("[state.view, state.query, state.key]") == ["worked", 33, before - 2]
+    page.tab.click("#panel-worked .how")
+    page.press("]")
+    assert page.ask("state.head") == 1
+    page.go(view="text", key=None)
+
+
+def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=1, head=2, query=40, mode="mean", scope="all", group="word")
+    assert page.reading().startswith("mean over all layers: query word ")
+    for view in ("matrix", "lines", "worked", "compare"):
+        page.go(view=view)
+        assert page.reading().removeprefix("layer 1 head 2: ") == words_of(made, 1, 2, 40)
+    assert "layer 1 head 2" in page.tab.inner_text("aside caption")
+    page.go(view="text")
+    page.until("location.hash === address()")
+    assert "c=all" in page.ask("location.hash")
+    page.go(mode="one", scope="layer", group="character")
+
+
+def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: Made) -> None:
+    table = made.loaded.model.token_embedding.weight.detach()
+    alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
+    page.go(view="characters")
+    page.go(circuit="cosine", of=7)
+    names = [views.spoken(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
+    best = page.tab.inner_text("#panel-characters p:not([class])")
+    assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
+    page.go(circuit="qk", layer=1, head=2)
+    with torch.no_grad():
+        looks, _ = views._circuits(made.loaded.model, 1, table)
+    assert page.ask("greatestOf(7)") == looks[2, 7].topk(5).indices.tolist()
+    page.go(view="text")
+
+
+def test_heads_that_are_alike_are_named_without_a_pointer(page: Shown, made: Made) -> None:
+    page.go(view="heads", layer=0, head=1)
+    far = divergence(made.seen.weights)[1]
+    far[1] = -1
+    least = int(far.argmax())
+    far[1] = 2
+    most = int(far.argmin())
+    told = page.tab.inner_text("#panel-heads p[aria-live]")
+    assert told.startswith(f"layer 0 head 1 looks most like layer {most // 3} head {most % 3} (")
+    assert f"and least like layer {least // 3} head {least % 3} (" in told
+    page.go(view="text")
+
+
+def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> None:
+    text = HOSTILE["right to left"]
+    loaded = checkpoint(text, context=64)
+    shown = opened(inspect_page(loaded, passage(loaded, text)))
+    shown.go(query=6, key=5)
+    assert "query 6 \u2068ג\u2069, strongest" in shown.ask("reading()")
+    shown.go(group="word")
+    assert "query word \u2068אבג\u2069, " in shown.ask("reading()")
+
+
+def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> None:
+    page.go(view="text", layer=0, head=0, query=45, group="character", written=False)
+    heads = made.seen.weights[0, :, 45].numpy()
+    for mode, exact in (("mean", heads.mean(0)), ("max", heads.max(0)), ("one", heads[0])):
+        page.go(mode=mode)
+        assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - exact[:46]).max() <= 0.0051
+    shares, keeping = np.eye(64), np.eye(64)
+    for layer in made.seen.weights.numpy():  # two layers
+        shares = (keeping + layer.mean(0)) / 2 @ shares
+    page.go(mode="rollout", layer=1)
+    assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - shares[45, :46]).max() < 0.02
+    assert "about" in page.reading()
+    page.go(mode="one", layer=0, written=True)
+    shares = heads[0] * made.seen.written[0, 0].numpy()
+    assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - (shares / shares.sum())[:46]).max() < 0.02
+    page.go(written=False, group="line")
+    start = TEXT.rindex("\n", 0, 45) + 1
+    end = min(TEXT.index("\n", 45) + 1, 64)
+    whole = made.seen.weights[0, 0, start:end].numpy().mean(0)
+    row = page.ask("Array.from(groupedRow())")
+    assert row[0] == pytest.approx(whole[: TEXT.index("\n") + 1].sum(), abs=0.02)
+    assert row[start] == pytest.approx(whole[start:end].sum(), abs=0.02)
+    page.go(group="character")
+
+
+def test_a_page_without_the_layers_below_offers_no_rollout(opened: Opener) -> None:
+    loaded = checkpoint(layers=2)
+    shown = opened(inspect_page(loaded, passage(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
+    assert shown.ask("state.mode") == "one"
+    assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
+
+
+def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: Opener) -> None:
+    page.go(view="heads", layer=1, head=2, query=17, key=4, mode="max", group="word")
+    page.until("location.hash === address()")
+    anchor = page.ask("location.hash")
+    assert anchor.startswith("#l=1&h=2&q=17&v=heads")
+    other = opened(made.content, anchor)
+    assert other.ask("[state.view, state.layer, state.head, state.query, state.key, state.mode, state.group]") == [
+        "heads", 1, 2, 17, 4, "max", "word",
+    ]  # fmt: skip
+    page.go(view="text", mode="several", several=[0, 2], group="word")
+    page.until("location.hash === address()")
+    striped = opened(made.content, page.ask("location.hash"))
+    assert striped.ask("state.scope") == "layer"
+    assert striped.ask("[state.mode, state.several, state.group]") == ["several", [0, 2], "word"]
+    marks = striped.tab.locator("#panel-text [data-heads]").all()
+    assert marks
+    for place in (int(mark.get_attribute("data-place") or "") for mark in marks):
+        assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
+    page.go(mode="max", scope="all")
+    page.until("location.hash === address()")
+    assert opened(made.content, page.ask("location.hash")).ask("[state.mode, state.scope]") == ["max", "all"]
+    page.go(scope="layer")
+    other.tab.goto(other.address + "#m=several&s=7.1.1.x.0")
+    other.until("state.mode === 'several'")
+    assert other.ask("state.several") == [0, 1]
+    other.tab.goto(other.address + "#l=0&h=1&q=3&v=matrix")
+    other.until("state.view === 'matrix'")
+    assert other.ask("[state.layer, state.head, state.query, state.mode]") == [0, 1, 3, "one"]
+    for nonsense in ("#l=99&h=-1&q=1e9&v=__proto__&k=x", "#%E0%A4%A", "#q=&v=&l=constructor", "#<img src=x>"):
+        other.tab.goto(other.address + nonsense)
+        assert other.tab.locator("#panel-text").is_visible()
+    other.is_quiet()
+    page.go(view="text", mode="one", group="character", key=None)
+
+
+# ---- any text ----
+
+HOSTILE = {
+    "markup": "</script><img src=x onerror=alert(1)>&\"'</style><!--${1}`",
+    "separators": "a\u2028b\u2029c\x85d",
+    "right to left": "abc אבג مرحبا 123",
+    "combining": "e\u0301 a\u0308\u0323 n\u0303",
+    "emoji": "👩\u200d🚀 👍🏽 \ufe0f🇪🇺",
+    "controls": "a\x00b\x1b[31mc\x7f\ufeff\u202e\u2066",
+    "chinese": "我想吃酸菜鱼。",
+    "blanks": " \t\n\n\r\n \u3000\xa0x",
+    "a vocabulary of one": "aaaaaaaa",
+    "one character": "x",
+    "one newline": "\n",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_any_text_is_shown_as_it_is(opened: Opener, kind: str) -> None:
+    text = HOSTILE[kind]
+    loaded = checkpoint(text, context=64, name=text)
+    shown = opened(inspect_page(loaded, passage(loaded, text, source=text), detail=True))
+    dialogs: list[str] = []
+    shown.tab.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    for view in VIEWS:
+        shown.go(view=view, query=len(text) - 1)
+    shown.go(view="text")
+    cells = shown.tab.locator("#panel-text [role=option]").all_text_contents()
+    assert len(cells) == len(text)
+    for cell, character in zip(cells, text, strict=True):
+        assert cell.strip()
+        if character.isalpha() or character in "<>&\"'":
+            assert cell == character
+    places = shown.ask("""[...document.querySelectorAll('#panel-text [role=option]')].map(c => {
+        const b = c.getBoundingClientRect(); return [Math.round(b.top), b.left, b.width]; })""")
+    for (top, left, width), (next_top, next_left, _) in itertools.pairwise(places):
+        assert width > 0
+        assert next_top > top + 8 or next_left > left, "out of order"
+    assert dialogs == []
+    assert shown.ask("document.querySelectorAll('img').length") == 0
+    shown.is_quiet()
+    shown.tab.context.close()
+
+
+# ---- for everybody ----
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_people_out(made: Made, opened: Opener, scheme: str) -> None:
+    """axe finds nothing serious in any view."""
+    try:
+        from axe_playwright_python.base import AXE_FILE_PATH
+    except ImportError:
+        without("axe-playwright-python is not installed")
+    shown = opened(made.content, color_scheme=scheme, bypass_csp=True)
+    shown.ask(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
+    for view in (*VIEWS, "several"):
+        shown.go(**({"view": "text", "mode": "several"} if view == "several" else {"view": view}), query=40)
+        part = "document" if view == "text" else f"'#panel-{'text' if view == 'several' else view}'"
+        found = shown.ask(f"async () => (await axe.run({part}, {{ resultTypes: ['violations'] }})).violations")
+        bad = [(one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:200])
+               for one in found if one["impact"] in SERIOUS]  # fmt: skip
+        assert not bad, (view, bad)
+
+
+def test_a_narrow_screen_scrolls_down_only(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 320, "height": 640})
+    for view in VIEWS:
+        shown.go(view=view, query=40)
+        assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth"), view
+    shown.go(view="text", mode="several")
+    assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth")
+    shown.is_quiet()
+
+
+def test_forced_colours_leave_the_cursor_visible(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, forced_colors="active", reduced_motion="reduce")
+    shown.go(view="text", query=40)
+    outline = shown.ask("getComputedStyle(document.querySelector('#panel-text .query')).outlineStyle")
+    assert outline == "solid"
+    shown.is_quiet()
+
+
+def test_without_scripts_there_is_a_picture(made: Made, opened: Opener, browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(made.content, encoding="utf-8", newline="")
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    tab = context.new_page()
+    tab.goto(file.as_uri())
+    image = tab.locator("noscript img, main img").first
+    assert image.is_visible()
+    assert image.bounding_box()["width"] > 100
+    context.close()
+
+
+# ---- large and quick ----
+
+
+def test_a_large_page_is_quick(opened: Opener) -> None:
+    """6 layers of 6 heads over 256 characters: first view in 2 s, a cursor move in 50 ms, few nodes."""
+    letters = TEXT * 4
+    loaded = checkpoint(letters, layers=6, heads=6, width=96)
+    shown = opened(inspect_page(loaded, passage(loaded, letters)))
+    assert shown.ask("T") == 256
+    assert shown.ask("firstView") < 2000 * SLACK
+    for view in VIEWS:
+        shown.go(view=view)
+    nodes = shown.ask("document.querySelectorAll('*').length")
+    assert nodes < 5000
+    times = {}
+    for view in ("text", "matrix", "next", "lines"):
+        times[view] = shown.ask(
+            """async view => {
+              change({ view });
+              const times = [];
+              for (let i = 0; i < 40; i++) {
+                const before = performance.now();
+                change({ query: 100 + 3 * i });
+                document.body.getBoundingClientRect();
+                times.push(performance.now() - before);
+              }
+              return times.sort((a, b) => a - b)[20];
+            }""",
+            view,
+        )
+    print(json.dumps({"nodes": nodes, "first view": shown.ask("firstView"), **times}))
+    assert max(times.values()) < 50 * SLACK, times
+    shown.is_quiet()

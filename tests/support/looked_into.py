@@ -1,0 +1,61 @@
+"""Checkpoints made by hand: no training, any text, heads that look at something; and what a picture of heads shows."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
+from minigpt.interpret import picture
+from minigpt.interpret.passage import Passage, characters
+from minigpt.model.gpt import GPT
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import CorpusFacts, Meta, RuntimeFacts, TrainState
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
+
+TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
+
+
+def checkpoint(
+    text: str = TEXT, *, layers: int = 2, heads: int = 2, width: int = 32, context: int = 256, step: int = 100,
+    loss: float | None = 1.5, byte: bool = False, seed: int = 0, name: str = "made", position: str = "rotary",
+    family: str = "modern",
+) -> Checkpoint:  # fmt: skip
+    """Return a model of random weights, large enough that its heads look at some keys more than at others."""
+    tokenizer = ByteTokenizer() if byte else CharTokenizer(text)
+    shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "context": context, "position": position}
+    config = ModelConfig(**{"family": family, **FAMILIES[family], **shape})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT(config, tokenizer.vocab_size).eval()
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attention.qkv.weight.normal_(std=1 if config.qk_norm else 2 / width**0.5)
+                block.attention.proj.weight.normal_(std=0.05)
+                block.mlp.down.weight.normal_(std=0.05)
+    meta = Meta(
+        format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusFacts(name="made", fingerprint=""),
+        vocab_size=tokenizer.vocab_size, parameters=1,
+        runtime=RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1),
+        state=TrainState(step=step, validation_loss=loss),
+    )  # fmt: skip
+    data = DataConfig(tokenizer="byte" if byte else "char")
+    return Checkpoint(model, tokenizer, RunConfig(data=data, model=config), meta, Path(f"/nowhere/{name}"))
+
+
+def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", left_out: int = 0) -> Passage:
+    """Return `text` as `loaded` reads it."""
+    ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
+    return Passage(ids, characters(loaded.tokenizer, ids), source, left_out)
+
+
+def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
+    """Return what a grid of heads shows: for each weight the number in the palette of its colour, (L, H, T, T)."""
+    side = (image.width - picture.MARGIN) // heads
+    factor = (side - picture.GAP) // tokens
+    assert image.size == (picture.MARGIN + heads * side, picture.MARGIN + layers * side)
+    down, right = (
+        (picture.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens)) for count in (layers, heads)
+    )  # (L, T) and (H, T)
+    return np.asarray(image)[down[:, None, :, None], right[None, :, None, :]]

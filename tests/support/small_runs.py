@@ -1,0 +1,94 @@
+"""Runs of a fraction of a second, and what of them is compared."""
+
+import json
+import random
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from minigpt.config import resolve as configuration
+from minigpt.config.schema import RunConfig
+from minigpt.model.gpt import GPT
+from minigpt.storage.metadata import read_meta
+from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
+from minigpt.text.dataset import TextData, split
+from minigpt.text.tokenizer import build
+from minigpt.training.loop import Probe
+from minigpt.training.metrics import Metrics
+
+SETTINGS = {
+    "model.n_layer": 2,
+    "model.n_head": 2,
+    "model.n_embd": 16,
+    "model.context": 16,
+    "train.batch_size": 4,
+    "train.steps": 12,
+    "train.log_every": 3,
+    "train.eval_every": 4,
+    "train.save_every": 5,
+    "runtime.device": "cpu",
+    "runtime.dtype": "float32",
+    "runtime.compile": False,
+    "runtime.threads": 1,
+}
+TIMES = {"time", "time/seconds", "memory/bytes"}
+
+
+def make_config(**changes: Any) -> RunConfig:
+    """A run of a fraction of a second; changes by key, with two underscores for the dot."""
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return configuration.resolve(("small", SETTINGS), ("test", dotted)).config
+
+
+def make_data(text: str = "") -> TextData:
+    words = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler"]
+    text = text or " ".join(random.Random(0).choices(words, k=600))
+    tokenizer = build("char", text)
+    train_part, validation = split([tokenizer.encode(text)], 0.1)
+    return TextData(train_part, validation, tokenizer, "fingerprint", len(text))
+
+
+def tensors(run: Path, step: int) -> dict[str, Tensor]:
+    """All tensors of a checkpoint: the model's and the training's."""
+    folder = step_folder(run, step)
+    return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def ending(run: Path) -> dict[str, Any]:
+    """All of a run that must be the same to the last bit: its last checkpoint, pointers and curves, without times."""
+    step = checkpoint_steps(run)[-1]
+    folder = step_folder(run, step)
+    meta = read_meta(folder)
+    state = asdict(meta.state)
+    state.pop("seconds")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        "model": (folder / "model.safetensors").read_bytes(),
+        "optimizer": (folder / "optimizer.safetensors").read_bytes(),
+        "state": state,
+        "runtime": meta.runtime,
+        "pointers": (pointed_step(run, "last"), pointed_step(run, "best")),
+        "curves": [
+            {tag: value for tag, value in line.items() if tag not in TIMES and not tag.startswith("speed/")}
+            for line in lines
+        ],
+    }
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
+    """A probe that sends this process a signal in the evaluation of `step`."""
+
+    def probe(at: int, model: GPT, metrics: Metrics) -> None:
+        if at == step:
+            signal.raise_signal(number)
+
+    return probe

@@ -1,0 +1,649 @@
+"""The configuration: what is read, refused, merged, explained and saved."""
+
+import dataclasses
+import json
+import re
+import string
+import time
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import hypothesis.strategies as st
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+
+from minigpt.config import resolve as c
+from minigpt.config import yaml as plain_yaml
+from minigpt.config.presets import Expectation, expectation, fit, presets, read_layer, settings_digest
+from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
+from minigpt.config.schema import RunConfig
+from minigpt.errors import UserError
+from minigpt.paths import shipped
+
+
+def overridden(*assignments: str) -> RunConfig:
+    return resolve(parse_overrides(assignments)).config
+
+
+def refused(*assignments: str) -> str:
+    """The one line that these --set arguments end with."""
+    with pytest.raises(UserError) as caught:
+        overridden(*assignments)
+    return one_line(caught)
+
+
+def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
+    message = str(caught.value)
+    assert message.isprintable(), "an error is one line"
+    return message
+
+
+def file(folder: Path, text: str | bytes) -> str:
+    path = folder / "my.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+# --- values --------------------------------------------------------------------------------------------
+
+OTHER_VALUES: dict[str, tuple[str, Any]] = {
+    "data.source": ("my file.txt", ("my file.txt",)),
+    "data.tokenizer": ("byte", "byte"),
+    "data.val_fraction": ("0.25", 0.25),
+    "data.val_source": ("[a.txt, b.txt]", ("a.txt", "b.txt")),
+    "data.encoding": ("latin-1", "latin-1"),
+    "model.family": ("classic", "classic"),
+    "model.n_layer": ("6", 6),
+    "model.n_head": ("2", 2),
+    "model.n_embd": ("96", 96),
+    "model.context": ("1e3", 1000),
+    "model.dropout": ("0.1", 0.1),
+    "model.bias": ("true", True),
+    "model.position": ("none", "none"),
+    "model.norm": ("layernorm", "layernorm"),
+    "model.activation": ("swiglu", "swiglu"),
+    "model.qk_norm": ("false", False),
+    "model.zero_init": ("no", False),
+    "optim.name": ("adamw", "adamw"),
+    "optim.lr": ("1e-3", 1e-3),
+    "optim.muon_lr": (".5e-1", 0.05),
+    "optim.momentum": ("0.9", 0.9),
+    "optim.beta1": ("0", 0.0),
+    "optim.beta2": ("0.999", 0.999),
+    "optim.weight_decay": ("+2E-2", 0.02),
+    "optim.warmup": ("0.1", 0.1),
+    "optim.schedule": ("wsd", "wsd"),
+    "optim.decay": ("0.2", 0.2),
+    "optim.min_lr": ("1", 1.0),
+    "optim.grad_clip": ("1.e1", 10.0),
+    "train.steps": ("1e4", 10_000),
+    "train.epochs": ("2", 2.0),
+    "train.minutes": ("1.5", 1.5),
+    "train.batch_size": ("1_000", 1000),
+    "train.micro_batch_size": ("8", 8),
+    "train.seed": ("7", 7),
+    "train.log_every": ("1", 1),
+    "train.eval_every": ("3", 3),
+    "train.save_every": ("4", 4),
+    "train.keep_last": ("5", 5),
+    "train.patience": ("2", 2),
+    "train.ema": ("0.99", 0.99),
+    "train.on_nonfinite": ("skip", "skip"),
+    "train.max_skipped": ("0", 0),
+    "train.histograms": ("yes", True),
+    "train.attention": ("no", False),
+    "train.hparams": ("True", True),
+    "sample.prompt": ("ROMEO:", "ROMEO:"),
+    "sample.length": ("10", 10),
+    "sample.preview": ("0", 0),
+    "sample.temperature": ("0", 0.0),
+    "sample.top_k": ("40", 40),
+    "sample.top_p": ("0.9", 0.9),
+    "sample.min_p": ("0.05", 0.05),
+    "sample.repetition_penalty": ("1.1", 1.1),
+    "sample.seed": ("0", 0),
+    "runtime.device": ("cuda:1", "cuda:1"),
+    "runtime.dtype": ("float32", "float32"),
+    "runtime.compile": ("false", False),
+    "runtime.kernels": ("torch", "torch"),
+    "runtime.threads": ("2", 2),
+}
+
+
+def test_the_settings_tested_here_are_all_settings() -> None:
+    assert set(OTHER_VALUES) == set(c.fields())
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_every_setting_can_be_set_from_the_command_line_and_is_saved(key: str) -> None:
+    text, expected = OTHER_VALUES[key]
+    config = overridden(f"{key}={text}")
+    value = c.flatten(config)[key]
+    assert value == expected
+    assert type(value) is type(expected)
+    assert value != c.flatten(RunConfig())[key]
+    assert from_yaml(to_yaml(config), "saved") == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "123",
+        "1e5",
+        "yes",
+        "null",
+        "",
+        " ",
+        "a=b",
+        "[x]",
+        "{y: 1}",
+        "*.txt",
+        "# no comment",
+        "2020-01-01",
+        "'q'",
+        "\x85",
+        "a\u2028 b\x85 ",
+        "\ufeff漢\0😀",
+        "\n\t",
+    ],
+)
+def test_text_is_taken_as_it_stands(text: str) -> None:
+    """No YAML between the command line and a text; and what is saved comes back as text (1e5 once became a number)."""
+    config = overridden(f"sample.prompt={text}", f"data.encoding={text}")
+    assert (config.sample.prompt, config.data.encoding) == (text, text)
+    assert from_yaml(to_yaml(config), "saved") == config
+
+
+@pytest.mark.parametrize(
+    "source", ["-", "*.txt", "123", "no", "a: b.txt", "[ab]*.txt", "my #1.txt", "C:\\texts\\a.txt"]
+)
+def test_one_source_needs_no_quotes(source: str) -> None:
+    """`--set data.source=-` once was a YAML list, and `*.txt` a YAML alias."""
+    assert overridden(f"data.source={source}").data.source == (source,)
+
+
+def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
+    for text, expected in (("a.txt", ("a.txt",)), ("[a.txt, b.txt]", ("a.txt", "b.txt"))):
+        layer = read_layer(file(tmp_path, f"data: {{source: {text}}}"))
+        assert resolve(layer).config.data.source == expected
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("model.n_layer=true", "model.n_layer: expected whole number, got true"),
+        ("model.n_layer='6'", "model.n_layer: expected whole number, got '6'"),
+        ("model.n_layer=six", "model.n_layer: expected whole number, got 'six'"),
+        ("model.n_layer=1.5", "model.n_layer: expected whole number, got 1.5"),
+        ("model.n_layer=", "model.n_layer: expected whole number, got null"),
+        ("model.n_layer=[1]", "model.n_layer: expected whole number, got a list"),
+        ("model.n_layer=010", "model.n_layer: expected whole number, got '010'"),  # in YAML 1.1: 8
+        ("model.n_layer=2020-99-99", "model.n_layer: expected whole number, got '2020-99-99'"),
+        ("model.n_layer=0", "model.n_layer: input should be greater than or equal to 1, got 0"),
+        ("train.minutes=1:30", "train.minutes: expected number or null, got '1:30'"),  # in YAML 1.1: 90
+        ("optim.lr=true", "optim.lr: expected number, got true"),
+        ("optim.lr=.nan", "optim.lr: expected number, got '.nan'"),
+        ("optim.lr=1e999", "optim.lr: input should be a finite number, got inf"),
+        ("optim.lr=0", "optim.lr: input should be greater than 0, got 0"),
+        ("model.bias=1", "model.bias: expected true or false, got 1"),
+        ("model.bias=maybe", "model.bias: expected true or false, got 'maybe'"),
+        ("runtime.compile=1", "runtime.compile: expected true or false or auto, got 1"),
+        ("runtime.threads=0", "runtime.threads: must be 1 to 1024, got 0"),
+        ("runtime.threads=1000000", "runtime.threads: must be 1 to 1024, got 1000000"),  # torch: segmentation fault
+        ("model.n_layer=1000000000", "model.n_layer: input should be less than or equal to 1000, got 1000000000"),
+        (
+            "model.context=1000000000000",
+            "model.context: input should be less than or equal to 1000000, got 1000000000000",
+        ),
+        ("model.n_embd=1000000000", "model.n_embd: input should be less than or equal to 100000, got 1000000000"),
+        (
+            "train.batch_size=10000000000",
+            "train.batch_size: input should be less than or equal to 1000000, got 10000000000",
+        ),
+        ("train.epochs=1e308", "train.epochs: input should be less than or equal to 1000000, got 1e+308"),
+        ("train.max_skipped=-1", "train.max_skipped: input should be greater than or equal to 0, got -1"),
+        ("train.on_nonfinite=go", "train.on_nonfinite: input should be 'stop' or 'skip', got go"),
+        ("runtime.threads=true", "runtime.threads: expected whole number or auto, got true"),
+        ("runtime.device=cuda:x", "runtime.device: expected `auto`, `cpu`, `cuda`, `cuda:N` or `mps`, got cuda:x"),
+        ("model.norm=batch", "model.norm: input should be 'layernorm' or 'rmsnorm', got batch"),
+        ("data.source=[]", "data.source: names no text, got []"),
+        ("data.source=[1]", "data.source: expected text, or a list of texts, got a list"),
+        ("model.n_layers=6", "model.n_layers: unknown key, did you mean model.n_layer?"),
+        ("n_layer=6", "n_layer: unknown key, did you mean model.n_layer?"),
+        ("modle.n_layer=6", "modle.n_layer: unknown key, did you mean model.n_layer?"),
+        ("optim.learning_rate=1", "optim.learning_rate: unknown key"),
+        ("model=6", "model: is a section, expected keys below it"),
+        ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
+        ("model.n_embd=36", "model.position rotary needs an even head size, model.n_embd / model.n_head is 9"),
+        ("train.micro_batch_size=5", "train.batch_size (32) must be a multiple of train.micro_batch_size (5)"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(assignment: str, expected: str) -> None:
+    assert refused(assignment) == f"configuration: {expected}"
+
+
+def test_contradictions_between_several_settings() -> None:
+    assert "sinusoidal needs an even model.n_embd, got 45" in refused(
+        "model.position=sinusoidal", "model.n_embd=45", "model.n_head=5"
+    )
+    assert "optim.warmup and optim.decay together exceed" in refused(
+        "optim.schedule=wsd", "optim.warmup=0.7", "optim.decay=0.4"
+    )
+    assert "train.steps and train.minutes are set together" in refused("train.steps=5", "train.minutes=5")
+
+
+def test_all_problems_are_reported_at_once_in_one_line() -> None:
+    message = refused(
+        "model.n_layer=x", "modle.n_head=2", "train.steps=1", "train.epochs=2", "model.n_embd=90", "a\nb=1"
+    )
+    assert message.startswith("configuration: 5 problems: ")
+    for part in ("model.n_layer: expected", "modle.n_head: unknown", "set together", "divisible", "a\\nb: unknown key"):
+        assert message.count(part) == 1
+
+
+def test_the_default_of_a_wrong_value_contradicts_nothing() -> None:
+    """n_embd 90 goes with the n_head that was meant; it must not be blamed for the default of 4."""
+    assert refused("model.n_head=x", "model.n_embd=90") == "configuration: model.n_head: expected whole number, got 'x'"
+
+
+def test_an_assignment_needs_an_equals_sign() -> None:
+    assert refused("model.n_layer") == "--set model.n_layer: expected KEY=VALUE, for example --set model.n_layer=6"
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model:\n  n_layer: 3\n  n_layer: 4\n", "line 3: not valid YAML: key 'n_layer' stands twice"),
+        ("model: {n_layer: 3}\nmodel: {n_head: 2}\n", "key 'model' stands twice"),
+        ("model: [1\n", "not valid YAML"),
+        ("model:\n\tn_layer: 3\n", "line 2: not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML: but found another document"),
+        ("- model\n", "expected sections such as 'model:', got a list"),
+        ("just words\n", "expected sections such as 'model:', got 'just words'"),
+        ("model: !!python/object/apply:os.getcwd []\n", "line 1: not valid YAML: tags (tag:yaml.org,2002:python/"),
+        ("model:\n  n_layer: !!python/name:os.system\n", "line 2: not valid YAML: tags ("),
+        *(
+            (f"model: {{n_layer: {tag} 3}}\n", " are not read here")
+            for tag in ("!!int", "!", "!x", "!<tag:x>", "!!str")
+        ),
+        ("!!map\nmodel: {n_layer: 3}\n", " are not read here"),
+        ("model: {!!str n_layer: 3}\n", " are not read here"),
+        ("a: &x 1\nmodel: {n_layer: *x}\n", "line 2: not valid YAML: aliases (*name) are not read here"),
+        ("a: &x {n_layer: 1}\nmodel: {<<: *x}\n", "aliases (*name) are not read here"),
+        ("model: {<<: {n_layer: 3}}\n", "model.<<: unknown key"),
+        ("model: {n_layer: " + "9" * 5000 + "}\n", "not valid YAML"),
+        ("model: {n_layer: " + "[" * 5000, "not valid YAML: maximum recursion depth"),
+        ("model: {? [a] : 1}\n", "not valid YAML: found unhashable key"),
+        ("model: &a [*a]\n", "aliases (*name) are not read here"),
+        ("modle:\n", "modle: unknown key, did you mean model?"),
+        ("model: {1: 2}\n", "model.1: unknown key"),
+        ("sample: {prompt: 123}\n", "sample.prompt: expected text, got 123"),
+        ("a\0b: 1\n", "not valid YAML"),
+        (b"sample: {prompt: \xff}\n", "'utf-8' codec can't decode byte 0xff"),
+        ("x: 1\n".encode("utf-16"), "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(read_layer(file(tmp_path, text)))
+    assert expected in one_line(caught)
+
+
+def test_a_bomb_of_aliases_neither_fills_memory_nor_the_screen(tmp_path: Path) -> None:
+    levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 30))
+    with pytest.raises(UserError) as caught:
+        resolve(read_layer(file(tmp_path, "model: {n_layer: &l0 [1]}\n" + levels + "train: {seed: *l29}\n")))
+    assert len(one_line(caught)) < 2000
+
+
+def test_a_file_that_is_too_long_for_settings_is_refused_at_once(tmp_path: Path) -> None:
+    """YAML is read at a hundred kilobytes a second only."""
+    started = time.perf_counter()
+    with pytest.raises(UserError, match=r"my\.yaml.* (larger|longer) than"):
+        read_layer(file(tmp_path, "model: [" + "1, " * plain_yaml.LIMIT))
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "model:\ntrain:\n"])
+def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
+    assert resolve(read_layer(file(tmp_path, text))).config == RunConfig(train=c.TrainConfig(steps=c.DEFAULT_STEPS))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert resolve(read_layer(file(tmp_path, "\ufeffmodel: {n_layer: 3}"))).config.model.n_layer == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tinny", "no preset and no file is called 'tinny'; did you mean tiny?"),
+        ("", "no preset and no file is called ''; presets: "),
+        ("zzz.yaml", "presets: nanogpt, quickstart"),
+        ("a\0b", "cannot read a\\x00b"),
+        ("x" * 5000, "xxxxx"),
+        (".", "cannot read .: "),
+    ],
+)
+def test_a_file_that_cannot_be_read(name: str, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_layer(name)
+    assert expected in one_line(caught)
+
+
+def test_a_file_in_the_current_folder_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve(read_layer("tiny")).config.model.n_layer == 2
+    Path("tiny").mkdir()  # a folder of that name is no configuration
+    assert resolve(read_layer("tiny")).config.model.n_layer == 2
+    Path("tiny").rmdir()
+    Path("tiny").write_text("model: {n_layer: 9}", encoding="utf-8")
+    assert resolve(read_layer("tiny")).config.model.n_layer == 9
+
+
+# --- merging -------------------------------------------------------------------------------------------
+
+
+def test_values_resolve_as_defaults_family_preset_command_line() -> None:
+    preset = ("preset p", {"model.family": "classic", "model.bias": False, "model.n_layer": 3, "train.seed": 5})
+    resolved = resolve(preset, parse_overrides(["train.seed=6", "model.dropout=0.1"]))
+    rows = {key: (value, source) for key, value, source in c.explain(resolved)}
+    assert list(rows) == list(c.fields())
+    assert rows["model.n_head"] == ("4", "default")
+    assert rows["model.position"] == ("learned", "family classic")
+    assert rows["model.bias"] == ("false", "preset p")
+    assert rows["model.n_layer"] == ("3", "preset p")
+    assert rows["train.seed"] == ("6", "--set")
+    assert rows["model.dropout"] == ("0.1", "--set")
+    assert rows["train.steps"] == ("2000", "default")
+    assert rows["train.minutes"] == ("null", "default")
+    assert rows["sample.prompt"] == (r"'\n'", "default")
+
+
+def test_the_last_family_decides_and_single_switches_stay() -> None:
+    preset = ("preset p", {"model.family": "classic", "model.qk_norm": True})
+    model = resolve(preset, parse_overrides(["model.family=modern", "model.bias=true"])).config.model
+    assert model == c.ModelConfig(family="modern", qk_norm=True, bias=True)
+
+
+def test_the_classic_family_is_gpt2() -> None:
+    model = overridden("model.family=classic").model
+    assert (model.position, model.norm, model.activation, model.bias) == ("learned", "layernorm", "gelu", True)
+    assert (model.qk_norm, model.zero_init) == (False, False)
+
+
+@pytest.mark.parametrize("length", ["steps=7", "epochs=2.5", "minutes=3"])
+def test_a_later_length_overrules_every_earlier_one(length: str) -> None:
+    key, value = length.split("=")
+    for earlier in ("steps", "epochs", "minutes"):
+        resolved = resolve(("preset p", {f"train.{earlier}": 11}), parse_overrides([f"train.{length}"]))
+        lengths = {name: getattr(resolved.config.train, name) for name in ("steps", "epochs", "minutes")}
+        assert {name: found for name, found in lengths.items() if found is not None} == {key: float(value)}
+        assert resolved.sources[f"train.{key}"] == "--set"
+        assert all(resolved.sources[f"train.{name}"] == "default" for name in lengths if name != key)
+
+
+def test_taking_the_length_away_leaves_the_default_one() -> None:
+    with pytest.raises(UserError, match=r"^--set train\.steps=: a value is missing; null unsets it$"):
+        parse_overrides(["train.steps="])
+    resolved = resolve(("preset p", {"train.steps": 11}), parse_overrides(["train.steps=null"]))
+    assert resolved.config.train.steps == c.DEFAULT_STEPS
+    assert resolved.sources["train.steps"] == "default"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
+    assert presets()[name], "a preset begins with a comment that says what it is"
+    resolved = resolve(read_layer(name))
+    assert f"preset {name}" in resolved.sources.values()
+    shipped_as = yaml.safe_load(shipped("configs", f"{name}.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(shipped_as, c.schema())
+
+
+def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
+    recipes = {
+        "speedrun",
+        "shakespeare-cpu-best",
+        "shakespeare-5min",
+        "shakespeare-hour",
+        "shakespeare-cpu",
+        "shakespeare",
+        "nanogpt",
+    }
+    assert set(presets()) == {"quickstart", "tiny"} | recipes
+    small, large = (resolve(read_layer(name)).config for name in ("shakespeare-cpu", "nanogpt"))
+    shapes = [(m.n_layer, m.n_head, m.n_embd, m.context, m.dropout) for m in (small.model, large.model)]
+    assert shapes == [(4, 4, 128, 64, 0.0), (6, 6, 384, 256, 0.2)]
+    assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
+
+
+KNOWN = plain_yaml.parse(shipped("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
+
+
+def test_the_readme_names_the_presets_whose_losses_are_known() -> None:
+    text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"After a run of (.*?), `minigpt train` says", text, re.DOTALL)
+    assert set(re.findall(r"`([\w-]+)`", names)) == set(KNOWN)
+
+
+def test_the_readme_lists_every_preset() -> None:
+    text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| preset | what it is |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(presets())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_preset_reaches_is_what_was_written_down_when_it_was_measured(name: str) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `{name}`(?: \||[,:]).*", text, re.MULTILINE)
+    losses = ", ".join(f"{loss:.4f}" for loss in KNOWN[name]["losses"])
+    assert sum(f"| {losses} |" in row for row in rows) == 1
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name: str) -> None:
+    layer, text = read_layer(name), KNOWN[name]["text"]
+    assert settings_digest(resolve(layer).config) == KNOWN[name]["settings"], "measure a changed preset anew"
+    expected = expectation(resolve(layer).config, text)
+    assert expected is not None
+    assert (expected.preset, list(expected.losses)) == (name, KNOWN[name]["losses"])
+    low, high = expected.range
+    assert low < min(expected.losses) <= max(expected.losses) < high
+    for same in (
+        "train.seed=7",
+        "data.source=other-name.txt",
+        "sample.preview=0",
+        "runtime.threads=1",
+        "train.on_nonfinite=skip",
+        "train.max_skipped=3",
+    ):
+        assert expectation(resolve(layer, parse_overrides([same])).config, text) == expected
+    for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3", "train.minutes=9"):
+        assert expectation(resolve(layer, parse_overrides([other])).config, text) is None
+    assert expectation(resolve(layer).config, text[::-1]) is None
+
+
+def test_where_another_seed_lies_is_wider_for_few_losses_than_for_many() -> None:
+    """By Student's distribution, as a prediction interval of 99 % is computed by hand."""
+    few, many = (1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 2.0, 3.0, 4.0, 5.0) * 6
+    assert Expectation("few", few).range == pytest.approx((3 - 7.9743, 3 + 7.9743), abs=1e-3)
+    assert Expectation("many", many).range == pytest.approx((3 - 4.0293, 3 + 4.0293), abs=1e-3)
+
+
+# --- saving --------------------------------------------------------------------------------------------
+
+
+def any_value(key: str, field: Any) -> st.SearchStrategy[Any]:
+    """Values that the setting takes by itself."""
+    if key == "runtime.device":
+        return st.sampled_from(["auto", "cpu", "cuda", "cuda:3", "mps"])
+    bounds = {
+        name: getattr(rule, name) for rule in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(rule, name)
+    }
+    kinds = (
+        get_args(field.annotation)
+        if get_origin(field.annotation) not in (None, tuple, Literal)
+        else (field.annotation,)
+    )
+    choices: list[st.SearchStrategy[Any]] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            choices.append(st.sampled_from(get_args(kind)))
+        elif kind is bool:
+            choices.append(st.booleans())
+        elif kind is int:
+            most = c.MOST_THREADS if key == "runtime.threads" else None
+            choices.append(st.integers(bounds.get("ge", 1), bounds.get("le", most)))
+        elif kind is float:
+            low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
+            open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
+            choices.append(st.floats(low, high, allow_nan=False, allow_infinity=False, **open_ends))
+        elif kind is str:
+            choices.append(st.text())
+        elif kind == tuple[str, ...]:
+            choices.append(st.lists(st.text(), min_size=1).map(tuple))
+        else:
+            choices.append(st.none())
+    return st.one_of(choices)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> RunConfig:
+    values = {key: draw(any_value(key, field)) for key, field in c.fields().items()}
+    values["model.n_head"] = draw(st.integers(1, 9))
+    values["model.n_embd"] = 2 * values["model.n_head"] * draw(st.integers(1, 9))
+    values["train.micro_batch_size"] = draw(st.none() | st.just(values["train.batch_size"]))
+    values["optim.warmup"] = min(values["optim.warmup"], 1 - values["optim.decay"])
+    kept = draw(st.sampled_from(c.LENGTHS))
+    return resolve(("drawn", {key: v for key, v in values.items() if key == kept or key not in c.LENGTHS})).config
+
+
+@settings(max_examples=60)
+@given(configurations())
+def test_a_saved_configuration_reads_back_equal(config: RunConfig) -> None:
+    text = to_yaml(config)
+    assert from_yaml(text, "saved") == config
+    jsonschema.validate(yaml.safe_load(text), SCHEMA)
+
+
+SCHEMA = c.schema()
+
+ODD_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.floats(-2, 300),
+    st.sampled_from(["auto", "cpu", "char", "", "6", "true", "1e-3"]),
+    st.lists(st.text(string.ascii_letters) | st.integers(), max_size=2),
+    st.dictionaries(st.text(string.ascii_letters), st.integers(), max_size=1),
+)
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(sorted(c.fields())), ODD_VALUES)
+def test_the_schema_and_the_program_accept_the_same_values(key: str, value: Any) -> None:
+    """An editor that checks the file against the schema must neither miss nor invent an error."""
+    section, name = key.split(".")
+    _, wrong = c._validate({key: value})
+    names_no_text = key == "data.source" and value == []
+    below_one_thread = key == "runtime.threads" and type(value) in (int, float) and value < 1
+    if not (names_no_text or below_one_thread):  # the two rules that have no words in the schema
+        assert jsonschema.Draft202012Validator(SCHEMA).is_valid({section: {name: value}}) == (not wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"modle": {}}, {"model": {"n_layers": 3}}, {"model": 3}, {"train": {"steps": 0}}])
+def test_the_schema_rejects_what_the_program_rejects(wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, SCHEMA)
+
+
+def test_every_setting_has_a_description_for_help_schema_and_reference() -> None:
+    for key, field in c.fields().items():
+        section, name = key.split(".")
+        described = SCHEMA["$defs"][f"{section.title()}Config"]["properties"][name]["description"]
+        assert described == field.description
+        assert described.endswith(".")
+        assert "\n" not in described
+        assert "|" not in described, "it stands in a table"
+    assert [key for key, _ in c.describe_settings()] == list(c.fields())
+
+
+@pytest.mark.parametrize("text", ["train.steps: 4\ntrain: {steps: 3}", "train: {steps: 3}\ntrain.steps: null"])
+def test_a_setting_in_two_spellings_is_not_silently_one_of_them(text: str) -> None:
+    with pytest.raises(UserError, match=r"^my\.yaml: train\.steps is set twice$"):
+        c.dotted(yaml.safe_load(text), "my.yaml")
+
+
+def test_what_may_change_on_resume_and_what_may_not() -> None:
+    """Every setting that is not about length, rhythm, place or sampling is part of the run. The text is, itself."""
+    free = set()
+    before = resolve(("run", {})).config
+    for key, (text, value) in OTHER_VALUES.items():
+        changed = c.changed_on_resume(before, overridden(f"{key}={text}"))
+        if not changed:
+            free.add(key)
+        elif key != "model.family":
+            shown = ", ".join(value) if isinstance(value, tuple) else str(value).lower()
+            assert len(changed) == 1
+            assert changed[0].startswith(f"{key} is ")
+            assert changed[0].endswith(f" {shown} now") or " " in shown
+    rhythm = ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every", "keep_last", "patience")
+    safe = ("attention", "histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
+    expected = {f"train.{key}" for key in (*rhythm, *safe)}
+    expected |= {"data.source", "data.val_source", "data.encoding"}
+    assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
+
+
+# --- fitting -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
+    sizes = sorted({int(base * 10**power) for power in range(1, 10) for base in (1, 1.999, 2, 5)} | {10**9})
+    parameters = []
+    for characters in sizes:
+        label, values = fit(characters, gpu)
+        config = resolve((label, values)).config
+        parameters.append(config.model.n_layer * config.model.n_embd**2)
+        assert f"{characters:,} characters" in label
+        assert config.train.steps is not None
+        assert config.train.eval_every <= config.train.steps
+    assert parameters == sorted(parameters)
+    assert parameters[0] < parameters[-1]
+
+
+@pytest.mark.parametrize(
+    ("question", "characters", "variant"),
+    [
+        ("fit-5k", 5_000, "context 32"),
+        ("fit-20k", 20_000, "baseline"),
+        ("fit-200k", 200_000, "momentum 0.9"),
+        ("fit-2m", 2_000_000, "momentum 0.9, decay 0.3"),
+    ],
+)
+def test_what_is_fitted_is_what_was_measured(question: str, characters: int, variant: str) -> None:
+    """The settings are those of the run whose loss docs/experiments.md gives."""
+    path = Path(__file__).resolve().parents[3] / f"docs/experiments/{question}.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    measured = next(line["settings"] for line in lines if line["variant"] == variant)
+    config = resolve(fit(characters, gpu=False)).config
+    for key, value in flatten(config).items():
+        if key.startswith(("model.", "optim.")):
+            assert measured.get(key, flatten(RunConfig())[key]) == value, key
+    for key in ("train.batch_size", "train.steps"):
+        assert measured[key] == flatten(config)[key]
+
+
+# --- frozen --------------------------------------------------------------------------------------------
+
+
+def test_nothing_can_be_written_into_a_configuration() -> None:
+    config = RunConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.model.n_layer = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        resolve().config = config  # type: ignore[misc]

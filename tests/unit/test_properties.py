@@ -1,0 +1,398 @@
+"""What holds for any input: drawn by Hypothesis, and compared with what Python or the program itself says elsewhere."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import math
+import string
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, example, given, settings
+
+from minigpt.config.resolve import fields, from_yaml, parse_overrides, resolve, to_yaml
+from minigpt.config.schema import ModelConfig, RunConfig, SampleConfig
+from minigpt.errors import UserError
+from minigpt.model.gpt import GPT
+from minigpt.sampling.generate import generate
+from minigpt.text import sources as corpus
+from minigpt.text.sources import open_corpus, scan
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, from_json
+
+IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def one_line(error: UserError) -> str:
+    message = str(error)
+    assert message.isprintable(), f"not one line: {message!r}"
+    assert message
+    return message
+
+
+# --- tokenizers --------------------------------------------------------------------------------------
+
+whole_text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.text(min_size=1), st.lists(st.integers(0, 10**9), max_size=40))
+def test_any_ids_come_back_from_their_text(vocabulary: str, numbers: list[int]) -> None:
+    tokenizer = CharTokenizer(vocabulary)
+    ids = [number % tokenizer.vocab_size for number in numbers]
+    text = tokenizer.decode(ids)
+    assert tokenizer.encode(text).tolist() == ids
+    assert "".join(map(tokenizer.decoder(), ids)) == text
+
+
+@given(st.lists(whole_text, max_size=5), whole_text, st.sampled_from(["char", "byte"]))
+def test_a_text_encoded_in_pieces_has_the_ids_of_the_whole(pieces: list[str], more: str, kind: str) -> None:
+    """As a corpus of several blocks is; also where one block is ASCII and the next is not."""
+    tokenizer = CharTokenizer([*"".join(pieces), *more, "a"]) if kind == "char" else ByteTokenizer()
+    in_pieces = [i for piece in pieces for i in tokenizer.encode(piece).tolist()]
+    assert in_pieces == tokenizer.encode("".join(pieces)).tolist()
+
+
+@given(st.text(), st.text(), st.text(min_size=1))
+def test_the_place_of_an_unknown_character_does_not_depend_on_the_blocks(first: str, second: str, known: str) -> None:
+    tokenizer = CharTokenizer(known)
+    whole = first + second
+    unknown = [i for i, char in enumerate(whole) if char not in known]
+    assume(unknown)
+    where = (first, 0) if unknown[0] < len(first) else (second, len(first))
+    with pytest.raises(UserError) as caught:
+        tokenizer.encode(where[0], offset=where[1])
+    assert f" at position {unknown[0] + 1} " in one_line(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["char", "byte", "kind"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "chars", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.text() | json_values.map(json.dumps) | st.text().map(lambda chars: CharTokenizer(chars).to_json()))
+@example('{"kind": "char", "chars": "ab", "kind": "byte"}')
+def test_any_json_is_a_tokenizer_that_reads_back_or_one_line(text: str) -> None:
+    try:
+        tokenizer = from_json(text, "a file")
+    except UserError as error:
+        one_line(error)
+    else:
+        assert from_json(tokenizer.to_json(), "a copy").to_json() == tokenizer.to_json()
+
+
+# --- configuration -----------------------------------------------------------------------------------
+
+words = st.sampled_from(
+    [
+        *(part for key in fields() for part in key.split(".")),
+        *(
+            "- ",
+            ": ",
+            "? ",
+            "| ",
+            "> ",
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            "\n",
+            "\n  ",
+            "\t",
+            "#",
+            "&a ",
+            "*a",
+            "!!int ",
+            "!",
+            "%",
+        ),
+        *(
+            "---\n",
+            "...\n",
+            "'",
+            '"',
+            "\\",
+            "<<",
+            "~",
+            "null",
+            "true",
+            "0x10",
+            "1e3",
+            ".inf",
+            "0o7",
+            "1:30",
+            "2020-01-01",
+        ),
+        *("classic", "modern", "a.txt", "1", "-1", "0", "3.5", "é", "\x85", "\u2028", "\ufeff", "\0", "=", "@", "`"),
+    ]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | words
+trees = st.dictionaries(
+    st.sampled_from([*RunConfig.model_fields, "extra", ""]),
+    scalars | st.dictionaries(words | st.text(max_size=4), scalars | st.lists(scalars, max_size=3), max_size=4),
+    max_size=4,
+)
+yaml_texts = st.one_of(
+    st.text(),
+    st.lists(words, max_size=30).map("".join),
+    trees.map(json.dumps),  # YAML reads JSON, but for what strays from it below
+    trees.map(lambda tree: "".join(f"{section}:\n  {value}\n" for section, value in tree.items())),
+)
+
+
+def read_back(config: RunConfig) -> None:
+    assert from_yaml(to_yaml(config), "saved") == config
+
+
+@given(yaml_texts)
+@example("model: {n_layer: 1" + "0" * 400 + "}")
+@example("train: {steps: 1.0e+308}")
+@example('sample: {prompt: "\\ud800"}')
+@example("? {a: b}\n: c")
+@example("model: {n_layer: .1e400}")
+@settings(max_examples=400)
+def test_any_yaml_is_a_configuration_that_reads_back_or_one_line(text: str) -> None:
+    try:
+        config = from_yaml(text, "my\nfile.yaml")
+    except UserError as error:
+        one_line(error)
+    else:
+        read_back(config)
+
+
+values = st.one_of(
+    words,
+    st.text(),
+    st.integers().map(str),
+    st.floats().map(str),
+    scalars.map(json.dumps),
+    st.lists(words, max_size=6).map("".join),
+    st.lists(st.text(max_size=5), max_size=3).map(json.dumps),
+)
+assignments = st.builds("{}={}".format, st.sampled_from(sorted(fields())) | st.text(max_size=8), values) | st.text()
+
+
+@given(st.lists(assignments, max_size=4))
+@example(["sample.prompt=\ud800"])
+@example(["model.n_embd=" + "9" * 4000])
+@example(["data.source=[*a]", "data.source=[&a x]"])
+@settings(max_examples=400)
+def test_any_overrides_are_a_configuration_that_reads_back_or_one_line(given_: list[str]) -> None:
+    try:
+        config = resolve(parse_overrides(given_)).config
+    except UserError as error:
+        one_line(error)
+    else:
+        read_back(config)
+
+
+# --- corpora -----------------------------------------------------------------------------------------
+
+ENCODINGS = (
+    *("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "utf-7"),
+    *("ascii", "latin-1", "cp1252", "cp437", "cp037", "mac-roman", "koi8-r", "iso8859-7", "unicode_escape"),
+    *("raw_unicode_escape", "gb18030", "gbk", "hz", "big5", "big5hkscs", "shift_jis", "shift_jisx0213", "euc_jp"),
+    *("euc_kr", "johab", "iso2022_jp", "iso2022_jp_3", "iso2022_kr", "tis-620", "palmos", "undefined"),
+)
+MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+chunks = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([*MARKS, b"\r\n", b"\r", b"\n", b"\x1a", b"\xe2\x82", b"\xf0\x9f\x98", b"~{", b"\x1b$B", b"+AOk-"]),
+    st.text(max_size=6).map(lambda text: text.encode("utf-8", "surrogatepass")),
+)
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Read files so many bytes at a time, and join no more characters than that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", size)
+        patch.setattr(corpus._raw, "__defaults__", (size,))
+        yield
+
+
+def python_reads(data: bytes, encoding: str) -> str | None:
+    """What Python makes of these bytes in one piece, the mark at the start left out; None where it refuses."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that unicode_escape does not know
+            text = data.decode(encoding)
+    except UnicodeError:
+        return None
+    return text if encoding in ("utf-16", "utf-32", "utf-8-sig") else text.removeprefix("\ufeff")
+
+
+@given(
+    data=st.lists(chunks, max_size=6).map(b"".join) | st.text(max_size=30).map(lambda s: s.encode("utf-8", "replace")),
+    encoding=st.sampled_from(ENCODINGS),
+    size=st.sampled_from([1, 2, 3, 7, 1 << 20]),
+    zipped=st.booleans(),
+)
+@example(data=b"\xef\xbb\xbfa\xef\xbb\xbf", encoding="utf-8", size=1, zipped=False)
+@example(data=b"\xff\xfe", encoding="utf-16", size=1, zipped=True)
+@example(data=b"a\\", encoding="unicode_escape", size=1, zipped=False)
+@settings(IN_A_FOLDER, max_examples=400)
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
+def test_any_bytes_in_any_encoding_are_what_python_reads_or_one_line(
+    tmp_path: Path, data: bytes, encoding: str, size: int, zipped: bool
+) -> None:
+    path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
+    path.write_bytes(gzip.compress(data, 1) if zipped else data)
+    expected = python_reads(data, encoding)
+    binary = "\0" in data.decode(encoding, "replace") if encoding[:6] in ("utf-16", "utf-32") else b"\0" in data
+    unmarked = encoding in ("utf-16", "utf-32") and not data.startswith(MARKS[1:])  # whose order nobody can know
+    try:
+        with blocks_of(size):
+            opened = open_corpus(str(path), encoding)
+            read: list[str] | None = list(opened.blocks())
+            found = scan(opened)
+    except UserError as error:
+        read, why = None, one_line(error)
+    halves = any("\ud800" <= char <= "\udfff" for char in expected or "")
+    if read is None:
+        assert not expected or binary or unmarked or halves, f"refused what Python reads: {why}"
+    else:
+        assert "".join(read) == expected
+        assert found.characters == len(expected)
+
+
+@given(
+    name=st.text(max_size=20) | st.sampled_from(["idna", "punycode", "mbcs", "oem", "rot13", "zlib", "hex", "charmap"])
+)
+@settings(IN_A_FOLDER)
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
+def test_any_name_of_an_encoding_reads_the_text_or_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    try:
+        assert "".join(open_corpus(str(tmp_path / "a.txt"), name).blocks())
+    except UserError as error:
+        one_line(error)
+
+
+@given(
+    data=st.binary(max_size=200), members=st.integers(1, 3), damage=st.integers(0, 10_000), tail=st.binary(max_size=9)
+)
+@settings(IN_A_FOLDER)
+def test_a_gz_file_is_what_python_unpacks_or_one_line(
+    tmp_path: Path, data: bytes, members: int, damage: int, tail: bytes
+) -> None:
+    """Several members, a byte changed anywhere, anything behind the end."""
+    packed = bytearray(gzip.compress(data) * members + tail)
+    if damage % 3 == 0:
+        packed[damage % len(packed)] ^= 1 + damage % 255
+    (tmp_path / "a.gz").write_bytes(packed)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+            expected: str | None = file.read().decode("latin-1")
+    except (OSError, EOFError, zlib.error):
+        expected = None
+    try:
+        text: str | None = "".join(open_corpus(str(tmp_path / "a.gz"), "latin-1").blocks())
+    except UserError as error:
+        one_line(error)
+        text = None
+    assert text == expected or (text is None and (not expected or "\0" in expected))
+
+
+# --- sampling ----------------------------------------------------------------------------------------
+
+CHARS = CharTokenizer("abcdefg\n\x1bé😀")
+BYTES = ByteTokenizer()
+
+
+def model_for(vocab_size: int, position: Any) -> GPT:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, context=6, position=position), vocab_size)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model.double().eval()  # so that the last bits, in which cached and plain differ, decide nothing
+
+
+MODELS = {
+    (tokenizer, position): model_for(tokenizer.vocab_size, position)
+    for tokenizer in (CHARS, BYTES)
+    for position in ("rotary", "learned")
+}
+
+options = st.builds(
+    SampleConfig,
+    length=st.integers(1, 25),
+    temperature=st.just(0.0) | st.floats(1e-3, 1e3) | st.sampled_from([1e-300, 1e300]),
+    top_k=st.integers(0, 300) | st.just(10**30),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.5, 3) | st.sampled_from([1e-300, 1e300]),
+    seed=st.integers(0) | st.just(10**4000),
+)
+
+
+@given(
+    which=st.sampled_from(sorted(MODELS, key=str)),
+    settings_=options,
+    prompt=st.text(st.sampled_from(CHARS.chars), max_size=15),
+    count=st.integers(1, 3),
+    stop=st.lists(st.text(st.sampled_from(CHARS.chars), max_size=3), max_size=2),
+)
+@settings(max_examples=150)
+def test_any_options_draw_known_characters_the_same_ones_each_time_with_and_without_a_cache(
+    which: tuple[Any, str], settings_: SampleConfig, prompt: str, count: int, stop: list[str]
+) -> None:
+    tokenizer, _ = which
+    model = MODELS[which]
+
+    def drawn(many: int, cache: bool = True) -> list[tuple[int, str]]:
+        pieces = generate(model, tokenizer, prompt, settings_, num_samples=many, stop=stop, cache=cache)
+        return [(piece.sample, piece.text) for piece in pieces]
+
+    first = drawn(count)
+    for index, text in first:
+        assert 0 <= index < count
+        assert len(text) == 1
+        assert tokenizer is BYTES or text in CHARS.chars
+    assert drawn(count) == first
+    assert drawn(count, cache=False) == first
+    texts = ["".join(text for index, text in first if index == i) for i in range(count)]
+    assert "".join(text for _, text in drawn(1)) == texts[0]
+    for text in texts:
+        assert len(text) <= settings_.length
+        assert not any(end and end in text for end in stop)
+
+
+numbers = st.integers() | st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 10**400, 1e-320, -0.0])
+
+
+@given(st.dictionaries(st.sampled_from([key for key in fields() if key.startswith("sample.")]), numbers | scalars))
+@settings(max_examples=300)
+def test_any_values_for_sampling_draw_something_or_are_one_line(given_: dict[str, Any]) -> None:
+    try:
+        config = resolve(("command line", given_)).config.sample
+    except UserError as error:
+        one_line(error)
+        return
+    config = config.model_copy(update={"length": min(config.length, 3), "prompt": "a"})
+    assert len(list(generate(MODELS[CHARS, "rotary"], CHARS, "a", config))) == config.length
+
+
+@given(st.text(max_size=30), st.sampled_from(["error", "skip", "replace"]), st.sampled_from([CHARS, BYTES]))
+@example("\ud800", "replace", BYTES)
+@example(string.printable, "replace", CHARS)
+def test_any_prompt_is_continued_or_refused_in_one_line(prompt: str, unknown: Any, tokenizer: Any) -> None:
+    try:
+        pieces = list(generate(MODELS[tokenizer, "rotary"], tokenizer, prompt, SampleConfig(length=4), unknown=unknown))
+    except UserError as error:
+        one_line(error)
+        assert unknown == "error"
+    else:
+        assert len(pieces) <= 5

@@ -1,0 +1,409 @@
+"""The text that goes in comes out, however it is stored; and what cannot be read is named."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from minigpt.errors import UserError
+from minigpt.text.sources import BLOCK, BUILTINS, open_corpus, scan
+
+MANY_SCRIPTS = "naïve 日本語の文章 \U0001f600\U0001f468‍\U0001f469‍\U0001f467 é vs é क्षि\r\n\tend"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and a cache beside it."""
+    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+def text(source: str | list[str], encoding: str = "utf-8") -> str:
+    return "".join(open_corpus(source, encoding).blocks())
+
+
+def error(source: str | list[str], encoding: str = "utf-8") -> str:
+    """The message for a source that cannot be read: always a single line."""
+    with pytest.raises(UserError) as caught:
+        text(source, encoding)
+    message = str(caught.value)
+    assert message.isprintable(), f"not one line: {message!r}"
+    return message
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+
+
+@given(text_in=any_text.filter(lambda s: not s.startswith("\ufeff")))
+@example(text_in=MANY_SCRIPTS)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_reads_back_identical(folder: Path, text_in: str) -> None:
+    stored = text_in.encode()
+    Path("a.txt").write_bytes(stored)
+    Path("a.txt.gz").write_bytes(gzip.compress(stored))
+    for source in ("a.txt", "a.txt.gz"):
+        corpus = open_corpus(source)
+        assert "".join(corpus.blocks()) == text_in
+        found = scan(corpus)
+        assert found.fingerprint == hashlib.sha256(stored).hexdigest()
+        assert found.counts == Counter(text_in)
+        assert found.characters == len(text_in)
+        assert list(found.counts) == sorted(found.counts)
+
+
+@pytest.mark.parametrize("character", ["é", "日", "\U0001f600"])
+def test_characters_split_between_reads_survive(character: str) -> None:
+    width = len(character.encode())
+    for shift in range(width):
+        whole = "x" * shift + character * (BLOCK // width + 2)
+        Path("a.txt").write_text(whole, encoding="utf-8", newline="")
+        assert text("a.txt") == whole
+
+
+def test_blocks_are_bounded_joined_and_repeatable() -> None:
+    Path("big.txt").write_text("0123456789abcdef" * 200_000, encoding="utf-8")
+    for index in range(300):
+        Path(f"small{index:03}.txt").write_text(f"text {index}\n", encoding="utf-8")
+    corpus = open_corpus(["small*.txt", "big.txt"])
+    blocks = list(corpus.blocks())
+    assert max(map(len, blocks)) <= BLOCK
+    assert len(blocks) <= 6, "small files share blocks"
+    assert list(corpus.blocks()) == blocks
+    found = scan(corpus)
+    assert found.counts == Counter("".join(blocks))
+    assert found.fingerprint == hashlib.sha256("".join(blocks).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "gb18030", "UTF8"])
+def test_other_encodings(encoding: str) -> None:
+    Path("a.txt").write_bytes(MANY_SCRIPTS.encode(encoding))
+    assert text("a.txt", encoding) == MANY_SCRIPTS
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")],
+)
+def test_byte_order_mark_at_the_start_of_each_file_is_removed(mark: bytes, encoding: str) -> None:
+    Path("a.txt").write_bytes(mark + "a\ufeffb\r\n".encode(encoding))
+    assert text(["a.txt", "a.txt"], encoding) == "a\ufeffb\r\n" * 2
+
+
+def test_line_ends_stay_as_they_are() -> None:
+    Path("a.txt").write_bytes(b"dos\r\nmac\runix\n\x0cpage\x1a")
+    assert text("a.txt") == "dos\r\nmac\runix\n\x0cpage\x1a"
+
+
+@pytest.mark.parametrize("offset", [0, 1042, BLOCK - 1, BLOCK, 2 * BLOCK + 7])
+@pytest.mark.parametrize("before", [b"x", "日".encode()])
+def test_the_offset_of_an_undecodable_byte_is_exact(before: bytes, offset: int) -> None:
+    count, rest = divmod(offset, len(before))
+    Path("notes.txt").write_bytes(before * count + b"x" * rest + b"\xe9 after")
+    assert error("notes.txt") == (
+        f"notes.txt: byte {offset} (0xe9) is not valid utf-8; set its encoding, e.g. --encoding latin-1 "
+        "(train, bench train: --set data.encoding=latin-1)"
+    )
+    assert text("notes.txt", "latin-1").endswith("é after")
+
+
+def test_quotes_of_old_windows_files_name_their_encoding() -> None:
+    Path("notes.txt").write_bytes("“so” she said".encode("cp1252"))
+    assert "e.g. --encoding cp1252 (train, bench train: --set data.encoding=cp1252)" in error("notes.txt")
+    assert text("notes.txt", "cp1252") == "“so” she said"
+
+
+def test_the_encoding_that_is_advised_reads_the_byte() -> None:
+    """Five bytes are no characters of cp1252."""
+    for byte in range(0x80, 0x100):
+        Path("notes.txt").write_bytes(bytes([byte]) + b" after")
+        (advised,) = re.findall(r"--encoding (\S+) ", error("notes.txt"))
+        assert text("notes.txt", advised).endswith(" after")
+
+
+def test_a_character_cut_off_by_the_end_of_the_file_is_reported() -> None:
+    Path("a.txt").write_bytes(b"x" * (BLOCK - 1) + "日".encode()[:2])
+    assert error("a.txt").startswith(f"a.txt: byte {BLOCK - 1} (0xe697) is not valid utf-8")
+    Path("b.txt").write_bytes("日本".encode("utf-16")[:-1])
+    assert error("b.txt", "utf-16").startswith("b.txt: byte 4 (0x2c) is not valid utf-16")
+    Path("c.txt").write_bytes("日本".encode("utf-16-le"))
+    assert "is not valid utf-16" in error("c.txt", "utf-16")
+
+
+def test_half_characters_are_refused() -> None:
+    Path("a.txt").write_bytes(rb"\ud800")
+    with pytest.raises(UserError, match="U\\+D800"):
+        scan(open_corpus("a.txt", "unicode_escape"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("utf-9", "utf-"), ("latin_11", "latin"), ("rot13", "not an encoding of text"), ("\0", "")],
+)
+def test_unknown_encodings(name: str, hint: str) -> None:
+    Path("a.txt").write_text("abc", encoding="utf-8")
+    assert hint in error("a.txt", name)
+
+
+def test_several_sources_are_joined_like_cat() -> None:
+    for name in ("a", "b"):
+        Path(f"{name}.txt").write_text(name, encoding="utf-8")
+    Path("empty.txt").touch()
+    assert text(["b.txt", "a.txt", "empty.txt", "b.txt"]) == "bab"
+    assert open_corpus("a.txt").name == "a.txt"
+    assert open_corpus(["a.txt", "b.txt", "a.txt"]).name == "3 files"
+    assert open_corpus(["a.txt", "*.txt"]).name == "2 sources"
+
+
+def test_folder_order_is_by_relative_path_and_hidden_files_are_left_out(folder: Path) -> None:
+    names = ["z.txt", "b/2.txt", "b/10.txt", "a.txt", "B.txt", ".hidden", ".git/config", "b/.env", "c.md"]
+    for name in names:
+        path = folder / "notes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"[{name}]", encoding="utf-8")
+    assert text("notes") == "[B.txt][a.txt][b/10.txt][b/2.txt][c.md][z.txt]"
+    assert text(str(folder / "notes")) == text("notes")
+    assert open_corpus("notes").name == "notes/"
+
+
+def test_binary_files_in_a_folder_are_skipped_with_a_notice(folder: Path) -> None:
+    Path("notes").mkdir()
+    Path("notes/a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    assert error("notes") == "notes/: holds no text (skipped 1 binary file in notes/ (first: a.png))"
+    Path("notes/b.bin.gz").write_bytes(gzip.compress(b"text\0"))
+    Path("notes/c.txt").write_text("text", encoding="utf-8")
+    Path("notes/d.txt.gz").write_bytes(gzip.compress(b" more"))
+    corpus = open_corpus("notes")
+    assert "".join(corpus.blocks()) == "text more"
+    assert corpus.notices == ("skipped 2 binary files in notes/ (first: a.png)",)
+    for name in ("b.bin.gz", "c.txt", "d.txt.gz"):
+        Path("notes", name).unlink()
+    Path("notes/e.txt").write_bytes("wide".encode("utf-16"))
+    assert text("notes", "utf-16") == "wide"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_links_out_of_a_folder_and_loops_are_skipped(folder: Path) -> None:
+    (folder / "notes/sub").mkdir(parents=True)
+    (folder / "outside").mkdir()
+    (folder / "outside/secret.txt").write_text("secret", encoding="utf-8")
+    (folder / "notes/sub/a.txt").write_text("a", encoding="utf-8")
+    (folder / "notes/.store").write_text("kept elsewhere", encoding="utf-8")
+    for link, target in {
+        "notes/out": "../outside", "notes/out.txt": "../outside/secret.txt", "notes/broken.txt": "nowhere",
+        "notes/sub/loop": "..", "notes/self": "self", "notes/twice.txt": "sub/a.txt", "notes/up": "../..",
+        "notes/b.txt": ".store",
+    }.items():  # fmt: skip
+        (folder / link).symlink_to(target)
+    assert sorted(text("notes")) == sorted("a" + "kept elsewhere")
+    told = "left out 2 links in notes/ leading out of it, whose files can be named themselves (first: out)"
+    assert open_corpus("notes").notices == (told,), "what leads nowhere or in a circle is nobody's text"
+    (folder / "links").mkdir()
+    (folder / "links/a.txt").symlink_to("../outside/secret.txt")
+    assert "there is no text (left out 1 link in links/ leading out of it" in error("links")
+    assert sorted(text("notes/**")) == sorted("asecret" + "kept elsewhere"), "a glob follows links, each file once"
+
+
+def test_an_encoding_of_one_file_among_many_is_no_advice_for_all(folder: Path) -> None:
+    """Latin-1 makes something of any bytes: of each accent in the other files two characters."""
+    (folder / "notes").mkdir()
+    (folder / "notes/a.txt").write_text("é", encoding="utf-8")
+    (folder / "notes/b.txt").write_bytes("é".encode("latin-1"))
+    assert "; make it UTF-8, or, where all of the files have its encoding, set that, e.g. --enc" in error("notes")
+    assert "; set its encoding, e.g. --encoding latin-1" in error("notes/b.txt")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_text_of_wide_characters_in_a_folder_is_told_of_with_its_encoding(folder: Path, encoding: str) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes/a.txt").write_text("a", encoding="utf-8")
+    (folder / "notes/b.txt").write_text("wide", encoding=encoding)
+    (told,) = open_corpus("notes").notices
+    assert told == f"skipped 1 binary file in notes/ (first: b.txt; one looks like {encoding.upper()}: make it UTF-8)"
+    named = f"is a binary file, not text; it looks like {encoding.upper()}, --encoding {encoding} (train"
+    assert named in error("notes/b.txt")
+    (folder / "c.txt").write_text("wide", encoding="utf-32")
+    with pytest.raises(UserError, match=r"is a binary file, not text; it looks like UTF-32, --encoding utf-32"):
+        open_corpus("c.txt", "utf-16")
+
+
+def test_globs(folder: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.md", "deep/er/d.txt", "[x].txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name[0], encoding="utf-8")
+    assert text("*.txt") == "[ab"
+    assert text("**/*.txt") == "[abd"
+    assert text(str(folder / "?.txt")) == "ab"
+    Path(".hidden.txt").touch()
+    assert text("**") == "[abcd"
+    assert text("[x].txt") == "[", "an existing file is meant literally"
+    assert error("*.rst") == "*.rst: matches no file"
+    assert error("dee?") == "dee?: matches no file", "a folder is not a file"
+
+
+def test_what_minigpt_trains_there_is_no_text_to_learn_from(folder: Path) -> None:
+    """A run in a folder changed the text of that folder, so that it could not be resumed, and the next learned logs."""
+    for name in ("my.txt", "runs/a/config.yaml", "runs/a/environment.json", "runs/a/metrics.jsonl", "runs/b.txt"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name[0], encoding="utf-8")
+    for source in (".", "**", "**/*"):
+        assert text(source) == "mb"
+        assert any("left out 1 run of minigpt in" in notice for notice in open_corpus(source).notices)
+    Path("runs/b.txt").unlink()
+    assert text(["my.txt", "runs"]) == "m"
+    assert open_corpus(["my.txt", "runs"]).name == "my.txt"
+    assert error("runs") == "there is no text (left out 1 run of minigpt in runs/ (first: a))"
+    assert text("runs/a/m*") == text("runs/a/metrics.jsonl") == "m", "what is named itself is meant"
+    Path("runs/a/environment.json").unlink()
+    assert text("runs") == "cm", "a folder with a configuration is no run yet"
+
+
+def test_missing_and_empty_sources(folder: Path) -> None:
+    Path("notes.txt").touch()
+    Path("nothing").mkdir()
+    assert error("note.txt") == "note.txt: no such file or folder; did you mean notes.txt?"
+    assert error("shakespeare").endswith("did you mean download:shakespeare?")
+    assert error("builtins:python").endswith("did you mean builtin:python?")
+    assert error("far/away.txt") == "far/away.txt: no such file or folder"
+    assert error("notes.txt/x") == "notes.txt/x: no such file or folder"
+    assert error("notes.txt") == "notes.txt: the text is empty"
+    assert error("nothing") == "nothing/: holds no text"
+    assert error([]) == "no text was named"
+    assert "empty name" in error("")
+    assert error("a\nb\0").startswith(r"a\nb\x00: cannot be read")
+    assert "cannot be read" in error("x" * 5000)
+
+
+def test_a_binary_file_named_directly_is_refused() -> None:
+    Path("a.txt").write_bytes("abc".encode("utf-16"))
+    assert error("a.txt").startswith("a.txt: is a binary file, not text; it looks like UTF-16")
+    Path("a.bin").write_bytes(b"abc\0")
+    assert error(["a.bin"]) == "a.bin: is a binary file, not text"
+    Path("late.txt").write_bytes(b"x" * 8192 + b"\0")
+    assert text("late.txt").endswith("\0"), "only the first 8 KiB decide"
+
+
+@pytest.mark.parametrize("keep", [3, 20, -9])
+def test_a_damaged_gz_is_one_line(keep: int) -> None:
+    Path("a.gz").write_bytes(gzip.compress(os.urandom(50_000).hex().encode())[:keep])
+    assert error("a.gz").startswith("a.gz: the compressed file is damaged or cut short")
+    Path("b.gz").write_bytes(b"not compressed at all")
+    assert error("b.gz").startswith("b.gz: the compressed file is damaged or cut short")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions")
+def test_no_permission_to_read(folder: Path) -> None:
+    (folder / "notes/sub").mkdir(parents=True)
+    (folder / "secret.txt").write_text("secret", encoding="utf-8")
+    folder.chmod(0o755)
+    (folder / "secret.txt").chmod(0)
+    (folder / "notes/sub").chmod(0)
+    root = os.geteuid() == 0
+    if root:  # root may read everything: be somebody else for a moment
+        os.seteuid(65534)
+    try:
+        assert error("secret.txt") == "secret.txt: cannot be read (Permission denied)"
+        assert error("notes") == "notes/sub: cannot be read (Permission denied)"
+        assert error("notes/sub/a.txt") == "notes/sub/a.txt: cannot be read (Permission denied)"
+    finally:
+        if root:
+            os.seteuid(0)
+        (folder / "notes/sub").chmod(0o700)
+
+
+READ_TWICE = """
+import os, sys
+from pathlib import Path
+from minigpt.text.sources import open_corpus
+from minigpt.errors import UserError
+try:
+    corpus = open_corpus(sys.argv[1])
+except UserError as error:
+    sys.exit(str(error))
+first, second = ("".join(corpus.blocks()) for _ in range(2))
+assert first == second and len(list(Path(os.environ["MINIGPT_CACHE"]).iterdir())) == 1
+sys.stdout.buffer.write(f"{corpus.name}|{first}".encode())
+"""
+
+
+def read_in_a_process(
+    source: str, stdin: int | None = None, typed: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    command = [sys.executable, "-c", READ_TWICE, source]
+    return subprocess.run(command, stdin=stdin, capture_output=True, env=environment, check=False, input=typed)
+
+
+def test_standard_input_is_read_twice_and_its_copy_deleted(folder: Path) -> None:
+    done = read_in_a_process("-", typed=MANY_SCRIPTS.encode())
+    assert (done.returncode, done.stdout.decode()) == (0, f"standard input|{MANY_SCRIPTS}"), done.stderr
+    assert list((folder.parent / "cache").iterdir()) == []
+    assert b"standard input: byte 1 (0xff)" in read_in_a_process("-", typed=b"x\xff").stderr
+    assert b"standard input: the text is empty" in read_in_a_process("-", typed=b"").stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals, no named pipes")
+def test_a_terminal_and_a_named_pipe(folder: Path) -> None:
+    ours, theirs = os.openpty()
+    try:
+        assert b"standard input is a terminal" in read_in_a_process("-", stdin=theirs).stderr
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    os.mkfifo("pipe")
+    with subprocess.Popen(["sh", "-c", "printf abc > pipe"]):
+        assert text("pipe") == "abc"
+    assert error("/dev/null") == "/dev/null: is neither a file nor a folder"
+
+
+def test_builtin_python_is_the_library_without_tests_and_build_output() -> None:
+    corpus = open_corpus("builtin:python")
+    found = scan(corpus)
+    assert 5e6 < found.characters < 40e6
+    assert "\r" not in found.counts
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [part.path.relative_to(root) for part in corpus.parts]
+    assert paths == sorted(paths, key=Path.as_posix)
+    left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    assert not any(left_out & set(path.parts) for path in paths)
+    assert {Path("argparse.py"), Path("json/decoder.py"), Path("unittest/case.py")} <= set(paths)
+    assert scan(open_corpus("builtin:python", encoding="utf-16")) == found, "it declares its own encodings"
+
+
+def test_builtin_sources_decode_as_they_declare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "test").mkdir()
+    (folder / "a.py").write_bytes(b"# coding: latin-1\r\nx = '\xe9'\r")
+    (folder / "b.py").write_bytes(codecs.BOM_UTF8 + "y = 'é'\r\n".encode())
+    (folder / "bad.py").write_bytes(b"z = '\xe9'\n")
+    (folder / "unknown.py").write_bytes(b"# coding: no-such\n")
+    (folder / "test/c.py").write_bytes(b"c = 1\n")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder) if name == "stdlib" else None)
+    assert text("builtin:python") == "# coding: latin-1\nx = 'é'\ny = 'é'\n"
+    for name in ("a.py", "b.py"):
+        (folder / name).unlink()
+    assert "has no source of its library" in error("builtin:python")
+
+
+def test_builtin_pydoc_and_unknown_names() -> None:
+    found = scan(open_corpus("builtin:pydoc"))
+    assert found == scan(open_corpus("builtin:pydoc"))
+    assert 200_000 < found.characters < 2_000_000
+    assert error("builtin:pythn") == (
+        f"there is no builtin text named 'pythn'; did you mean python? (known: {', '.join(BUILTINS)})"
+    )

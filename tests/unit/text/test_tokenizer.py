@@ -1,0 +1,223 @@
+"""Text to ids and back, for any Unicode text and any size of vocabulary."""
+
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from minigpt.errors import UserError
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, build, from_json
+
+ODD = "plain é 😀👩‍👩‍👧 e\u0301 漢字 \0\t\r\n \u2028 \x85 \ufeff \U0010ffff ﬁ İ ß"
+
+
+def error_of(tokenizer: CharTokenizer | ByteTokenizer, text: str, offset: int = 0) -> str:
+    with pytest.raises(UserError) as caught:
+        tokenizer.encode(text, offset=offset)
+    assert str(caught.value).isprintable(), "an error is one line"
+    return str(caught.value)
+
+
+# --- round trips ---------------------------------------------------------------------------------------
+
+
+@given(st.text(min_size=1), st.text())
+@example(ODD, "")
+@example("a" * 300, "Zz")
+def test_any_text_comes_back_and_ids_follow_code_points(text: str, more: str) -> None:
+    tokenizer = CharTokenizer(text + more)
+    ids = tokenizer.encode(text)
+    chars = sorted(set(text + more))
+    assert ids.tolist() == [chars.index(char) for char in text]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.characters(ids) == len(text)
+    assert "".join(map(tokenizer.decoder(), ids.tolist())) == text
+    again = from_json(tokenizer.to_json(), "a copy")
+    assert isinstance(again, CharTokenizer)
+    assert again.chars == tokenizer.chars
+
+
+@given(st.text())
+@example(ODD)
+def test_bytes_take_any_text(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert bytes(ids) == text.encode()
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.characters(ids) == len(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (1, "uint8"),
+        (2, "uint8"),
+        (255, "uint8"),
+        (256, "uint8"),
+        (257, "uint16"),
+        (65_536, "uint16"),
+        (65_537, "uint32"),
+    ],
+)
+@pytest.mark.parametrize("first", [1, 0xE000])
+def test_each_size_of_vocabulary_has_the_smallest_ids(size: int, dtype: str, first: int) -> None:
+    """Off-by-one sizes, where the number that stands for "unknown" does or does not fit beside the ids."""
+    first = max(first, 0xE000) if size > 50_000 else first  # clear of the surrogates
+    chars = [chr(first + i) for i in range(size)]
+    tokenizer = CharTokenizer(chars)
+    ids = tokenizer.encode("".join(chars))
+    assert (tokenizer.vocab_size, ids.dtype) == (size, np.dtype(dtype))
+    assert ids.tolist() == list(range(size))
+    for absent in (chr(first - 1), chr(first + size), "\U0010ffff"):
+        assert f"U+{ord(absent):04X}" in error_of(tokenizer, chars[-1] + absent)
+        assert tokenizer.encode(chars[-1] + absent, "skip").tolist() == [size - 1]
+    ascii_text = "".join(char for char in chars if char.isascii())
+    assert tokenizer.decode(tokenizer.encode(ascii_text)) == ascii_text
+
+
+@given(st.text(min_size=1))
+@example("é漢😀")
+def test_bytes_decoded_one_at_a_time_are_the_text(text: str) -> None:
+    decode = ByteTokenizer().decoder()
+    pieces = [decode(byte) for byte in text.encode()]
+    assert "".join(pieces) == text
+    assert all(len(piece) <= 1 for piece in pieces), "a character appears with its last byte"
+
+
+@given(st.binary(max_size=12))
+def test_bytes_that_are_no_text_are_shown_alike_streamed_or_whole(data: bytes) -> None:
+    tokenizer = ByteTokenizer()
+    decode = tokenizer.decoder()
+    whole = tokenizer.decode(data + b".")  # the point completes or breaks what stands before it
+    assert "".join(decode(byte) for byte in data + b".") == whole
+
+
+def test_a_decoder_has_no_memory_of_another() -> None:
+    tokenizer = ByteTokenizer()
+    one, other = tokenizer.decoder(), tokenizer.decoder()
+    assert [one(0xC3), other(0x61), one(0xA9)] == ["", "a", "é"]
+
+
+def test_characters_are_counted_by_their_first_bytes() -> None:
+    ids = ByteTokenizer().encode("aé漢😀")
+    assert [ByteTokenizer().characters(ids[i:]) for i in range(len(ids) + 1)] == [4, 3, 2, 2, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_build_follows_the_setting() -> None:
+    assert isinstance(build("byte", "abc"), ByteTokenizer)
+    built = build("char", "cab")
+    assert isinstance(built, CharTokenizer)
+    assert built.chars == "abc"
+
+
+# --- unknown characters --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("char", "vocabulary", "nearest"),
+    [
+        ("é", "abcdefgh", "e"),
+        ("É", "abcdefgh", "e"),
+        ("Z", "axyz", "z"),
+        ("z", "AXYZ", "Z"),
+        ("“", "\"'abc", '"'),
+        ("’", "\"'abc", "'"),
+        ("–", "-abc", "-"),
+        ("…", ".abc", "."),
+        ("。", ".abc", "."),
+        ("\u00a0", " abc", " "),
+        ("ﬁ", "aFIZ", "F"),  # swaps case to "FI", which is no character
+        ("漢", "漠字a", "漠"),
+        ("😀", "😁a", "😁"),
+        ("\0", "ab", "a"),
+    ],
+)
+def test_the_nearest_relative_stands_in(char: str, vocabulary: str, nearest: str) -> None:
+    tokenizer = CharTokenizer(vocabulary)
+    assert tokenizer.relatives(char)[0] == nearest
+    assert set(tokenizer.relatives(char, 99)) == set(vocabulary)
+    text = vocabulary[-1] + char + char + vocabulary[0]
+    assert tokenizer.decode(tokenizer.encode(text, "replace")) == text.replace(char, nearest)
+    assert tokenizer.decode(tokenizer.encode(text, "skip")) == text.replace(char, "")
+
+
+@given(st.text(), st.text(min_size=1))
+def test_skip_and_replace_change_only_what_is_unknown(text: str, vocabulary: str) -> None:
+    tokenizer = CharTokenizer(vocabulary)
+    replaced = tokenizer.decode(tokenizer.encode(text, "replace"))
+    assert len(replaced) == len(text)
+    assert all(new == old for new, old in zip(replaced, text, strict=True) if old in vocabulary)
+    assert tokenizer.decode(tokenizer.encode(text, "skip")) == "".join(char for char in text if char in vocabulary)
+
+
+def test_an_unknown_character_is_named_with_its_position_and_relatives() -> None:
+    message = error_of(CharTokenizer("abcde \n"), "a bé é\n?")
+    assert "'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE) at position 4 (nearest known: 'e' " in message
+    assert "'?' (U+003F QUESTION MARK) at position 8" in message
+    assert message.count("U+00E9") == 1
+
+
+def test_positions_count_from_the_start_of_the_whole_text() -> None:
+    """A text is encoded in blocks; the position in the block alone helps nobody."""
+    assert "at position 1000003" in error_of(CharTokenizer("ab"), "abc", offset=1_000_000)
+    assert "at position 1000003" in error_of(ByteTokenizer(), "ab\udcff", offset=1_000_000)
+
+
+def test_many_unknown_characters_are_counted_not_listed() -> None:
+    message = error_of(CharTokenizer("a"), "".join(map(chr, range(0x4E00, 0x4E40))))
+    assert message.count("U+4E") == 5
+    assert "and 59 more" in message
+
+
+def test_half_a_character_is_an_error_not_a_crash() -> None:
+    """What a terminal passes on from invalid bytes: a lone surrogate, which has no UTF-8."""
+    assert "'\\udcff' (U+DCFF no name) at position 2" in error_of(ByteTokenizer(), "a\udcff")
+    assert bytes(ByteTokenizer().encode("a\udcffb", "skip")) == b"ab"
+    assert bytes(ByteTokenizer().encode("a\udcffb", "replace")) == b"a?b"
+    assert "U+DCFF" in error_of(CharTokenizer("ab"), "a\udcff")
+    assert CharTokenizer("ab").encode("a\udcffb", "skip").tolist() == [0, 1]
+
+
+# --- JSON ----------------------------------------------------------------------------------------------
+
+
+def test_the_json_is_what_is_documented() -> None:
+    assert json.loads(CharTokenizer("ba😀").to_json()) == {"kind": "char", "chars": "ab😀"}
+    assert json.loads(ByteTokenizer().to_json()) == {"kind": "byte"}
+    assert isinstance(from_json(ByteTokenizer().to_json(), "x"), ByteTokenizer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "not json",
+        "null",
+        "[]",
+        "{}",
+        '"char"',
+        '{"kind": "words"}',
+        '{"kind": ["byte"]}',
+        '{"kind": "char"}',
+        '{"kind": "char", "chars": ""}',
+        '{"kind": "char", "chars": null}',
+        '{"kind": "char", "chars": 5}',
+        '{"kind": "char", "chars": ["a", "b"]}',
+        '{"kind": "char", "chars": "ba"}',
+        '{"kind": "char", "chars": "aab"}',
+        r'{"kind": "char", "chars": "a\ud800"}',
+        r'{"kind": "char", "chars": "\udfff"}',
+        '{"kind": "char", "chars": "ab"',
+        '{"kind": ' + "9" * 5000 + "}",
+        "[" * 200_000,
+        '{"kind":' * 200_000,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_is_no_tokenizer_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_json(text, "step-1/tokenizer.json")
+    assert str(caught.value).startswith("step-1/tokenizer.json is not a tokenizer")
+    assert str(caught.value).isprintable()

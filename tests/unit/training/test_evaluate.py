@@ -1,0 +1,160 @@
+"""Evaluation: every token but the first scored once, from the right window, the same in each call."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minigpt.config.schema import FAMILIES, ModelConfig
+from minigpt.errors import UserError
+from minigpt.model.gpt import GPT
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
+from minigpt.training.evaluate import TOKENS_AT_ONCE, evaluate, protocol
+
+CONTEXT = 8
+TEXT = "the cat sat on the mat and that was that; " * 6
+CHARS = CharTokenizer(TEXT)
+
+
+def model_of(family: str = "classic", vocab_size: int = CHARS.vocab_size, **changes: Any) -> GPT:
+    torch.manual_seed(0)
+    small = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": CONTEXT}
+    model = GPT(ModelConfig(**{"family": family, **FAMILIES[family], **small, **changes}), vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.3)  # far from a uniform guess, so that each window counts
+    return model
+
+
+def naive(model: GPT, ids: np.ndarray, stride: int) -> list[float]:
+    """The loss of each token but the first, each with a forward pass over what it may see."""
+    model.eval()
+    losses = []
+    for i in range(1, len(ids)):
+        later = -(-max(0, i - CONTEXT) // stride)  # how many windows after the first
+        end = CONTEXT + later * stride
+        start = end - CONTEXT if stride == CONTEXT else min(end, len(ids) - 1) - CONTEXT
+        start = max(0, start)
+        seen = torch.from_numpy(ids[start:i].astype(np.int64))
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model(seen[None])[0, -1], torch.tensor(int(ids[i]))).item())
+        assert i - start >= (min(i, CONTEXT - stride + 1) if later else i)  # what the protocol promises
+    return losses
+
+
+@pytest.mark.parametrize("length", [2, 5, CONTEXT, CONTEXT + 1, CONTEXT + 2, 3 * CONTEXT + 1, 61])
+@pytest.mark.parametrize("stride", [None, 1, 3, CONTEXT])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_scoring_each_token_by_itself(
+    family: str, stride: int | None, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOKENS_AT_ONCE, "cpu", 3 * CONTEXT)  # several batches, the last one smaller
+    model, ids = model_of(family), CHARS.encode(TEXT)[:length]
+    scored: list[int] = []
+    result = evaluate(model, ids, CHARS, stride=stride, progress=scored.append)
+    losses = naive(model, ids, stride or CONTEXT)
+    mean = sum(losses) / len(losses)
+    assert sum(scored) == len(losses) == result.characters == length - 1
+    assert result.loss == pytest.approx(mean, rel=1e-5)
+    assert result.bits_per_character == pytest.approx(mean / math.log(2), rel=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(mean), rel=1e-5)
+
+
+def test_two_evaluations_agree_to_the_last_digit_whatever_the_mode() -> None:
+    """Dropout is off, nothing is drawn, and the model goes back to the mode it was in."""
+    model, ids = model_of(dropout=0.5), CHARS.encode(TEXT)
+    state = torch.get_rng_state()
+    first = evaluate(model.train(), ids, CHARS)
+    assert all(module.training for module in model.modules())
+    assert evaluate(model.eval(), ids, CHARS) == first == evaluate(model_of(dropout=0.0), ids, CHARS)
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_failure_leaves_the_model_in_its_mode(training: bool) -> None:
+    """A run that goes on after an evaluation failed must not go on without its dropout."""
+    model, ids = model_of(dropout=0.5).train(training), CHARS.encode(TEXT)
+    with pytest.raises(IndexError):
+        evaluate(model, ids + 100, CHARS)  # no such tokens
+    assert all(module.training == training for module in model.modules())
+
+
+def test_sliding_windows_lower_the_loss_of_a_trained_model() -> None:
+    model, ids = model_of("modern", n_embd=32), CHARS.encode(TEXT)
+    tokens = torch.from_numpy(ids.astype(np.int64)).unfold(0, CONTEXT + 1, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for step in range(60):
+        x, y = tokens[step % 7 :: 7, :-1], tokens[step % 7 :: 7, 1:]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+    losses = [evaluate(model, ids, CHARS, stride=stride).loss for stride in (None, 4, 1)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[2] < 0.8 * losses[0] < 0.8 * math.log(CHARS.vocab_size)
+
+
+def test_bits_per_character_are_per_character_and_not_per_byte() -> None:
+    text = "naïve café €5 😀 漢字 ok" * 3
+    tokenizer, model = ByteTokenizer(), model_of(vocab_size=256)
+    ids = tokenizer.encode(text)
+    losses = naive(model, ids, CONTEXT)
+    result = evaluate(model, ids, tokenizer)
+    assert result.characters == len(text) - 1 < len(ids) - 1 == len(losses)
+    assert result.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert result.bits_per_character == pytest.approx(sum(losses) / math.log(2) / (len(text) - 1), rel=1e-5)
+
+
+def test_a_text_of_one_character_in_several_bytes_has_a_result() -> None:
+    result = evaluate(model_of(vocab_size=256), ByteTokenizer().encode("😀"), ByteTokenizer())
+    assert result.characters == 0
+    assert math.isfinite(result.bits_per_character)
+
+
+def test_hopeless_models_have_honest_numbers() -> None:
+    """A loss too large for exp() is an infinite perplexity; a loss that is no number has no perplexity either."""
+    model, ids = model_of(), CHARS.encode(TEXT)
+    with torch.no_grad():
+        model.norm.weight.fill_(1e4)
+    assert evaluate(model, ids, CHARS).perplexity == math.inf
+    with torch.no_grad():
+        model.norm.weight.fill_(math.nan)
+    result = evaluate(model, ids, CHARS)
+    assert math.isnan(result.loss)
+    assert math.isnan(result.perplexity)
+
+
+def test_evaluates_in_the_precision_it_is_given() -> None:
+    model, ids = model_of(), CHARS.encode(TEXT)
+    exact = evaluate(model, ids, CHARS)
+    rounded = evaluate(model, ids, CHARS, autocast=lambda: torch.autocast("cpu", torch.bfloat16))
+    assert rounded != exact
+    assert rounded.loss == pytest.approx(exact.loss, rel=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert evaluate(model, ids, CHARS) == exact
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_too_short_a_text_is_an_error_of_one_line(length: int) -> None:
+    with pytest.raises(UserError, match=f"^the text is too short to evaluate: {length} tokens, at least 2") as error:
+        evaluate(model_of(), CHARS.encode(TEXT)[:length], CHARS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("stride", [-1, 0, CONTEXT + 1])
+def test_a_stride_out_of_range_is_an_error_of_one_line(stride: int) -> None:
+    """Zero too, which once meant no stride at all."""
+    with pytest.raises(UserError, match=f"^the stride must be between 1 and .* {CONTEXT}, got {stride}$") as error:
+        evaluate(model_of(), CHARS.encode(TEXT), CHARS, stride=stride)
+    assert "\n" not in str(error.value)
+
+
+def test_the_protocol_is_named() -> None:
+    assert protocol(8, None) == protocol(8, 8) == "non-overlapping windows of 8"
+    assert "stride 3" in protocol(8, 3)
+    assert "not comparable" in protocol(8, 3)

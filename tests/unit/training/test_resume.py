@@ -1,0 +1,203 @@
+"""The headline: a run stopped anywhere and resumed ends in the same bits as the run that was never stopped."""
+
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import ending, make_config, make_data, stop_at
+
+import minigpt.training.loop as training
+from minigpt.config.schema import RunConfig
+from minigpt.model.device import Runtime, _has_compiler
+from minigpt.model.kernels import HAS_ONEDNN
+from minigpt.storage.metadata import RuntimeFacts
+from minigpt.storage.runs import checkpoint_steps, step_folder
+from minigpt.training.loop import Probe, train
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "muon": {"model__dropout": 0.1, "train__micro_batch_size": 2},
+    "adamw": {"optim__name": "adamw", "model__family": "classic", "model__dropout": 0.2},
+    "average": {"optim__name": "adamw", "train__ema": 0.9, "train__micro_batch_size": 1, "optim__schedule": "wsd"},
+    "oneDNN": {"model__n_embd": 256, "runtime__dtype": "float32"},  # wide enough for its products
+    "all": {"train__ema": 0.8, "model__dropout": 0.2, "train__micro_batch_size": 2, "optim__grad_clip": 0.3},
+}
+STEPS = 12
+
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
+
+
+def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[Probe, ...] = ()) -> int | None:
+    """Train in `run` from where it stands; a signal comes in the middle of step `stop`. Return the signal."""
+    run.mkdir(exist_ok=True)
+    steps = checkpoint_steps(run)
+    batch_at = training.batch_at
+
+    def interrupted(tokens: Any, context: int, batch_size: int, seed: int, step: int) -> Any:
+        if seed == config.train.seed and step + 1 == stop:
+            signal.raise_signal(random.Random(stop).choice((signal.SIGINT, signal.SIGTERM)))
+        return batch_at(tokens, context, batch_size, seed, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "batch_at", interrupted)
+        resume = step_folder(run, steps[-1]) if steps else None
+        return train(config, run, make_data(), resume=resume, probes=probes).signal
+
+
+def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
+    """Train in `run`; `copy` becomes what it would be had it been killed after `step`."""
+    run.mkdir()
+    batch_at = training.batch_at
+
+    def copying(*arguments: Any, **named: Any) -> Any:
+        if arguments[3:] == (config.train.seed, step):
+            shutil.copytree(run, copy)
+        return batch_at(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "batch_at", copying)
+        train(config, run, make_data())
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_stopped_at_random_steps_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, by_onednn: list[torch.Size], name: str
+) -> None:
+    """Six stops for each configuration: one at each of two random steps, and four in a row in one run."""
+    config = make_config(**CONFIGURATIONS[name])
+    draws = random.Random(f"stops of {name}")
+    go_on(config, tmp_path / "untouched")
+    expected = ending(tmp_path / "untouched")
+    assert bool(by_onednn) is (name == "oneDNN" and HAS_ONEDNN)
+    # Evaluations are at 4, 8 and 12, log lines at 3, 6, 9 and 12, checkpoints at 5, 10 and the best.
+    for i, stops in enumerate(
+        [*([stop] for stop in draws.sample(range(1, STEPS), 2)), draws.sample(range(1, STEPS), 4)]
+    ):
+        run = tmp_path / f"stopped-{i}"
+        for stop in sorted(stops):
+            assert go_on(config, run, stop) is not None
+            assert checkpoint_steps(run)[-1] == stop
+        assert go_on(config, run) is None
+        found = ending(run)
+        assert {key for key in expected if found[key] != expected[key]} == set(), f"stopped at {stops}"
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_stopped_within_an_evaluation(tmp_path: Path, step: int) -> None:
+    config = make_config(**CONFIGURATIONS["all"])
+    go_on(config, tmp_path / "untouched")
+    assert go_on(config, tmp_path / "stopped", probes=(stop_at(step),)) == signal.SIGINT
+    assert checkpoint_steps(tmp_path / "stopped")[-1] == step
+    go_on(config, tmp_path / "stopped")
+    assert ending(tmp_path / "stopped") == ending(tmp_path / "untouched")
+
+
+def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
+    config = make_config(**CONFIGURATIONS["all"], train__eval_every=20)
+    train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=7)
+    assert checkpoint_steps(tmp_path / "killed") == [5]
+    curves = tmp_path / "killed/metrics.jsonl"
+    assert '"step": 6' in curves.read_text(encoding="utf-8")
+    with open(curves, "a", encoding="utf-8") as file:
+        file.write('{"step": 7, "ti')
+    go_on(config, tmp_path / "killed")
+    assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
+
+
+# --- drift -------------------------------------------------------------------------------------------
+
+DRIFT = "from here on not bit for bit what an undisturbed run would give: "
+
+
+def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
+    """Stop a run at step 5, go on with `changes`, and return what was said of them."""
+    go_on(make_config(**CONFIGURATIONS["muon"]), run, 5)
+    assert DRIFT not in capsys.readouterr().err
+    assert go_on(make_config(**{**CONFIGURATIONS["muon"], **changes}), run) is None
+    assert checkpoint_steps(run)[-1] == STEPS
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line] or [""]
+    return line.removeprefix(DRIFT) or None
+
+
+def test_where_nothing_changed_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert resumed(tmp_path / "run", capsys) is None
+    more = {"train__eval_every": 3, "train__log_every": 2, "train__histograms": True, "train__keep_last": 3}
+    assert resumed(tmp_path / "other", capsys, **more) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train__micro_batch_size": 1}, "micro-batches of 1 in place of 2"),
+        ({"train__micro_batch_size": None}, "micro-batches of 4 in place of 2"),
+        ({"runtime__threads": 2}, "threads 2 in place of 1"),
+        ({"runtime__dtype": "bfloat16"}, "dtype bfloat16 in place of float32"),
+        (
+            {"runtime__threads": 2, "train__micro_batch_size": 4},
+            "threads 2 in place of 1, micro-batches of 4 in place of 2",
+        ),
+    ],
+)
+def test_what_changes_the_last_bits_is_allowed_and_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    assert resumed(tmp_path / "run", capsys, **changes) == says
+
+
+@pytest.mark.parametrize("fact", ["torch", "processor"])
+def test_another_machine_or_version_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    facts, drifted = Runtime.facts, False
+    before = getattr(Runtime("cpu", "float32", False, 1).facts(), fact)
+    assert before, "a fact that is not known drifts unseen"
+
+    def of_another(self: Runtime) -> RuntimeFacts:
+        return facts(self).model_copy(update={fact: "another"} if drifted else {})
+
+    monkeypatch.setattr(Runtime, "facts", of_another)
+    go_on(make_config(), tmp_path / "run", 5)
+    drifted = True
+    go_on(make_config(), tmp_path / "run", 7)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line]
+    assert line == f"{DRIFT}{fact} another in place of {before}"
+    go_on(make_config(), tmp_path / "run")
+    assert DRIFT not in capsys.readouterr().err, "the run is now one of that machine"
+
+
+def test_another_micro_batch_size_gives_the_same_run_but_for_rounding(tmp_path: Path) -> None:
+    adamw = {"optim__name": "adamw", "model__dropout": 0.0}
+    go_on(make_config(**adamw), tmp_path / "whole")
+    go_on(make_config(**adamw), tmp_path / "run", 5)
+    go_on(make_config(**adamw, train__micro_batch_size=1), tmp_path / "run")
+    losses = [
+        [line["loss/validation"] for line in ending(tmp_path / name)["curves"] if "loss/validation" in line]
+        for name in ("whole", "run")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_other_intervals_after_a_resume_change_no_weight(tmp_path: Path) -> None:
+    changes = CONFIGURATIONS["all"]
+    go_on(make_config(**changes), tmp_path / "untouched")
+    go_on(make_config(**changes), tmp_path / "stopped", 7)
+    more = {"train__eval_every": 1, "train__log_every": 2, "train__save_every": 2, "train__keep_last": 3}
+    go_on(make_config(**changes, **more), tmp_path / "stopped")
+    expected, found = ending(tmp_path / "untouched"), ending(tmp_path / "stopped")
+    assert (found["model"], found["optimizer"]) == (expected["model"], expected["optimizer"])
+
+
+def test_compiled_as_well(tmp_path: Path) -> None:
+    """Compiled kernels split sums among threads in the order of arrival unless they are told not to."""
+    if not _has_compiler("cpu"):
+        pytest.skip("no C++ compiler here")
+    small = {"model__n_layer": 1, "train__steps": 6, "train__save_every": 3, "model__dropout": 0.2}
+    config = make_config(**small, runtime__threads=2, runtime__compile=True)
+    train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=3)
+    assert checkpoint_steps(tmp_path / "killed") == [3]
+    go_on(config, tmp_path / "killed")
+    assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
+    assert ending(tmp_path / "killed")["runtime"].compile is True

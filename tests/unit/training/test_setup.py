@@ -1,0 +1,224 @@
+"""How a run goes on: from the newest checkpoint that is intact, exactly, and never silently from another."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, VERSE, Cli, called, environment
+from small_runs import ending
+
+from minigpt.errors import UserError
+from minigpt.storage.metadata import FILES, META, verify
+from minigpt.storage.runs import checkpoint_steps, lock, step_folder
+from minigpt.training.loop import Training
+from minigpt.training.setup import newest_intact, open_resumed
+
+SETTINGS = [
+    *SMALL,
+    *("-s", "train.steps=6", "-s", "train.keep_last=3", "-s", "train.log_every=1", "-s", "model.dropout=0.1"),
+]
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run `stopped` with checkpoints of steps 2, 4 and 6, and run `whole`, which went on to step 8 undisturbed."""
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    called(folder, "train", "verse.txt", "--name", "stopped", *SETTINGS, "-s", "optim.schedule=constant")
+    shutil.copytree(folder / "runs/stopped", folder / "runs/whole")
+    called(folder, "train", "--resume", "whole", "-s", "train.steps=8")
+    return folder
+
+
+@pytest.fixture
+def run(saved: Path, empty_folder: Path) -> Path:
+    """A copy of run `stopped`, to be spoilt."""
+    shutil.copytree(saved, empty_folder, dirs_exist_ok=True)
+    assert checkpoint_steps(Path("runs/stopped")) == [2, 4, 6]
+    return Path("runs/stopped")
+
+
+def spoil(run: Path, step: int, name: str = "optimizer.safetensors", kind: str = "flipped") -> None:
+    path = step_folder(run, step) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.unlink()
+    if kind == "flipped":
+        path.write_bytes(content)
+    elif kind == "cut":
+        path.write_bytes(content[: len(content) // 2])
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+GO_ON = ["-s", "train.steps=8"]
+
+
+# --- falling back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damaged", "start"),
+    [
+        ([], 6),
+        ([(6, "optimizer.safetensors", "flipped")], 4),
+        ([(6, META, "cut"), (4, "tokenizer.json", "missing")], 2),
+        ([(4, "model.safetensors", "cut")], 6),
+    ],
+    ids=["nothing", "the newest", "the two newest", "an older one"],
+)
+def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
+    cli: Cli, run: Path, saved: Path, damaged: list[tuple[int, str, str]], start: int
+) -> None:
+    """What is skipped is said, and kept; what follows is what an undisturbed run computes, to the last bit."""
+    for step, name, kind in damaged:
+        spoil(run, step, name, kind)
+    before = {path.name: path.read_bytes() for path in step_folder(run, 6).iterdir()}
+    done = cli("train", "--resume", "stopped", *GO_ON)
+    assert done.code == 0, done.err
+    assert f"resuming at step {start}" in done.err
+    assert json.loads((run / "environment.json").read_text())[-1]["step"] == start
+    skipped = [step for step, _, _ in damaged if step > start]
+    assert re.findall(r"^skipping the checkpoint of step (\d+): ", done.err, re.M) == [str(step) for step in skipped]
+    for step, name, _ in damaged:
+        assert not (step > start) or re.search(rf"^skipping .* step {step}: .*{name}", done.err, re.M)
+    kept = sorted(path.name for path in (run / "checkpoints").glob("aside-*"))
+    assert kept == sorted(f"aside-{step_folder(run, step).name}" for step in skipped)
+    assert re.findall(r"^kept .*(aside-step-\d+)$", done.err, re.M) == kept
+    if skipped:
+        aside = run / "checkpoints/aside-step-00000006"
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
+    found, expected = ending(run), ending(saved / "runs/whole")
+    assert {key for key in expected if found[key] != expected[key]} == set()
+    for step in checkpoint_steps(run):
+        if step > start or not damaged:
+            verify(step_folder(run, step))
+
+
+def test_by_default_a_run_keeps_one_to_fall_back_on(cli: Cli, empty_folder: Path) -> None:
+    """Also while the loss falls, when the newest checkpoint is the best one."""
+    (empty_folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    called(empty_folder, "train", "verse.txt", "--name", "plain", *SMALL, "-s", "train.steps=6")
+    run = Path("runs/plain")
+    newest = checkpoint_steps(run)[-1]
+    assert (run / "checkpoints/best").read_text().strip() == step_folder(run, newest).name
+    spoil(run, newest)
+    done = cli("train", "--resume", "plain", *GO_ON)
+    assert (done.code, f"skipping the checkpoint of step {newest}: " in done.err) == (0, True)
+
+
+def test_where_nothing_is_intact_one_line_says_so_and_all_stays_as_it_is(cli: Cli, run: Path) -> None:
+    for step in (2, 4, 6):
+        spoil(run, step)
+    before = contents(run)
+    error = cli("train", "--resume", "stopped", *GO_ON).error
+    problem = "no checkpoint of it is intact (skipping the checkpoint of step 6: "
+    assert error.startswith(f"cannot resume run stopped: {problem}")
+    assert error.endswith("start it anew under another --name")
+    assert contents(run) == before
+
+
+def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"^cannot resume run stopped: it has no checkpoint; start it anew"):
+        open_resumed(run, [])
+
+
+@pytest.mark.parametrize("name", [*FILES, META])
+def test_each_file_of_a_checkpoint_decides_whether_it_is_gone_on_from(run: Path, name: str) -> None:
+    spoil(run, 6, name)
+    checkpoint, meta, (notice,) = newest_intact(run)
+    assert (checkpoint, meta.step) == (step_folder(run, 4), 4)
+    assert notice.startswith("skipping the checkpoint of step 6: ")
+    assert name in notice
+
+
+def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
+    spoil(run, 6)
+    assert "a resumed run keeps its settings" in cli("train", "--resume", "stopped", "-s", "optim.lr=1").error
+    assert checkpoint_steps(run) == [2, 4, 6]
+
+
+def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
+    error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
+    assert error == "configuration: train.step: unknown key, did you mean train.steps?"
+    (run / "config.yaml").write_text("train: {step: 8}\n", encoding="utf-8")
+    assert "(as it was trained last: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
+
+
+def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
+    """It once set the damaged one aside without a word, and kept the length that was refused."""
+    spoil(run, 6)
+    before = contents(run)
+    error = cli("train", "--resume", "stopped", "-s", "train.steps=4").error
+    assert "run stopped is finished at step 4; to go on: minigpt train --resume stopped --set train.steps=8" in error
+    after = contents(run)
+    assert after.pop(run / "environment.json") != before.pop(run / "environment.json"), "it says what was tried"
+    assert after == before
+
+
+def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what it saved has the step of what was set aside."""
+    spoil(run, 6)
+    step = Training.step
+
+    def failing(self: Training) -> None:
+        if self.state.step == 7:
+            raise UserError("not one step more")
+        step(self)
+
+    monkeypatch.setattr(Training, "step", failing)
+    assert "not one step more" in cli("train", "--resume", "stopped", *GO_ON).error
+    assert checkpoint_steps(run) == [2, 4, 6]
+    assert "steps: 8" in (run / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_sample_and_eval_of_what_is_damaged_say_what_to_type(cli: Cli, run: Path) -> None:
+    """And that works."""
+    spoil(run, 6)
+    for command in (["sample", "stopped", "-l", "3"], ["eval", "stopped"]):
+        error = cli(*command, "--checkpoint", "last").error
+        assert "optimizer.safetensors changed since it was written; intact: --checkpoint 2 or 4" in error
+        assert cli(*command, "--checkpoint", "4").code == 0
+
+
+# --- one at a time -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["--resume", "stopped", *GO_ON], ["verse.txt", "--name", "stopped"]], ids=str)
+def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, command: list[str]) -> None:
+    before = contents(run)
+    with lock(run):
+        error = cli("train", *command).error
+        assert "run stopped is in use by process" in error or "run 'stopped' exists" in error
+        for reading in (["sample", "stopped", "-l", "3"], ["eval", "stopped"], ["runs"], ["runs", "--verify"]):
+            assert cli(*reading).code == 0, "who reads is not kept out"
+    assert contents(run) == before
+    assert cli("train", "--resume", "stopped", *GO_ON).code == 0
+
+
+def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) -> None:
+    slow = (
+        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.3), b(*a, **k))[1]"
+    )
+    arguments = ["train", "--resume", "stopped", "-s", "train.steps=1000"]
+    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", *arguments]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr
+        next(line for line in first.stderr if line.startswith("resuming at step 6"))
+        with pytest.raises(UserError, match=rf"run stopped is in use by process {first.pid} on "), lock(run):
+            pass
+        first.kill()
+        first.stderr.read()
+    with lock(run):
+        assert newest_intact(run)[1].step >= 6
