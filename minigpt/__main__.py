@@ -1,6 +1,6 @@
 """`python -m minigpt` is the command line."""
 
-from minigpt.cli import main
+from minigpt.cli.main import main
 
 if __name__ == "__main__":
     main()

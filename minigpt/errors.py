@@ -1,4 +1,23 @@
-"""The one exception that is meant for people, and the helpers that keep a message short, useful and harmless."""
+"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next.
+
+UserError
+├── ConfigError                 settings that are unknown, wrong, or contradict each other
+├── TextError                   a text that cannot be found or read
+│   ├── EncodingError           bytes that the encoding does not allow
+│   ├── UnknownCharacterError   characters outside the vocabulary
+│   ├── DownloadError           a download that failed
+│   └── TextMismatchError       a resumed run whose text is missing or has changed
+├── RunError                    a run that cannot be found, made or resumed
+│   ├── RunNotFoundError
+│   ├── RunExistsError
+│   ├── RunLockedError
+│   └── RunFinishedError
+├── CheckpointError             a checkpoint that is missing, damaged or does not fit
+├── TrainingError               a run that had to stop: losses that are not finite, a disk that refuses
+├── DeviceError                 a device that is not available
+├── InsufficientMemoryError
+└── OutputError                 a file that cannot be written
+"""
 
 from __future__ import annotations
 
@@ -8,42 +27,162 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
-_DRIVES_A_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Control characters, separators of lines, and those that turn the direction of what follows."""
+_TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, line separators, and characters that change the text direction."""
 
 
+@dataclass(eq=False)
 class UserError(Exception):
-    """One line for the person at the keyboard: what is wrong, where, and what to do.
+    """What is wrong, in one line. The command line prints it with a hint and exits with code 1.
 
-    The command line prints it to stderr and exits 1. What no user can cause is an assert instead.
+    Use an assert for what no user can cause.
     """
 
+    problem: str
 
-def shown(name: object) -> str:
-    """`name` fit for a one-line message: line breaks and other unprintable characters are escaped."""
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(eq=False)
+class ConfigError(UserError):
+    """Settings that are unknown, wrong, or contradict each other."""
+
+
+@dataclass(eq=False)
+class TextError(UserError):
+    """A text that cannot be found or read."""
+
+
+@dataclass(eq=False)
+class EncodingError(TextError):
+    """Bytes that are not valid in the encoding of a text."""
+
+    suggestion: str = ""
+    """An encoding that may fit."""
+
+
+@dataclass(eq=False)
+class UnknownCharacterError(TextError):
+    """Characters outside the vocabulary of a model."""
+
+
+@dataclass(eq=False)
+class DownloadError(TextError):
+    """A download that failed."""
+
+    destination: Path | None = None
+    """Where minigpt looks for the file, if someone puts it there by hand."""
+
+
+@dataclass(eq=False)
+class TextMismatchError(TextError):
+    """The text of a resumed run is missing, or is not the text it was trained on."""
+
+
+@dataclass(eq=False)
+class RunError(UserError):
+    """A run that cannot be found, made or resumed."""
+
+
+@dataclass(eq=False)
+class RunNotFoundError(RunError):
+    """No run has this name."""
+
+    nearest: str = ""
+    """The most similar name of a run."""
+    names: tuple[str, ...] = ()
+    """The names of the newest runs."""
+
+
+@dataclass(eq=False)
+class RunExistsError(RunError):
+    """A run has this name already."""
+
+    run: Path
+    is_resumable: bool = False
+
+
+@dataclass(eq=False)
+class RunLockedError(RunError):
+    """Another process trains this run."""
+
+
+@dataclass(eq=False)
+class RunFinishedError(RunError):
+    """The run has reached its length, or stopped early."""
+
+    run: Path
+    settings: tuple[str, ...] = ()
+    """The settings, as KEY=VALUE, with which the run can be resumed."""
+
+
+@dataclass(eq=False)
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged, or does not fit."""
+
+    intact: tuple[int, ...] = ()
+    """Steps of other checkpoints of the run that are intact."""
+
+
+@dataclass(eq=False)
+class TrainingError(UserError):
+    """A run that had to stop."""
+
+    run: Path
+    saved_step: int | None = None
+    """The newest checkpoint, from which the run can be resumed."""
+    settings: tuple[str, ...] = ()
+    """Settings, as KEY=VALUE, that may avoid the problem."""
+
+
+@dataclass(eq=False)
+class DeviceError(UserError):
+    """A device that is not available."""
+
+
+@dataclass(eq=False)
+class InsufficientMemoryError(UserError):
+    """A model or a batch that does not fit into memory."""
+
+    settings: tuple[str, ...] = ()
+    """Settings, as KEY=VALUE, with which it fits."""
+
+
+@dataclass(eq=False)
+class OutputError(UserError):
+    """A file that cannot be written."""
+
+
+def escape(name: object) -> str:
+    """Escape line breaks and other unprintable characters in `name`, for a one-line message."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))
 
 
-def quoted(name: str) -> str:
-    """Return `name` as this system's shell reads it back in one piece."""
-    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)
-
-
-def visible(text: str) -> str:
-    """Return `text` with nothing in it that drives a terminal: control characters as \\u001b, also in JSON.
-
-    Line ends and tabs stay, and so does all that is written from right to left by itself.
-    """
-    return _DRIVES_A_TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+def sanitize_terminal(text: str) -> str:
+    """Escape the characters in `text` that control a terminal, as \\u001b. Line ends and tabs stay."""
+    return _TERMINAL_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def reason(error: Exception) -> str:
-    """Why `error` happened, in one line; the system's own words where it has some."""
-    return shown(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    """Return why `error` happened, in one line: the system's message if it has one."""
+    return escape(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return the name most similar to `word`, or an empty string."""
+    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), "")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """`"; did you mean NAME?"` for the name nearest to `word`, or an empty string when none is near."""
-    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {shown(near[0])}?" if near else ""
+    """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string."""
+    near = nearest(word, names)
+    return f"; did you mean {escape(near)}?" if near else ""
+
+
+def shell_quote(name: str) -> str:
+    """Quote `name` for this system's shell."""
+    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)

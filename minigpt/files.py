@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import RunLockedError, UserError, escape, reason
 
 if sys.platform == "win32":
     import msvcrt
@@ -25,10 +25,6 @@ BLOCK = 1 << 20
 DAY = 86_400
 FOLDERS_CANNOT = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """How disks answer that flush no folders, as some shared over a network or with a virtual machine."""
-
-
-class InUse(UserError):
-    """Another process holds the lock."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -109,13 +105,13 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
     """
     try:
         if leaves(path, folder):
-            raise UserError(f"{shown(path)} is a link out of its folder, which is not followed")
+            raise UserError(f"{escape(path)} is a link out of its folder, which is not followed")
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
-        raise UserError(f"{shown(path)} cannot be read: {reason(error)}") from error
+        raise UserError(f"{escape(path)} cannot be read: {reason(error)}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UserError(f"{shown(path)} is not a regular file")
+        raise UserError(f"{escape(path)} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -131,11 +127,11 @@ def read_within(path: Path, folder: Path, limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes, as `open_within` opens it. Raises UserError."""
     with open_within(path, folder) as file:
         if os.fstat(file.fileno()).st_size > limit:
-            raise UserError(f"{shown(path)} is larger than the {limit:,} bytes that such a file can have")
+            raise UserError(f"{escape(path)} is larger than the {limit:,} bytes that such a file can have")
         try:
             return file.read(limit)
         except OSError as error:
-            raise UserError(f"{shown(path)} cannot be read: {reason(error)}") from error
+            raise UserError(f"{escape(path)} cannot be read: {reason(error)}") from error
 
 
 def read_text_within(path: Path, folder: Path, limit: int) -> str:
@@ -148,7 +144,7 @@ def decoded(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{shown(path)} is not UTF-8 text: {reason(error)}") from error
+        raise UserError(f"{escape(path)} is not UTF-8 text: {reason(error)}") from error
 
 
 def sha256(file: BinaryIO) -> str:
@@ -164,7 +160,7 @@ def sha256(file: BinaryIO) -> str:
 
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Keep other processes out of `folder` for the length of the block. Raises InUse, naming `what`, when one is in.
+    """Keep other processes out of `folder` within the block. Raises RunLockedError if one holds the lock.
 
     The system holds the lock and lets go of it when the process ends, however it ends. The file that it
     is taken on stays; it says who took it last.
@@ -174,14 +170,14 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     try:
         descriptor = os.open(path, flags, 0o644)
     except OSError as error:
-        raise UserError(f"cannot lock {what}: {shown(path)}: {reason(error)}") from error
+        raise UserError(f"cannot lock {what}: {escape(path)}: {reason(error)}") from error
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"cannot lock {what}: {shown(path)} is not a regular file")
+                raise UserError(f"cannot lock {what}: {escape(path)} is not a regular file")
             if not _lock(file):
                 holder = file.read(200).decode("utf-8", "replace").strip() or "another process"
-                raise InUse(f"{what} is in use by {shown(holder)}: wait for it to end, or stop it")
+                raise RunLockedError(f"{what} is in use by {escape(holder)}: wait for it to end, or stop it")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
         except OSError as error:  # some disks that are shared over a network have no locks

@@ -9,8 +9,8 @@ from pathlib import Path
 from minigpt.errors import UserError
 
 
-def shipped(*parts: str) -> Path:
-    """The path of a file or folder that comes with minigpt, such as `shipped("configs")`.
+def resource_path(*parts: str) -> Path:
+    """The path of a file or folder that comes with minigpt, such as `resource_path("configs")`.
 
     A wheel carries these inside the package, a checkout has them beside it. The path need not exist.
     """

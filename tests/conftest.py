@@ -16,7 +16,7 @@ from command_line import SMALL, Cli, Done, called
 from forgery import STEPS, TEXT
 
 import minigpt.training.loop as training
-from minigpt.cli import main
+from minigpt.cli.main import main
 from minigpt.model import kernels
 from minigpt.storage.runs import checkpoint_steps
 

@@ -14,14 +14,14 @@ from minigpt.bench.sides import Built, Document, Round, Say, document, side, tak
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
 from minigpt.model.device import Runtime, measure_matmul, memory_bytes
-from minigpt.model.gpt import GPT, evaluating, flops_per_token
+from minigpt.model.gpt import GPT, eval_mode, flops_per_token
 from minigpt.model.kernels import TORCH
 from minigpt.seeds import mix_seed
 from minigpt.text.batches import batch_at
-from minigpt.text.dataset import TextData, prepare
+from minigpt.text.dataset import TokenDataset, load_dataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.loop import Training
-from minigpt.training.setup import open_new
+from minigpt.training.setup import prepare_run
 
 LONGEST = 3600.0
 Known = tuple[str, Tokenizer]
@@ -34,7 +34,7 @@ def run(
     """Measure steps in blocks of about `seconds`. Raises UserError as `minigpt train` would."""
     if not 0 <= seconds <= LONGEST:
         raise UserError(f"--seconds {seconds:g}: expected 0 to {LONGEST:g}")
-    start = open_new(text, preset, [*assignments, "train.on_nonfinite=stop"])
+    start = prepare_run(text, preset, [*assignments, "train.on_nonfinite=stop"])
     for notice in start.notices:
         say(notice)
     config, known = start.config, (start.data.fingerprint, start.data.tokenizer)
@@ -56,7 +56,7 @@ def run(
 
 def ours(config: RunConfig, known: Known, seconds: float, folder: Path, say: Say) -> Built:
     """Build the side that steps as `minigpt train` does."""
-    data = prepare(config.data, known)
+    data = load_dataset(config.data, known)
     training = Training(config, folder, data)
     training.compile_and_measure(say)
 
@@ -72,14 +72,14 @@ def ours(config: RunConfig, known: Known, seconds: float, folder: Path, say: Say
 def plain(config: RunConfig, known: Known, seconds: float, device: str, threads: int, say: Say) -> Built:
     """Build the side that steps in float32 with what PyTorch ships, on the same device with as many threads."""
     torch.set_num_threads(threads)
-    data, runtime = prepare(config.data, known), Runtime(device, "float32", False, threads)
+    data, runtime = load_dataset(config.data, known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(config.model, data.tokenizer.vocab_size).to(device)
     model.use(TORCH)
     return _built(plain_step(model, config, data, device), model, config, data, runtime, seconds)
 
 
-def plain_step(model: GPT, config: RunConfig, data: TextData, device: str) -> Callable[[], None]:
+def plain_step(model: GPT, config: RunConfig, data: TokenDataset, device: str) -> Callable[[], None]:
     """Return one step of the plain loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     context, batch = config.model.context, config.train.batch_size
@@ -100,7 +100,7 @@ def plain_step(model: GPT, config: RunConfig, data: TextData, device: str) -> Ca
 
 
 def _built(
-    step: Callable[[], None], model: GPT, config: RunConfig, data: TextData, runtime: Runtime, seconds: float
+    step: Callable[[], None], model: GPT, config: RunConfig, data: TokenDataset, runtime: Runtime, seconds: float
 ) -> Built:
     facts = {
         "about": runtime.describe(),
@@ -138,10 +138,10 @@ def _built(
     return measure, facts
 
 
-def _loss_at_start(model: GPT, config: RunConfig, data: TextData, runtime: Runtime) -> float:
+def _loss_at_start(model: GPT, config: RunConfig, data: TokenDataset, runtime: Runtime) -> float:
     """Return the fresh model's loss on the batch of step 0, which shows that both sides compute the same."""
     x, y = batch_at(data.train, config.model.context, config.train.batch_size, config.train.seed, 0)
-    with torch.no_grad(), evaluating(model), runtime.autocast():
+    with torch.no_grad(), eval_mode(model), runtime.autocast():
         logits = model(x.to(runtime.device))
     return F.cross_entropy(logits.float().flatten(0, 1), y.to(runtime.device).flatten()).item()
 

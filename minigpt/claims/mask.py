@@ -31,7 +31,7 @@ def future_gets_nothing() -> Finding:
     """
     q, k = 10 * normal(2, 1, 8, 10, 10, claim=50)  # (B, H, T, D) each, with D = T
     weights = attention_weights(q, k)
-    in_use = best_for(q.device).attend(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
+    in_use = best_for(q.device).sdpa(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
     above = [part.triu(1).abs().max().item() for part in (weights, in_use)]
     measured = (
         f"largest weight above the diagonal {figures(above)}, below it {figure(weights.tril(-1).max())}; "

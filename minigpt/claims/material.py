@@ -84,5 +84,5 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, mask: T
     return F.scaled_dot_product_attention(q, k, v)
 
 
-ENCODER = replace(TORCH, attend=attend_to_all)
+ENCODER = replace(TORCH, sdpa=attend_to_all)
 """For GPT.use: makes minigpt's model an encoder, for comparison."""

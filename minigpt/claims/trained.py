@@ -23,7 +23,7 @@ from minigpt.interpret.extract import Extraction, attending, extract, logit_lens
 from minigpt.interpret.passage import characters
 from minigpt.interpret.scores import DISTINCT, Score, divergence, head_scores
 from minigpt.model.gpt import GPT
-from minigpt.model.kernels import Attend
+from minigpt.model.kernels import SDPA
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
@@ -175,7 +175,7 @@ def _alikeness(seen: Extraction) -> list[float]:
 def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
     """Let each query take its strongest key alone. It suffices where that keeps 95 % of what attention is good for."""
 
-    def strongest(layer: int, attend: Attend) -> Attend:
+    def strongest(layer: int, sdpa: SDPA) -> SDPA:
         def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
             hidden = torch.full((q.size(2), k.size(2)), -math.inf, device=q.device).triu(1)
             key = (q @ k.mT + hidden).argmax(-1, keepdim=True)  # (B, H, T, 1)

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonOption, RoundsOption, SetOption
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import shown
+from minigpt.errors import escape
 
 bench_app = typer.Typer(**PLAIN, help="Measure how fast it is here, against what one would use instead.")
 
@@ -65,6 +65,6 @@ def _report_bench(found: dict[str, Any], as_json: bool) -> None:
         return
     for head, rows, lines in tables(found):
         table(head, rows)
-        print(*map(shown, lines), "", sep="\n")
+        print(*map(escape, lines), "", sep="\n")
     machine = found["machine"]
     print(f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {found['date']}")

@@ -19,11 +19,11 @@ def encode(tokenizer: "Tokenizer", text: str, unknown: Any) -> "Ids":
 @contextmanager
 def advice_on_unknown() -> Iterator[None]:
     """Add to the error of a character unknown to the model how to go on."""
-    from minigpt.text.tokenizer import UnknownCharacter
+    from minigpt.errors import UnknownCharacterError
 
     try:
         yield
-    except UnknownCharacter as error:
+    except UnknownCharacterError as error:
         raise UserError(f"{error}; --unknown skip or --unknown replace goes on") from error
 
 

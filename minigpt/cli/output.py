@@ -13,8 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minigpt.errors import UserError, reason, shown, visible
-from minigpt.training.signals import heard_or_not
+from minigpt.errors import UserError, escape, reason, sanitize_terminal
+from minigpt.training.signals import ignore_broken_stderr
 
 if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
@@ -27,8 +27,8 @@ WRAPPED = 24
 def notice(*lines: str) -> None:
     """Print lines for the person at the terminal."""
     for line in lines:
-        with heard_or_not():
-            print(shown(line), file=sys.stderr)
+        with ignore_broken_stderr():
+            print(escape(line), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -37,7 +37,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     On a terminal that is too narrow the widest column is wrapped, and columns that still do not fit stand below the
     others, beside the first one again.
     """
-    lines = [[shown(cell) for cell in row] for row in (head, *rows)]
+    lines = [[escape(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     widest, too_much = widths.index(max(widths)), sum(widths) + len(GAP) * (len(widths) - 1) - room
@@ -85,14 +85,14 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
             if not os.access(out if out.exists() else out.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+            raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error
         if out.is_file() or not out.exists():  # what is written to a device does not replace it
             if os.path.realpath(out) in taken:
                 raise UserError(
-                    f"cannot write {shown(out)}: it would replace what this command reads or writes as well"
+                    f"cannot write {escape(out)}: it would replace what this command reads or writes as well"
                 )
             if run := owner(out):
-                raise UserError(f"cannot write {shown(out)}: it would replace what run {shown(run.name)} keeps there")
+                raise UserError(f"cannot write {escape(out)}: it would replace what run {escape(run.name)} keeps there")
             taken.add(os.path.realpath(out))
 
 
@@ -108,18 +108,18 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
                 texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
     for out in existing:
         if os.path.realpath(out) in texts:
-            raise UserError(f"cannot write {shown(out)}: it would replace the text that this run was trained on")
+            raise UserError(f"cannot write {escape(out)}: it would replace the text that this run was trained on")
 
 
 def write(text: str, out: Path | None = None) -> None:
     """Print `text`, harmless where a terminal shows it, or write it to a file. Raises UserError where it cannot."""
     if out is None:
-        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
+        print(sanitize_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
         return
     try:
         out.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+        raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error
 
 
 def write_bytes(content: bytes, out: Path) -> None:
@@ -127,4 +127,4 @@ def write_bytes(content: bytes, out: Path) -> None:
     try:
         out.write_bytes(content)
     except OSError as error:
-        raise UserError(f"cannot write {shown(out)}: {reason(error)}") from error
+        raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error

@@ -10,14 +10,14 @@ from math import inf, sqrt
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.resolve import Layer, dotted, flatten
 from minigpt.config.schema import RunConfig
-from minigpt.errors import UserError, did_you_mean, reason, shown
-from minigpt.paths import shipped
+from minigpt.errors import UserError, did_you_mean, escape, reason
+from minigpt.paths import resource_path
 
 
 def presets() -> dict[str, str]:
     """Return the shipped presets: name to one-line description."""
     found = {}
-    for path in sorted(shipped("configs").glob("*.yaml"), key=lambda path: path.stem):
+    for path in sorted(resource_path("configs").glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "$schema" not in line]
         found[path.stem] = comments[0] if comments else ""
@@ -26,7 +26,7 @@ def presets() -> dict[str, str]:
 
 def shipped_layer(name: str) -> Layer:
     """Read a shipped preset, whatever files there are by its name."""
-    _, layer = read_layer(str(shipped("configs", f"{name}.yaml")))
+    _, layer = read_layer(str(resource_path("configs", f"{name}.yaml")))
     return f"preset {name}", layer
 
 
@@ -38,13 +38,13 @@ def read_layer(name: str) -> Layer:
     is_preset = name in presets() and not os.path.isfile(name)
     label = f"{'preset' if is_preset else 'file'} {name}"
     try:
-        with open(shipped("configs", f"{name}.yaml") if is_preset else name, encoding="utf-8-sig") as file:
+        with open(resource_path("configs", f"{name}.yaml") if is_preset else name, encoding="utf-8-sig") as file:
             text = file.read(plain_yaml.LIMIT + 1)  # longer than that is refused
     except FileNotFoundError as error:
         hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
-        raise UserError(f"no preset and no file is called '{shown(name)}'{hint}") from error
+        raise UserError(f"no preset and no file is called '{escape(name)}'{hint}") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {shown(name)}: {reason(error)}") from error
+        raise UserError(f"cannot read {escape(name)}: {reason(error)}") from error
     return label, dotted(plain_yaml.parse(text, name), name)
 
 
@@ -92,7 +92,7 @@ class Expectation:
 
 def expectation(config: RunConfig, fingerprint: str) -> Expectation | None:
     """Return what is expected of a run with the settings and text of which a preset was measured, else None."""
-    path = shipped("data", "expected.yaml")
+    path = resource_path("data", "expected.yaml")
     for name, entry in plain_yaml.parse(path.read_text(encoding="utf-8"), path.name).items():
         if entry["text"] == fingerprint and entry["settings"] == settings_digest(config):
             return Expectation(name, tuple(entry["losses"]))

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.schema import FAMILIES, RunConfig
-from minigpt.errors import UserError, shown
+from minigpt.errors import UserError, escape
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 DEFAULT_STEPS = 2000
@@ -54,7 +54,7 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{shown(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
+        raise UserError(f"{escape(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):
@@ -62,7 +62,7 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
         else:
             found = {str(section): entries} if entries is not None or section not in RunConfig.model_fields else {}
         if twice := values.keys() & found.keys():
-            raise UserError(f"{shown(origin)}: {shown(min(twice))} is set twice")
+            raise UserError(f"{escape(origin)}: {escape(min(twice))} is set twice")
         values |= found
     return values
 
@@ -78,12 +78,12 @@ def parse_overrides(assignments: Iterable[str]) -> Layer:
         key, equals, text = assignment.partition("=")
         key = key.strip()
         if not equals:
-            raise UserError(f"--set {shown(assignment)}: expected KEY=VALUE, for example --set model.n_layer=6")
+            raise UserError(f"--set {escape(assignment)}: expected KEY=VALUE, for example --set model.n_layer=6")
         annotation = known[key].annotation if key in known else None
         is_list = text.startswith("[") and text.endswith("]")
         is_text = annotation is str or (annotation == tuple[str, ...] and not is_list)
         if type(None) in get_args(annotation) and not text.strip():  # as of a variable that is not set
-            raise UserError(f"--set {shown(assignment)}: a value is missing; null unsets it")
+            raise UserError(f"--set {escape(assignment)}: a value is missing; null unsets it")
         values[key] = text if is_text else plain_yaml.parse(text, f"--set {key}")
     return "--set", values
 
@@ -164,7 +164,7 @@ def _unknown(key: str) -> str:
     near = near or [ends[end] for end in difflib.get_close_matches(key.split(".")[-1], ends, n=1, cutoff=0.7)]
     if key in RunConfig.model_fields:
         return f"{key}: is a section, expected keys below it"
-    return f"{shown(key)}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+    return f"{escape(key)}: unknown key" + (f", did you mean {near[0]}?" if near else "")
 
 
 def contradictions(config: RunConfig) -> list[str]:

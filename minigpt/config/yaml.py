@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, escape, reason
 
 _PLAIN = {  # what an unquoted word is, if not text
     "null": r"~|null|Null|NULL|",
@@ -63,16 +63,16 @@ for _kind, _pattern in _PLAIN.items():
 def parse(text: str, origin: str) -> Any:
     """Return the plain values of a YAML text. Raises UserError, naming `origin`, when it is none."""
     if len(text.encode(errors="surrogatepass")) > LIMIT:
-        raise UserError(f"{shown(origin)}: is longer than the {LIMIT:,} bytes that settings can have")
+        raise UserError(f"{escape(origin)}: is longer than the {LIMIT:,} bytes that settings can have")
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader: it builds plain values only)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{shown(origin)}{where}: not valid YAML: {shown(' '.join(problem.split()))}") from error
+        raise UserError(f"{escape(origin)}{where}: not valid YAML: {escape(' '.join(problem.split()))}") from error
     except (ValueError, LookupError, AttributeError, RecursionError) as error:  # from "!!int x", "[[[[[[..."
-        raise UserError(f"{shown(origin)}: not valid YAML: {reason(error)}") from error
+        raise UserError(f"{escape(origin)}: not valid YAML: {reason(error)}") from error
 
 
 def dump(values: Any) -> str:

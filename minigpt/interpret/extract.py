@@ -1,7 +1,7 @@
 """What a model computes for one text: scores, attention weights, what each head writes, the residual stream.
 
 The model is not changed and has no flag for it. While it computes as always, its attention is listened to where it
-takes queries, keys and values (`Kernels.attend`), and its blocks by hooks. From the same queries and keys the explicit
+takes queries, keys and values (`Kernels.sdpa`), and its blocks by hooks. From the same queries and keys the explicit
 twin (`model.attention_weights`) gives the weights that the fast path never stores, and each time the two are compared.
 
 Letters in shapes: T time (queries), S keys, H heads, D head size, C width, L layers, V vocabulary.
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import UserError
-from minigpt.model.gpt import GPT, Attention, attention_weights, causal_mask, evaluating
-from minigpt.model.kernels import Attend, best_for
+from minigpt.model.gpt import GPT, Attention, attention_weights, causal_mask, eval_mode
+from minigpt.model.kernels import SDPA, best_for
 from minigpt.text.tokenizer import Ids
 
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -73,15 +73,15 @@ def extract(model: GPT, ids: Ids) -> Extraction:
     tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))  # (T,)
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def listen(layer: int, attend: Attend) -> Attend:
-        def attend_and_keep(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-            y = attend(q, k, v, dropout, mask)  # (1, H, T, D)
+    def listen(layer: int, sdpa: SDPA) -> SDPA:
+        def sdpa_and_keep(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+            y = sdpa(q, k, v, dropout, mask)  # (1, H, T, D)
             seen.append((q[0], k[0], v[0], y[0]))
             return y
 
-        return attend_and_keep
+        return sdpa_and_keep
 
-    with evaluating(model), attending(model, listen), streaming(model) as stream:
+    with eval_mode(model), attending(model, listen), streaming(model) as stream:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
     if not all(part.isfinite().all() for part in (*stream, logits)):
         raise UserError("the model's activations are not finite; choose an earlier one with --checkpoint")
@@ -136,7 +136,7 @@ def head_outputs(model: GPT, layer: int) -> Tensor:
 
 
 @contextmanager
-def attending(model: GPT, change: Callable[[int, Attend], Attend]) -> Iterator[None]:
+def attending(model: GPT, change: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
     """Within the block, let layer l of `model` attend by `change(l, its own way)`; then put its own way back."""
     layers = attentions(model)
     before = [attention.kernels for attention in layers]
@@ -144,7 +144,7 @@ def attending(model: GPT, change: Callable[[int, Attend], Attend]) -> Iterator[N
     try:
         for layer, attention in enumerate(layers):
             own = attention.kernels or best_for(device)
-            attention.kernels = replace(own, attend=change(layer, own.attend))
+            attention.kernels = replace(own, sdpa=change(layer, own.sdpa))
         yield
     finally:
         for attention, kernels in zip(layers, before, strict=True):
@@ -160,15 +160,15 @@ def attentions(model: GPT) -> list[Attention]:
 def without_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Within the block, let these heads, (layer, head) from 0, write nothing: their outputs are zero."""
 
-    def silence(layer: int, attend: Attend) -> Attend:
+    def silence(layer: int, sdpa: SDPA) -> SDPA:
         silent = [head for at, head in heads if at == layer]
 
-        def attend_without(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-            y = attend(q, k, v, dropout, mask).clone()  # (B, H, T, D)
+        def sdpa_without(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+            y = sdpa(q, k, v, dropout, mask).clone()  # (B, H, T, D)
             y[:, silent] = 0
             return y
 
-        return attend_without if silent else attend
+        return sdpa_without if silent else sdpa
 
     with attending(model, silence):
         yield
@@ -180,5 +180,5 @@ def logit_lens(model: GPT, stream: Tensor) -> Tensor:
     nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
     device = model.token_embedding.weight.device
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), eval_mode(model):
         return model.unembed(stream.to(device)).float().cpu()

@@ -21,7 +21,7 @@ NAMED = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\xa0
 
 
 @dataclass(frozen=True)
-class Passage:
+class Excerpt:
     """A text as the model reads it."""
 
     ids: Ids
@@ -34,15 +34,15 @@ class Passage:
     """Tokens of the text given that are not looked at, because they stand before the last `len(ids)`."""
 
 
-def given(loaded: Checkpoint, ids: Ids, source: str, most: int | None = None) -> Passage:
+def given(loaded: Checkpoint, ids: Ids, source: str, most: int | None = None) -> Excerpt:
     """Return the last tokens of `ids`, as many as the context and `most` allow. Raises UserError for an empty text."""
     if len(ids) == 0:
         raise UserError("there is nothing to look at: the text is empty")
     kept = ids[-min(most or MOST, loaded.config.model.context) :]
-    return Passage(kept, characters(loaded.tokenizer, kept), source, len(ids) - len(kept))
+    return Excerpt(kept, characters(loaded.tokenizer, kept), source, len(ids) - len(kept))
 
 
-def of_validation(loaded: Checkpoint, tokens: Ids, offset: int, most: int | None = None) -> Passage:
+def of_validation(loaded: Checkpoint, tokens: Ids, offset: int, most: int | None = None) -> Excerpt:
     """Return what stands `offset` tokens into the validation split. Raises UserError for an offset beyond its end."""
     if not 0 <= offset < len(tokens):
         raise UserError(f"--val {offset}: the validation split has {len(tokens):,} tokens, counted from 0")
@@ -50,7 +50,7 @@ def of_validation(loaded: Checkpoint, tokens: Ids, offset: int, most: int | None
     return given(loaded, np.asarray(tokens[offset : offset + length]), f"validation split from {offset}", most)
 
 
-def of_the_model(loaded: Checkpoint, most: int | None = None) -> Passage:
+def of_the_model(loaded: Checkpoint, most: int | None = None) -> Excerpt:
     """Return a text that the model draws itself, for a run whose own text is not at hand."""
     length = min(most or USUAL, loaded.config.model.context)
     settings = loaded.config.sample.model_copy(update={"length": length})
@@ -60,7 +60,7 @@ def of_the_model(loaded: Checkpoint, most: int | None = None) -> Passage:
 
 
 def characters(tokenizer: Tokenizer, ids: Ids) -> list[str]:
-    """Return what each token stands for, as Passage.characters does."""
+    """Return what each token stands for, as Excerpt.characters does."""
     if isinstance(tokenizer, ByteTokenizer):
         return [chr(byte) if byte < 128 else f"\\x{byte:02X}" for byte in ids.tolist()]
     return [tokenizer.decode([i]) for i in ids.tolist()]

@@ -11,7 +11,7 @@ from minigpt.interpret.extract import extract
 from minigpt.interpret.passage import characters, glyph
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
-from minigpt.text.dataset import TextData
+from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
 
 WATCHED = 128
@@ -21,7 +21,7 @@ PROJECTED = 4096
 """Of a larger vocabulary no embeddings are written."""
 
 
-def attention_probe(data: TextData) -> Callable[[int, GPT, Metrics], None]:
+def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
     """Return the probe that `train` calls, as (step, model, metrics).
 
     It writes `attention/grid`, the weights of all heads as a picture; `heads/PATTERN`, the score of the head that

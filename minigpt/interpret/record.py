@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.errors import shown
+from minigpt.errors import escape
 from minigpt.interpret.extract import Extraction
-from minigpt.interpret.passage import Passage
+from minigpt.interpret.passage import Excerpt
 from minigpt.interpret.scores import MEASURES, Score, kinds
 from minigpt.storage.checkpoint import Checkpoint
 
@@ -31,7 +31,7 @@ def doubt(loaded: Checkpoint) -> str | None:
     )
 
 
-def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> bytes:
+def npz(seen: Extraction, passage: Excerpt, scores: Mapping[str, Score]) -> bytes:
     """Return the bytes of an `.npz` file with all tensors of an extraction in float32, the tokens, and the scores.
 
     Read it with `numpy.load(path)`; `weights` is (L, H, T, S), and `score/previous` (L, H) like the other scores. Of a
@@ -52,7 +52,7 @@ def npz(seen: Extraction, passage: Passage, scores: Mapping[str, Score]) -> byte
 def document(
     loaded: Checkpoint,
     seen: Extraction,
-    passage: Passage,
+    passage: Excerpt,
     scores: Mapping[str, Score],
     chosen: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def document(
         for layer, head in chosen
     ]
     found = {
-        "checkpoint": shown(loaded.path),
+        "checkpoint": escape(loaded.path),
         "step": loaded.meta.state.step,
         "validation_loss": loaded.meta.state.validation_loss,
         "text": loaded.tokenizer.decode(passage.ids),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from minigpt.errors import visible
+from minigpt.errors import sanitize_terminal
 from minigpt.interpret.passage import glyph
 from minigpt.interpret.picture import PALETTE, shades
 
@@ -51,4 +51,4 @@ def columns(text: str) -> int:
 
 
 def _cell(character: str) -> str:
-    return character if character == " " else visible(glyph(character))
+    return character if character == " " else sanitize_terminal(glyph(character))

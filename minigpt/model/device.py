@@ -23,7 +23,7 @@ from minigpt.config.schema import RuntimeConfig
 from minigpt.errors import UserError
 from minigpt.model.kernels import CPU, TORCH, Kernels, keep_freed_memory, linear_on_cpu
 from minigpt.model.memory import peak_memory
-from minigpt.storage.metadata import RuntimeFacts
+from minigpt.storage.metadata import Environment
 
 COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
 """What a first compilation of a small GPT costs, about, per device type. Devices not named are not compiled for."""
@@ -71,9 +71,9 @@ class Runtime:
         keep_freed_memory()
         return CPU
 
-    def facts(self) -> RuntimeFacts:
+    def facts(self) -> Environment:
         """Return the choices with what else decides the last bits of a result, as a checkpoint keeps them."""
-        return RuntimeFacts(
+        return Environment(
             **asdict(self),
             processor=processor(self.torch_device),
             torch=str(torch.__version__),
@@ -83,7 +83,7 @@ class Runtime:
 
 
 def choose(
-    config: RuntimeConfig, saved: RuntimeFacts | None = None, *, run_flops: float = 0.0, run_seconds: float = 0.0
+    config: RuntimeConfig, saved: Environment | None = None, *, run_flops: float = 0.0, run_seconds: float = 0.0
 ) -> Runtime:
     """Choose what `config` leaves open, and set torch up for it.
 
@@ -267,7 +267,7 @@ def best_device() -> str:
     return _devices()[0]
 
 
-def pick_device(wanted: str, saved: RuntimeFacts | None = None) -> str:
+def pick_device(wanted: str, saved: Environment | None = None) -> str:
     """Return `wanted`, or for "auto" the device of a run that is resumed, where it is here, or the best one."""
     if wanted != "auto":
         return wanted

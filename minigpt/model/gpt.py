@@ -46,8 +46,8 @@ def sinusoidal_positions(context: int, width: int) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
-def rotary_turns(context: int, head_size: int) -> Tensor:
-    """Return the turns of rotary positions, cosines and sines (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
+def rope_cos_sin(context: int, head_size: int) -> Tensor:
+    """Return the cosines and sines of RoPE, (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
     angle = _position_angles(context, head_size)
     return torch.stack((angle.cos(), angle.sin())).float()
 
@@ -103,20 +103,20 @@ class Attention(UsesKernels, nn.Module):
         self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
-        q, k, v = self.queries_keys_values(x, turns)  # (B, H, T, D) each
-        y = self.kernels_for(x).attend(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+    def forward(self, x: Tensor, cos_sin: Tensor | None = None) -> Tensor:
+        q, k, v = self.queries_keys_values(x, cos_sin)  # (B, H, T, D) each
+        y = self.kernels_for(x).sdpa(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
 
-    def queries_keys_values(self, x: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v (B, H, T, D) of x (B, T, C): q and k normalised, and rotated by turns (2, T, D / 2)."""
+    def queries_keys_values(self, x: Tensor, cos_sin: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v (B, H, T, D) of x (B, T, C): q and k normalised, and rotated by cos_sin (2, T, D / 2)."""
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
         qk = self.qk_norm(qk)
-        if turns is not None:
-            qk = self.kernels_for(x).rotate(qk, turns[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
+        if cos_sin is not None:
+            qk = self.kernels_for(x).rope(qk, cos_sin[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
         q, k = qk.permute(2, 0, 3, 1, 4)
         return q, k, v.squeeze(2).transpose(1, 2)
 
@@ -177,8 +177,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), turns))
+    def forward(self, x: Tensor, cos_sin: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), cos_sin))
         out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
         return out
 
@@ -187,7 +187,7 @@ class GPT(nn.Module):
     """Token ids (B, T) to logits (B, T, V) of the next token at each position."""
 
     positions: Tensor | None
-    turns: Tensor | None
+    cos_sin: Tensor | None
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -199,9 +199,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = make_norm(config)
         sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
-        rotary = rotary_turns(config.context, config.head_size) if config.position == "rotary" else None
+        rotary = rope_cos_sin(config.context, config.head_size) if config.position == "rotary" else None
         self.register_buffer("positions", sinusoidal, persistent=False)
-        self.register_buffer("turns", rotary, persistent=False)
+        self.register_buffer("cos_sin", rotary, persistent=False)
         self.init_weights()
 
     def use(self, kernels: Kernels | None) -> None:
@@ -235,14 +235,14 @@ class GPT(nn.Module):
         """Return logits (B, T, V) for ids (B, T), at most a context of them."""
         end = ids.size(1)
         assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
-        x, turns = self.embed(ids, slice(0, end))  # (B, T, C)
+        x, cos_sin = self.embed(ids, slice(0, end))  # (B, T, C)
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, turns)
+            x = block(x, cos_sin)
         return self.unembed(x)
 
     def embed(self, ids: Tensor, at: slice | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return x (B, T, C) of ids (B, T), and the turns of rotary positions (2, ..., D / 2).
+        """Return x (B, T, C) of ids (B, T), and the cosines and sines of RoPE (2, ..., D / 2).
 
         `at` are their positions, alike in all sequences or (B, T).
         """
@@ -251,7 +251,7 @@ class GPT(nn.Module):
             x = x + self.position_embedding.weight[at]
         if self.positions is not None:  # scaled as in Vaswani et al. 2017, section 3.4
             x = x * math.sqrt(self.config.n_embd) + self.positions[at]
-        return x, None if self.turns is None else self.turns[:, at]
+        return x, None if self.cos_sin is None else self.cos_sin[:, at]
 
     def unembed(self, x: Tensor) -> Tensor:
         """Return logits (B, T, V) for the last vectors x (B, T, C)."""
@@ -281,7 +281,7 @@ def flops_per_token(model: GPT) -> int:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Turn dropout off within the block; a model that was in training goes on with that, whatever happens."""
     if not model.training:
         yield

@@ -41,7 +41,7 @@ PREFERS_ONEDNN = _prefers_onednn()
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
-class Attend(Protocol):
+class SDPA(Protocol):
     """Attention of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D), as (B, H, T, D).
 
     Its weights are dropped out with a probability. It is causal; or a mask, where there is one, is added to the scores:
@@ -57,7 +57,7 @@ class Attend(Protocol):
 class Kernels:
     """How a model computes what there is more than one way to compute."""
 
-    attend: Attend
+    sdpa: SDPA
     """Scaled dot-product attention."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with this probability, and scale the others up."""
@@ -65,7 +65,7 @@ class Kernels:
     """x weight^T + bias of x (..., in), weight (out, in) and bias (out), (..., out)."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D)."""
-    rotate: Callable[[Tensor, Tensor], Tensor]
+    rope: Callable[[Tensor, Tensor], Tensor]
     """Each pair (x[i], x[i + D/2]) of x (..., D) rotated by its turn: cosines and sines (2, ..., D / 2)."""
 
 
@@ -85,7 +85,7 @@ def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     return out
 
 
-def attend_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """Return attention by torch's fused kernel, causal or by the mask."""
     T, S = q.size(2), k.size(2)
     if mask is None and 1 < T < S:
@@ -100,7 +100,7 @@ def _last_rows(T: int, S: int, dtype: torch.dtype, device: torch.device) -> Tens
         return torch.full((T, S), float("-inf"), dtype=dtype, device=device).triu(1 + S - T)
 
 
-def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+def sdpa_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """Return causal attention over blocks of queries, as plain matrix products.
 
     torch's fused kernel keeps no weights and computes them again in its backward pass, which on a CPU
@@ -109,7 +109,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tens
     """
     B, H, T, D = q.shape
     if k.size(2) > T or mask is not None:
-        return attend_fused(q, k, v, dropout, mask)
+        return sdpa_fused(q, k, v, dropout, mask)
     rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
     out = _applied(_BlockedAttention, *rows, dropout)
     return out.view(B, H, T, D)
@@ -145,7 +145,7 @@ class _BlockedAttention(torch.autograd.Function):
                 mask = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu(start + 1)
                 scores = torch.baddbmm(mask, q[:, start:end], k[:, :end].mT, alpha=scale)  # (N, block, end)
                 weights = scores.softmax(-1)
-                keep = _kept(weights, dropout) if dropout else None
+                keep = dropout_mask(weights, dropout) if dropout else None
                 outputs.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))  # (N, block, D)
                 if not isinstance(ctx, _NoWayBack):
                     saved += [weights, keep]
@@ -185,10 +185,10 @@ def drop_by_bytes(x: Tensor, probability: float) -> Tensor:
 
     torch draws a random number for each element, one after the other; here one serves for eight.
     """
-    return x * _kept(x, probability)
+    return x * dropout_mask(x, probability)
 
 
-def _kept(x: Tensor, probability: float) -> Tensor:
+def dropout_mask(x: Tensor, probability: float) -> Tensor:
     """Return zeros, at a multiple of 1/256 near `probability`, and what scales up the others, in the shape of `x`."""
     dropped = min(255, max(1, round(256 * probability)))
     drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
@@ -291,21 +291,21 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dweight, None
 
 
-def rotate_by_torch(x: Tensor, turns: Tensor) -> Tensor:
-    """Return x with its pairs rotated by their turns (Su et al. 2021, section 3.4.2), in x's precision."""
-    cos, sin = turns  # in float32, for bfloat16 cannot tell far positions apart
+def rope_by_torch(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Return x with its pairs rotated by their cos_sin (Su et al. 2021, section 3.4.2), in x's precision."""
+    cos, sin = cos_sin  # in float32, for bfloat16 cannot tell far positions apart
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-def rotate_by_hand(x: Tensor, turns: Tensor) -> Tensor:
-    """Return what rotate_by_torch does, in fewer passes. The way back is to turn the other way."""
+def rope_by_hand(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Return what rope_by_torch does, in fewer passes. The way back is to turn the other way."""
     if torch.compiler.is_compiling():
-        return rotate_by_torch(x, turns)
-    return _applied(_Rotation, x, *turns)
+        return rope_by_torch(x, cos_sin)
+    return _applied(_Rope, x, *cos_sin)
 
 
-class _Rotation(torch.autograd.Function):
+class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
@@ -331,9 +331,9 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y.to(x.dtype)
 
 
-TORCH = Kernels(attend_fused, F.dropout, F.linear, rms_norm_by_torch, rotate_by_torch)
+TORCH = Kernels(sdpa_fused, F.dropout, F.linear, rms_norm_by_torch, rope_by_torch)
 """As PyTorch ships them. Squared ReLU, which gives the same bits by hand, is no choice."""
-CPU = Kernels(attend_in_blocks, drop_by_bytes, linear_on_cpu, rms_norm_by_hand, rotate_by_hand)
+CPU = Kernels(sdpa_in_blocks, drop_by_bytes, linear_on_cpu, rms_norm_by_hand, rope_by_hand)
 """In the ways of this file."""
 
 

@@ -15,16 +15,12 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import ModelConfig, RunConfig
-from minigpt.errors import UserError
+from minigpt.errors import InsufficientMemoryError, UserError
 
 MEASURED = 1024
 """The longest context that is tried out to learn what one sequence takes."""
 SPARING = 0.8
 """The share of the free memory that an advised batch fills, where one so small there is."""
-
-
-class NoRoom(UserError):
-    """The memory that is free does not suffice for a model; nor does it for the others of its run."""
 
 
 # --- what is free, what is taken ---------------------------------------------------------------------
@@ -93,12 +89,12 @@ def peak_memory() -> int | None:
 
 
 def check_loading(what: str, parameters: int, shape: ModelConfig) -> None:
-    """Raise NoRoom when there is no memory for the bytes of a checkpoint's file, its tensors and the model."""
+    """Raise InsufficientMemoryError when the file, its tensors and the model do not fit into memory."""
     # And for angles and what is made of them, mostly in float64.
     width = shape.n_embd if shape.position == "sinusoidal" else shape.head_size
     needed, free = 12 * parameters + 24 * shape.context * width, free_memory_bytes("cpu")
     if free is not None and needed > free:
-        raise NoRoom(f"{what} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
+        raise InsufficientMemoryError(f"{what} needs {needed / 1e9:.1f} GB to load, {free / 1e9:.1f} GB are free")
 
 
 def check_sampling(shape: ModelConfig, num_samples: int, length: int, device: str) -> None:

@@ -80,12 +80,12 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
         place = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
         x, rotary = model.embed(ids, place.positions)  # (B, T, C)
-        turns = None
+        cos_sin = None
         if rotary is not None:
             cos, sin = rotary[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
-            turns = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            cos_sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         for layer, keys, values in zip(layers, cache.k, cache.v, strict=True):
-            x = layer(x, turns, keys, values, place)
+            x = layer(x, cos_sin, keys, values, place)
         cache.lengths = [length + ids.size(1) for length in cache.lengths]
         return model.unembed(x)  # (B, T, V)
 
@@ -133,18 +133,18 @@ def _place(lengths: list[int], T: int, context: int, like: Tensor) -> _Place:
 def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, _Place], Tensor]:
     assert isinstance(block, Block)
     attention = block.attention
-    attend, n_head = attention.kernels_for(attention.qkv.weight).attend, attention.n_head
+    attend, n_head = attention.kernels_for(attention.qkv.weight).sdpa, attention.n_head
     has_norm = isinstance(attention.qk_norm, RMSNorm)
     norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
     qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
 
-    def forward(x: Tensor, turns: Turns | None, keys: Tensor, values: Tensor, place: _Place) -> Tensor:
+    def forward(x: Tensor, cos_sin: Turns | None, keys: Tensor, values: Tensor, place: _Place) -> Tensor:
         B, T, C = x.shape
         heads = qkv(norm1(x)).view(B, T, 3, n_head, C // n_head)
         q, k, v = heads.transpose(1, 3).unbind(2)  # (B, H, T, D) each
-        if has_norm or turns is not None:
+        if has_norm or cos_sin is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
-            q, k = (qk if turns is None else _rotated(qk, *turns)).transpose(1, 3).unbind(2)
+            q, k = (qk if cos_sin is None else _rotated(qk, *cos_sin)).transpose(1, 3).unbind(2)
         y = attend(q, place.fill(keys, k), place.fill(values, v), 0.0, place.mask)  # (B, H, T, D)
         x = x + proj(y.transpose(1, 2).flatten(2))
         return x + mlp(norm2(x))

@@ -16,7 +16,7 @@ from torch import Tensor
 from minigpt.config.schema import RuntimeConfig, SampleConfig
 from minigpt.errors import UserError
 from minigpt.model.device import Runtime, choose, sampling_threads
-from minigpt.model.gpt import GPT, evaluating
+from minigpt.model.gpt import GPT, eval_mode
 from minigpt.model.kernels import store_by_columns
 from minigpt.sampling.decode import KVCache, decoder
 from minigpt.sampling.draft import LONGEST, Draft
@@ -199,7 +199,7 @@ class _Drawing:
             stream.move_window(window_start(stream.length, self.begin, self.model.config.context))
             if self.draft:
                 stream.guesses = self._guess(self.draft, stream, ROWS // len(streams) - 1)
-        with torch.inference_mode(), evaluating(self.model):
+        with torch.inference_mode(), eval_mode(self.model):
             seen = None
             if self.cache is None or self.settings.repetition_penalty != 1:
                 seen = self._tensor(np.stack([stream.window for stream in streams]))  # (B, S)

@@ -20,27 +20,27 @@ from torch import Tensor
 
 from minigpt.config import resolve as config
 from minigpt.config.schema import RunConfig
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import InsufficientMemoryError, UserError, escape, reason
 from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.model.gpt import GPT, count_parameters
-from minigpt.model.memory import NoRoom, check_loading
+from minigpt.model.memory import check_loading
 from minigpt.sampling.draft import Draft
 from minigpt.storage.metadata import (
     FILES,
     LIMITS,
     META,
     TENSORS,
-    Meta,
+    Metadata,
     TrainState,
     digest,
     read_checked,
-    read_meta,
+    read_metadata,
     verify,
     verify_file,
 )
-from minigpt.storage.runs import ASIDE, CHECKPOINTS, as_argument, checkpoint_steps, find_checkpoint, step_folder
+from minigpt.storage.runs import CHECKPOINTS, QUARANTINED, as_argument, checkpoint_steps, find_checkpoint, step_folder
 from minigpt.text import tokenizer
-from minigpt.text.dataset import cached_text, prepare
+from minigpt.text.dataset import cached_text, load_dataset
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 PAUSES = (1.0, 4.0)
@@ -60,13 +60,13 @@ class Checkpoint:
     model: GPT
     tokenizer: Tokenizer
     config: RunConfig
-    meta: Meta
+    meta: Metadata
     path: Path
 
     @cached_property
     def validation(self) -> Ids:
         """The tokens (N,) that the model was measured on. UserError where its text is not at hand."""
-        return prepare(self.config.data, known=(self.meta.corpus.fingerprint, self.tokenizer)).validation
+        return load_dataset(self.config.data, known=(self.meta.corpus.fingerprint, self.tokenizer)).validation
 
     @cached_property
     def draft(self) -> Draft | None:
@@ -86,7 +86,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
         before = _identity(path)
         try:
             return _load(path)
-        except NoRoom:
+        except InsufficientMemoryError:
             raise
         except UserError as error:
             pruned = before is None or _identity(path) != before
@@ -96,12 +96,12 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
 
 
 def _load(path: Path) -> Checkpoint:
-    meta = read_meta(path)
+    meta = read_metadata(path)
     stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
     vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
     parameters = count_parameters(stored.model, vocabulary.vocab_size)
     _refuse_other_size(path, parameters)
-    check_loading(shown(path), parameters, stored.model)
+    check_loading(escape(path), parameters, stored.model)
     model = GPT(stored.model, vocabulary.vocab_size)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, TRAINING_COPIES))
@@ -109,26 +109,26 @@ def _load(path: Path) -> Checkpoint:
     for name in sorted(shapes.keys() | weights.keys()):
         found = tuple(weights[name].shape) if name in weights else "absent"
         if found != shapes.get(name, "absent"):
-            expected = f"{shown(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
-            raise UserError(f"{shown(path)} does not hold the model that it describes: {expected}")
+            expected = f"{escape(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
+            raise UserError(f"{escape(path)} does not hold the model that it describes: {expected}")
     model.load_state_dict(weights)
     return Checkpoint(model.eval(), vocabulary, stored, meta, path)
 
 
-def _read_text(path: Path, name: str, meta: Meta) -> str:
+def _read_text(path: Path, name: str, meta: Metadata) -> str:
     return decoded(read_checked(path, name, meta, LIMITS[name]), path / name)
 
 
-def read_tensors(path: Path, name: str, meta: Meta, limit: int) -> dict[str, Tensor]:
+def read_tensors(path: Path, name: str, meta: Metadata, limit: int) -> dict[str, Tensor]:
     """Return the tensors in one file of a checkpoint, read from the very bytes that were checked. Raises UserError."""
     content = read_checked(path, name, meta, limit)
     try:
         tensors = safetensors.torch.load(content)
     except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{shown(path / name)} is not a whole safetensors file: {reason(error)}") from error
+        raise UserError(f"{escape(path / name)} is not a whole safetensors file: {reason(error)}") from error
     for key, tensor in tensors.items():
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
-            raise UserError(f"{shown(path / name)}: {shown(key)[:80]} does not hold finite float32 numbers")
+            raise UserError(f"{escape(path / name)}: {escape(key)[:80]} does not hold finite float32 numbers")
     return tensors
 
 
@@ -144,7 +144,7 @@ def _refuse_other_size(path: Path, parameters: int) -> None:
         size = os.fstat(file.fileno()).st_size
     if size < 4 * parameters:
         raise UserError(
-            f"{shown(path)} does not hold the model that it describes: model.safetensors is too small for it"
+            f"{escape(path)} does not hold the model that it describes: model.safetensors is too small for it"
         )
 
 
@@ -180,7 +180,7 @@ def save(
     run: Path,
     run_config: RunConfig,
     vocabulary: Tokenizer,
-    meta: Meta,
+    meta: Metadata,
     model_tensors: Mapping[str, Tensor],
     training: Mapping[str, Tensor],
     say: Callable[[str], None] = lambda line: None,
@@ -263,7 +263,7 @@ def repair(run: Path, state: TrainState) -> list[str]:
     for name in ("config.yaml", "environment.json"):
         for path in run.glob(f".{name}.*"):
             path.unlink()
-    aside = [_set_aside(step_folder(run, step)).name for step in checkpoint_steps(run) if step > state.step]
+    aside = [_quarantine(step_folder(run, step)).name for step in checkpoint_steps(run) if step > state.step]
     if state.step in checkpoint_steps(run):
         _point(run, state)
     return aside
@@ -301,10 +301,10 @@ def _withdraw(folder: Path) -> None:
     os.rename(folder, place)
 
 
-def _set_aside(folder: Path) -> Path:
+def _quarantine(folder: Path) -> Path:
     """Keep a checkpoint under a name that is no part of the run, beside others of its step, and return its place."""
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    places = (folder.with_name(f"{ASIDE}{folder.name}{end}") for end in ends)
+    places = (folder.with_name(f"{QUARANTINED}{folder.name}{end}") for end in ends)
     return folder.rename(next(place for place in places if not os.path.lexists(place)))
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.schema import MOST_THREADS
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, escape, reason
 from minigpt.files import open_within, read_within, sha256
 
 META = "meta.json"
@@ -71,14 +71,14 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class CorpusFacts(_Facts):
+class CorpusInfo(_Facts):
     """The text that a model was trained on."""
 
     name: str
     fingerprint: str
 
 
-class RuntimeFacts(_Facts):
+class Environment(_Facts):
     """What a checkpoint was computed with. A run is the same bit for bit only where all of it is."""
 
     device: str
@@ -91,13 +91,13 @@ class RuntimeFacts(_Facts):
     numpy: str = ""
     minigpt: str = ""
 
-    def changes(self, before: "RuntimeFacts") -> list[str]:
+    def changes(self, before: "Environment") -> list[str]:
         """Return, a phrase each, what is not as it was `before`; what was not noted then is passed over."""
         then = dict(before)
         return [f"{key} {now} in place of {then[key]}" for key, now in self if then[key] not in ("", now)]
 
 
-class Meta(_Facts):
+class Metadata(_Facts):
     """The content of meta.json."""
 
     format: int
@@ -105,16 +105,16 @@ class Meta(_Facts):
     characters_seen: Count
     validation_loss: float | None
     """The one measured last, maybe some steps before."""
-    corpus: CorpusFacts
+    corpus: CorpusInfo
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: Annotated[Count, Field(ge=1)]
-    runtime: RuntimeFacts
+    runtime: Environment
     state: TrainState
     sha256: dict[str, str] = Field(default_factory=dict)
     """Of each file, and of the rest of meta.json."""
 
 
-def read_meta(checkpoint: Path) -> Meta:
+def read_metadata(checkpoint: Path) -> Metadata:
     """Return the meta.json of a checkpoint folder. Raises UserError when it is not as it was written."""
     content = read_within(checkpoint / META, checkpoint, LIMITS[META])
     try:
@@ -124,18 +124,18 @@ def read_meta(checkpoint: Path) -> Meta:
     except (ValueError, KeyError, TypeError, RecursionError):
         intact, form = False, FORMAT
     if not intact:
-        raise UserError(f"checkpoint {shown(checkpoint)} is damaged: {META} changed since it was written")
+        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: {META} changed since it was written")
     if form != FORMAT:
-        raise UserError(f"{shown(checkpoint)} has format {shown(form)[:20]}, this version of minigpt reads {FORMAT}")
+        raise UserError(f"{escape(checkpoint)} has format {escape(form)[:20]}, this version of minigpt reads {FORMAT}")
     try:
-        meta = Meta.model_validate_json(content)
+        meta = Metadata.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{shown(checkpoint / META)} is not valid: {shown(where)}: {shown(first['msg'])}") from error
+        raise UserError(f"{escape(checkpoint / META)} is not valid: {escape(where)}: {escape(first['msg'])}") from error
     misnamed = checkpoint.name.removeprefix("step-").isdecimal() and checkpoint.name != f"step-{meta.step:08d}"
     if misnamed or meta.step != meta.state.step:
-        raise UserError(f"checkpoint {shown(checkpoint)} is damaged: it holds step {meta.state.step}")
+        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: it holds step {meta.state.step}")
     return meta
 
 
@@ -145,7 +145,7 @@ def digest(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def read_checked(checkpoint: Path, name: str, meta: Meta, limit: int) -> bytes:
+def read_checked(checkpoint: Path, name: str, meta: Metadata, limit: int) -> bytes:
     """Return the content of one file of a checkpoint, hashed as it was read.
 
     Raises UserError when it is missing, larger than `limit` bytes, or not as it was written.
@@ -156,32 +156,32 @@ def read_checked(checkpoint: Path, name: str, meta: Meta, limit: int) -> bytes:
     return content
 
 
-def verify(checkpoint: Path) -> Meta:
+def verify(checkpoint: Path) -> Metadata:
     """Check each file of a checkpoint against its sha256 and return its meta.json. Raises UserError."""
-    meta = read_meta(checkpoint)
+    meta = read_metadata(checkpoint)
     for name in FILES:
         verify_file(checkpoint, name, meta)
     return meta
 
 
-def verify_file(checkpoint: Path, name: str, meta: Meta, limit: int | None = None) -> None:
+def verify_file(checkpoint: Path, name: str, meta: Metadata, limit: int | None = None) -> None:
     """Check one file of a checkpoint against its sha256, without holding it whole. Raises UserError."""
     _refuse_missing(checkpoint, name)
     with open_within(checkpoint / name, checkpoint) as file:
         if limit is not None and os.fstat(file.fileno()).st_size > limit:
-            raise UserError(f"{shown(checkpoint / name)} is larger than the {limit:,} bytes that it can have")
+            raise UserError(f"{escape(checkpoint / name)} is larger than the {limit:,} bytes that it can have")
         try:
             found = sha256(file)
         except OSError as error:
-            raise UserError(f"{shown(checkpoint / name)} cannot be read: {reason(error)}") from error
+            raise UserError(f"{escape(checkpoint / name)} cannot be read: {reason(error)}") from error
     _compare(checkpoint, name, meta, found)
 
 
 def _refuse_missing(checkpoint: Path, name: str) -> None:
     if not os.path.lexists(checkpoint / name):
-        raise UserError(f"checkpoint {shown(checkpoint)} is incomplete: {name} is missing")
+        raise UserError(f"checkpoint {escape(checkpoint)} is incomplete: {name} is missing")
 
 
-def _compare(checkpoint: Path, name: str, meta: Meta, found: str) -> None:
+def _compare(checkpoint: Path, name: str, meta: Metadata, found: str) -> None:
     if found != meta.sha256.get(name):
-        raise UserError(f"checkpoint {shown(checkpoint)} is damaged: {name} changed since it was written")
+        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: {name} changed since it was written")

@@ -20,13 +20,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from minigpt import __version__
-from minigpt.errors import UserError, did_you_mean, quoted, reason, shown
-from minigpt.files import LOCK, InUse, leaves, locked, make_folders, read_within, write_atomically
-from minigpt.storage.metadata import META, read_meta
+from minigpt.errors import RunLockedError, UserError, did_you_mean, escape, reason, shell_quote
+from minigpt.files import LOCK, leaves, locked, make_folders, read_within, write_atomically
+from minigpt.storage.metadata import META, read_metadata
 
 RUNS = Path("runs")
 CHECKPOINTS = "checkpoints"
-ASIDE = "aside-"
+QUARANTINED = "quarantined-"
 """How the names of checkpoints begin that a resume could not use and kept."""
 RESERVED = {"last", "best"}
 ENVIRONMENT_LIMIT = 16 << 20
@@ -75,7 +75,7 @@ def all_runs(root: Path = RUNS) -> list[Path]:
 
 def as_argument(run: Path) -> str:
     """Return what to type for a run on the command line: its name, or its folder where that is elsewhere."""
-    return quoted(run.name if run.parent == RUNS else str(run))
+    return shell_quote(run.name if run.parent == RUNS else str(run))
 
 
 def find_run(name: str) -> Path:
@@ -93,11 +93,11 @@ def find_run(name: str) -> Path:
         if os.path.isfile(folder / "config.yaml") and not os.path.isfile(folder / META):
             return folder
     if os.path.isfile(Path(name) / META):  # False too where the name is too long for one
-        raise UserError(f"{shown(name)} is a single checkpoint; this needs the run that it belongs to")
+        raise UserError(f"{escape(name)} is a single checkpoint; this needs the run that it belongs to")
     names = [run.name for run in runs]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    hint = did_you_mean(name, names) or f"; runs here: {shown(', '.join(names[-8:])) or 'none'}{more}"
-    raise UserError(f"no run is called '{shown(name)}'{hint}")
+    hint = did_you_mean(name, names) or f"; runs here: {escape(', '.join(names[-8:])) or 'none'}{more}"
+    raise UserError(f"no run is called '{escape(name)}'{hint}")
 
 
 def find_checkpoint(name: str, which: str | int | None = None) -> Path:
@@ -122,7 +122,7 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         pointed = pointed_step(run, which)
         return step_folder(run, steps[-1] if pointed is None else pointed)
     if not which.isdecimal():
-        raise UserError(f"--checkpoint {shown(which)}: expected best, last or a step")
+        raise UserError(f"--checkpoint {escape(which)}: expected best, last or a step")
     if int(which) not in steps:
         raise UserError(f"run {run.name} has no checkpoint of step {which}; it has {', '.join(map(str, steps))}")
     return step_folder(run, int(which))
@@ -170,14 +170,14 @@ def refuse_name(name: str) -> None:
     """Raise UserError for what cannot name a new run: no name, or one that a run has."""
     if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
         allowed = "letters, digits, '_' and, after the first, '-', '.', '+' and spaces, and not 'last' or 'best'"
-        raise UserError(f"'{shown(name)}' cannot name a run: use {allowed}")
+        raise UserError(f"'{escape(name)}' cannot name a run: use {allowed}")
     if _is_taken(RUNS / name):
         raise _taken(name)
 
 
 def _taken(name: str) -> UserError:
     is_trained = checkpoint_steps(RUNS / name)
-    resume = f"go on with it: minigpt train --resume {quoted(name)}, or " if is_trained else ""
+    resume = f"go on with it: minigpt train --resume {shell_quote(name)}, or " if is_trained else ""
     return UserError(f"run '{name}' exists; {resume}choose another --name")
 
 
@@ -189,10 +189,10 @@ def _claim(folder: Path, held: ExitStack) -> bool:
             return False
         make_folders(folder)
         held.enter_context(lock(folder))
-    except InUse:
+    except RunLockedError:
         return False
     except OSError as error:
-        raise UserError(f"cannot make a run folder in {shown(folder.parent.absolute())}: {reason(error)}") from error
+        raise UserError(f"cannot make a run folder in {escape(folder.parent.absolute())}: {reason(error)}") from error
     if _is_taken(folder):  # another process was faster
         held.close()
         return False
@@ -226,10 +226,10 @@ def lock(run: Path) -> Iterator[None]:
     """
     for path in (*(run / name for name in WRITTEN), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() and leaves(path, run):
-            raise UserError(f"{shown(path)} is a link out of the run's folder, and training would write through it")
+            raise UserError(f"{escape(path)} is a link out of the run's folder, and training would write through it")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UserError(f"{shown(path)} is neither a file nor a folder")
-    with locked(run, f"run {shown(run.name)}"):
+            raise UserError(f"{escape(path)} is neither a file nor a folder")
+    with locked(run, f"run {escape(run.name)}"):
         yield
 
 
@@ -241,7 +241,7 @@ def record_start(run: Path, step: int, command: Sequence[str], device: str) -> N
     except (ValueError, RecursionError):
         starts = None
     if not isinstance(starts, list):
-        raise UserError(f"{shown(path)} is damaged; move it away to go on")
+        raise UserError(f"{escape(path)} is damaged; move it away to go on")
     packages = ("torch", "numpy", "safetensors")
     starts.append(
         {
@@ -291,7 +291,7 @@ def summaries() -> Iterator[RunSummary]:
     for run in all_runs():
         steps, meta = checkpoint_steps(run), None
         with suppress(UserError):  # a damaged checkpoint leaves gaps in its line, and the other lines alone
-            meta = read_meta(step_folder(run, steps[-1])) if steps else None
+            meta = read_metadata(step_folder(run, steps[-1])) if steps else None
         yield RunSummary(
             run.name,
             meta.corpus.name if meta else "",

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.config import resolve as config
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, escape, reason
 from minigpt.files import open_within, read_text_within, read_within
 from minigpt.storage import metadata as meta
 from minigpt.storage.metadata import LIMITS
 from minigpt.storage.runs import (
-    ASIDE,
     CHECKPOINTS,
     ENVIRONMENT_LIMIT,
+    QUARANTINED,
     RUNS,
     all_runs,
     checkpoint_steps,
@@ -50,7 +50,7 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
                     continue  # a training beside this has removed it by now
                 problem = str(error)
             except OSError as error:  # as of a bad sector
-                problem = f"{shown(path)} cannot be read: {reason(error)}"
+                problem = f"{escape(path)} cannot be read: {reason(error)}"
             yield Checked(run.name, what, problem)
 
 
@@ -67,7 +67,7 @@ def _checks(run: Path) -> Iterator[tuple[str, Callable[[Path], object], Path]]:
     yield from ((f"step {step}", meta.verify, step_folder(run, step)) for step in steps)
     pointers = [run / CHECKPOINTS / name for name in ("last", "best")]
     yield from ((f"pointer {path.name}", _check_pointer, path) for path in pointers if steps or path.exists())
-    yield from ((path.name, _report_aside, path) for path in sorted((run / CHECKPOINTS).glob(f"{ASIDE}*")))
+    yield from ((path.name, _report_aside, path) for path in sorted((run / CHECKPOINTS).glob(f"{QUARANTINED}*")))
 
 
 def _check_config(path: Path) -> None:

@@ -27,7 +27,7 @@ ELSEWHERE = "--resume RUN --set data.source=TEXT"
 
 
 @dataclass(frozen=True)
-class TextData:
+class TokenDataset:
     """A text as tokens, split for training and validation. The two never overlap."""
 
     train: Ids
@@ -40,7 +40,7 @@ class TextData:
     encoded: tuple[Ids, ...] = ()
     """What the two are cut from: one text, or one for each."""
 
-    def resplit(self, val_fraction: float) -> "TextData":
+    def resplit(self, val_fraction: float) -> "TokenDataset":
         """Return the same text with another share of it for validation. A validation text of its own stays."""
         train, validation = split(self.encoded, val_fraction)
         return replace(self, train=train, validation=validation)
@@ -51,7 +51,7 @@ class TextData:
         return self.characters / (len(self.train) + len(self.validation))
 
 
-def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> TextData:
+def load_dataset(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> TokenDataset:
     """Read, scan and encode the text of `config`, or map what an earlier run encoded.
 
     `known` is the fingerprint and tokenizer of a run to go on with: its text may then come out of the
@@ -102,7 +102,7 @@ def prepare(config: DataConfig, known: tuple[str, Tokenizer] | None = None) -> T
             "--set data.tokenizer=byte needs only 256"
         )
     characters = sum(found.characters for found in scans)
-    return TextData(train, validation, tokenizer, fingerprint, characters, tuple(notices), encoded)
+    return TokenDataset(train, validation, tokenizer, fingerprint, characters, tuple(notices), encoded)
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
@@ -220,11 +220,11 @@ def _encoded_folder(fingerprint: str, tokenizer: Tokenizer) -> Path:
     return cache_folder() / "encoded" / key
 
 
-def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TextData | None:
+def _from_cache(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset | None:
     folders = [_encoded_folder(part, tokenizer) for part in fingerprint.split("+")]
     if not all(folder.is_dir() for folder in folders):
         return None
     encoded = tuple(_open_encoded(folder, tokenizer) for folder in folders)
     train, validation = split(encoded, config.val_fraction)
     characters = sum(tokenizer.characters(tokens) for tokens in encoded)
-    return TextData(train, validation, tokenizer, fingerprint, characters, encoded=encoded)
+    return TokenDataset(train, validation, tokenizer, fingerprint, characters, encoded=encoded)

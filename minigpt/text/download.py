@@ -19,9 +19,9 @@ from uuid import uuid4
 import yaml
 from tqdm import tqdm
 
-from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.errors import UserError, did_you_mean, escape, reason
 from minigpt.files import remove_abandoned, sync
-from minigpt.paths import cache_folder, shipped
+from minigpt.paths import cache_folder, resource_path
 
 CHUNK = 1 << 20
 
@@ -54,26 +54,26 @@ class Download:
 
 def downloads(registry: Path | None = None) -> dict[str, Download]:
     """Every known download by name, in the registry's order. UserError for a malformed registry."""
-    path = registry or shipped("data", "registry.yaml")
+    path = registry or resource_path("data", "registry.yaml")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{shown(path)}: the registry cannot be read ({reason(error)})") from error
+        raise UserError(f"{escape(path)}: the registry cannot be read ({reason(error)})") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{shown(path)}: the registry is not valid YAML ({reason(error)})") from error
+        raise UserError(f"{escape(path)}: the registry is not valid YAML ({reason(error)})") from error
     if not isinstance(content, dict):
-        raise UserError(f"{shown(path)}: the registry must map names to downloads")
+        raise UserError(f"{escape(path)}: the registry must map names to downloads")
     return {str(name): _checked(path, str(name), entry) for name, entry in content.items()}
 
 
 def _checked(path: Path, name: str, entry: object) -> Download:
     """The entry as a Download, or a UserError that says what is wrong with it."""
-    where = f"{shown(path)}: {shown(name)}"
+    where = f"{escape(path)}: {escape(name)}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: must be a mapping")
     for key, value in entry.items():
         if not isinstance(value, int if key == "bytes" else str):
-            raise UserError(f"{where}: {shown(key)} must be {'a whole number' if key == 'bytes' else 'a text'}")
+            raise UserError(f"{where}: {escape(key)} must be {'a whole number' if key == 'bytes' else 'a text'}")
     try:
         item = Download(name=name, **entry)
         scheme = urlsplit(item.url).scheme
@@ -86,7 +86,7 @@ def _checked(path: Path, name: str, entry: object) -> Download:
     if not re.fullmatch(r"[0-9a-f]{64}", item.sha256):
         raise UserError(f"{where}: sha256 must be 64 hexadecimal digits")
     if scheme not in ("http", "https"):
-        raise UserError(f"{where}: only http and https addresses are allowed, not {shown(item.url)}")
+        raise UserError(f"{where}: only http and https addresses are allowed, not {escape(item.url)}")
     return item
 
 
@@ -108,7 +108,7 @@ def download(name: str, registry: Path | None = None, timeout: float = 30.0) -> 
         remove_abandoned(destination.parent, ".*.part")
         _publish(item, destination, timeout)
     except OSError as error:
-        place = shown(error.filename or destination)
+        place = escape(error.filename or destination)
         advice = "set MINIGPT_CACHE to another folder"
         raise UserError(f"cannot write {place} ({reason(error)}); {advice}") from error
     return destination
@@ -150,11 +150,11 @@ def _received(item: Download, destination: Path, timeout: float) -> Iterator[byt
                 yield chunk
     except urllib.error.HTTPError as error:
         error.close()
-        raise UserError(f"{item.url} answered {error.code} {shown(error.reason)}") from error
+        raise UserError(f"{item.url} answered {error.code} {escape(error.reason)}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: of a proxy's address
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        because = reason(cause) if isinstance(cause, Exception) else shown(cause)
-        advice = f"`minigpt train` alone uses builtin:python; or put the file at {shown(destination)}"
+        because = reason(cause) if isinstance(cause, Exception) else escape(cause)
+        advice = f"`minigpt train` alone uses builtin:python; or put the file at {escape(destination)}"
         if destination.is_file():
             advice += f" (what is there has {destination.stat().st_size} bytes, not {item.bytes})"
         raise UserError(f"cannot fetch {item.url} ({because}); without a network, {advice}") from error

@@ -30,7 +30,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from minigpt.errors import UserError, did_you_mean, reason, shown
+from minigpt.errors import UserError, did_you_mean, escape, reason
 from minigpt.files import remove_abandoned
 from minigpt.paths import cache_folder
 from minigpt.storage.runs import is_run
@@ -205,14 +205,14 @@ def _find(entry: str, encoding: str) -> _Found:
     if mode is None and _is_glob(entry):
         return _matched(entry, path, encoding)
     if mode is None:
-        raise UserError(f"{shown(entry)}: no such file or folder{_near(entry, path)}")
+        raise UserError(f"{escape(entry)}: no such file or folder{_near(entry, path)}")
     if stat.S_ISDIR(mode):
         return _inside(path, encoding)
     if stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and entry.startswith(STREAMS)):
         return _pipe(path, encoding)
     if not stat.S_ISREG(mode):
-        raise UserError(f"{shown(path)}: is neither a file nor a folder")
-    return _Found(shown(path.name), [_direct(_file(path, encoding))])
+        raise UserError(f"{escape(path)}: is neither a file nor a folder")
+    return _Found(escape(path.name), [_direct(_file(path, encoding))])
 
 
 def _located(entry: str) -> tuple[Path, int | None]:
@@ -233,9 +233,9 @@ def _mode(path: Path) -> int | None:
         # Windows answers EINVAL for the wildcards of a glob.
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
             return None
-        raise _unreadable(shown(path), error) from error
+        raise _unreadable(escape(path), error) from error
     except ValueError as error:
-        raise _unreadable(shown(path), error) from error
+        raise _unreadable(escape(path), error) from error
 
 
 def _unreadable(label: str, error: Exception) -> UserError:
@@ -256,7 +256,7 @@ def _near(entry: str, path: Path) -> str:
 
 
 def _file(path: Path, encoding: str) -> Part:
-    return Part(shown(path), path, encoding, kind="gz" if path.suffix.lower() == ".gz" else "plain")
+    return Part(escape(path), path, encoding, kind="gz" if path.suffix.lower() == ".gz" else "plain")
 
 
 def _direct(part: Part) -> Part:
@@ -287,7 +287,7 @@ def _is_binary(head: bytes, encoding: str) -> bool:
 def _left_out(what: str, where: str, paths: Sequence[Path]) -> list[str]:
     """A notice of what a folder or glob holds and is no part of the text, where there is such."""
     many = f"{len(paths)} {what}s" if len(paths) > 1 else f"1 {what}"
-    return [f"left out {many} {where} (first: {shown(paths[0].name)})"] if paths else []
+    return [f"left out {many} {where} (first: {escape(paths[0].name)})"] if paths else []
 
 
 def _texts(paths: Iterable[Path], where: str, encoding: str, notices: list[str]) -> _Found:
@@ -313,7 +313,7 @@ def _texts(paths: Iterable[Path], where: str, encoding: str, notices: list[str])
         hint = hint or (_looks_like(head, encoding, is_one_of_many=True) if is_binary else "")
     if binary:
         many = f"{len(binary)} binary files" if len(binary) > 1 else "1 binary file"
-        notices = [*notices, f"skipped {many} in {where} (first: {shown(binary[0].path.name)}{hint})"]
+        notices = [*notices, f"skipped {many} in {where} (first: {escape(binary[0].path.name)}{hint})"]
     notices = [*notices, *_left_out("page", f"of minigpt in {where}", pages)]
     if (binary or pages) and not parts:
         raise UserError(f"{where}: holds no text ({'; '.join(notices)})")
@@ -334,14 +334,14 @@ def _matched(pattern: str, path: Path, encoding: str) -> _Found:
         # Unlike glob.glob, this does not follow links below "**", where two in a circle would never end.
         files = [file for file in base.glob("/".join(moving)) if file.is_file()]
     except (ValueError, OSError) as error:
-        raise UserError(f"{shown(pattern)}: cannot be matched ({reason(error)})") from error
+        raise UserError(f"{escape(pattern)}: cannot be matched ({reason(error)})") from error
     if not any(part.startswith(".") for part in moving):
         files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(base).parts)]
     runs = sorted({run for file in files for run in file.parents if base in run.parents and is_run(run)})
     files = [file for file in files if not set(runs) & set(file.parents)]
     if not (files or runs):
-        raise UserError(f"{shown(pattern)}: matches no file")
-    return _texts(files, shown(pattern), encoding, _left_out("run", f"of minigpt in {shown(pattern)}", runs))
+        raise UserError(f"{escape(pattern)}: matches no file")
+    return _texts(files, escape(pattern), encoding, _left_out("run", f"of minigpt in {escape(pattern)}", runs))
 
 
 def _inside(folder: Path, encoding: str) -> _Found:
@@ -349,7 +349,7 @@ def _inside(folder: Path, encoding: str) -> _Found:
 
     A link is followed if it stays inside, and only once, so that links in a circle end.
     """
-    where = shown(folder).rstrip("/\\") + "/"
+    where = escape(folder).rstrip("/\\") + "/"
     top = os.path.realpath(folder)
     followed: set[str] = set()
     outside: list[Path] = []
@@ -367,7 +367,7 @@ def _inside(folder: Path, encoding: str) -> _Found:
         return is_inside and is_new
 
     def stop(error: OSError) -> None:
-        raise _unreadable(shown(error.filename), error) from error
+        raise _unreadable(escape(error.filename), error) from error
 
     files: list[Path] = []
     runs: list[Path] = []
@@ -406,9 +406,9 @@ def _pipe(path: Path, encoding: str) -> _Found:
     """A named pipe, such as a shell makes for `<(command)`, or a stream of this process."""
     try:
         with path.open("rb") as stream:
-            return _spooled(stream, shown(path), encoding)
+            return _spooled(stream, escape(path), encoding)
     except OSError as error:
-        raise _unreadable(shown(path), error) from error
+        raise _unreadable(escape(path), error) from error
 
 
 def _spooled(stream: BinaryIO, label: str, encoding: str) -> _Found:
@@ -422,7 +422,7 @@ def _spooled(stream: BinaryIO, label: str, encoding: str) -> _Found:
             while chunk := stream.read(BLOCK):
                 file.write(chunk)
     except OSError as error:
-        raise UserError(f"{label}: cannot be kept in {shown(path)} ({reason(error)})") from error
+        raise UserError(f"{label}: cannot be kept in {escape(path)} ({reason(error)})") from error
     return _Found(label, [_direct(Part(label, path, encoding))])
 
 
@@ -456,10 +456,10 @@ def _python_sources() -> list[Part]:
         except (SyntaxError, UnicodeDecodeError):
             continue  # written to be undecodable, as test material is: no loss to the text
         except OSError as error:
-            raise _unreadable(shown(path), error) from error
-        parts.append(Part(shown(path), path, _checked_encoding(encoding), unix_newlines=True))
+            raise _unreadable(escape(path), error) from error
+        parts.append(Part(escape(path), path, _checked_encoding(encoding), unix_newlines=True))
     if not parts:
-        raise UserError(f"builtin:python: this Python has no source of its library in {shown(root)}")
+        raise UserError(f"builtin:python: this Python has no source of its library in {escape(root)}")
     return parts
 
 
@@ -488,7 +488,7 @@ def _raw(part: Part, size: int = BLOCK) -> Iterator[bytes]:
             with part.path.open("rb", buffering=0) as file:
                 yield from iter(lambda: file.read(size), b"")
     except (EOFError, KeyError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-        advice = f"; delete {shown(part.path)} to fetch it again" if part.kind == "zip" else ""
+        advice = f"; delete {escape(part.path)} to fetch it again" if part.kind == "zip" else ""
         what = f"the compressed file is damaged or cut short ({reason(error)}){advice}"
         raise UserError(f"{part.label}: {what}") from error
     except OSError as error:

@@ -11,16 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from minigpt.errors import UserError
+from minigpt.errors import UnknownCharacterError, UserError
 
 Unknown = Literal["error", "skip", "replace"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 _TYPEWRITER = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
-
-
-class UnknownCharacter(UserError):
-    """A text has a character that the model never saw."""
 
 
 def smallest_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
@@ -57,7 +53,7 @@ class CharTokenizer:
     def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
         """Return the ids of `text`, shape (characters,), which begins `offset` characters into the whole.
 
-        Raises UnknownCharacter, naming its position in the whole, for a character outside the vocabulary, unless
+        Raises UnknownCharacterError, naming its position in the whole, for a character outside the vocabulary, unless
         `unknown` is "skip" (leave it out) or "replace" (take its nearest relative).
         """
         if self.vocab_size <= 255 and text.isascii():
@@ -69,7 +65,7 @@ class CharTokenizer:
         if not missing:
             return ids.astype(self.dtype, copy=False)
         if unknown == "error":
-            raise UnknownCharacter(self._describe_unknown(text, offset))
+            raise UnknownCharacterError(self._describe_unknown(text, offset))
         stand_in: dict[str, str | int | None] = {
             c: "" if unknown == "skip" else self.relatives(c)[0] for c in set(text) - self._known
         }

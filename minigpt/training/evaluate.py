@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from minigpt.errors import UserError
-from minigpt.model.gpt import GPT, evaluating
+from minigpt.model.gpt import GPT, eval_mode
 from minigpt.text.batches import evaluation_windows
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -59,7 +59,7 @@ def evaluate(
     total = 0.0
     vocab_size = model.token_embedding.num_embeddings
     batch = max(1, min(TOKENS_AT_ONCE[device.type], LOGITS_AT_ONCE // vocab_size) // context)
-    with evaluating(model):
+    with eval_mode(model):
         for x, y, new in evaluation_windows(tokens, context, stride, batch):
             with autocast() if autocast else torch.autocast(device.type, enabled=False):
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)

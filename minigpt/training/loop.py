@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minigpt.config import resolve as configuration
 from minigpt.config.schema import RunConfig
-from minigpt.errors import UserError, reason, shown
+from minigpt.errors import UserError, escape, reason
 from minigpt.model.device import (
     Runtime,
     choose,
@@ -31,14 +31,14 @@ from minigpt.model.device import (
     reseed,
     seconds_waited,
 )
-from minigpt.model.gpt import GPT, count_parameters, evaluating, flops_per_token
+from minigpt.model.gpt import GPT, count_parameters, eval_mode, flops_per_token
 from minigpt.model.memory import advising_fewer, check_batch, check_training, is_out_of_memory
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint
-from minigpt.storage.metadata import FORMAT, CorpusFacts, Meta, RuntimeFacts, TrainState
+from minigpt.storage.metadata import FORMAT, CorpusInfo, Environment, Metadata, TrainState
 from minigpt.storage.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.text.batches import batch_at
-from minigpt.text.dataset import TextData
+from minigpt.text.dataset import TokenDataset
 from minigpt.training.evaluate import evaluate
 from minigpt.training.metrics import Metrics
 from minigpt.training.optim import Optimizer, lr_factor
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def train(
-    config: RunConfig, run: Path, data: TextData, *, resume: Path | None = None, probes: Sequence[Probe] = ()
+    config: RunConfig, run: Path, data: TokenDataset, *, resume: Path | None = None, probes: Sequence[Probe] = ()
 ) -> Outcome:
     """Train the model of `config` on `data` in the run folder, from the start or from the checkpoint `resume`.
 
@@ -90,7 +90,7 @@ def train(
         raise UserError("out of memory; try a smaller model") from error
     except OSError as error:
         is_elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(run)
-        what = shown(error.filename) if is_elsewhere else f"cannot write to {run}"
+        what = escape(error.filename) if is_elsewhere else f"cannot write to {run}"
         raise UserError(f"{what}: {reason(error)}; {checkpoint.what_is_kept(run)}") from error
 
 
@@ -132,7 +132,7 @@ class Training:
     metrics: Metrics
     """Where the loop writes its curves and lines; open while it runs."""
 
-    def __init__(self, config: RunConfig, run: Path, data: TextData, resume: Path | None = None) -> None:
+    def __init__(self, config: RunConfig, run: Path, data: TokenDataset, resume: Path | None = None) -> None:
         self.config, self.run, self.data = config, run, data
         loaded = checkpoint.load_checkpoint(resume) if resume else None
         saved = loaded.meta.runtime if loaded else None
@@ -146,7 +146,7 @@ class Training:
         """The length of a run that is given in minutes, which has no number of steps."""
         self.state = loaded.meta.state if loaded else TrainState()
         self.saved_step = self.state.step if loaded else None
-        self.resumed_with: tuple[RuntimeFacts, int] | None = None
+        self.resumed_with: tuple[Environment, int] | None = None
         tokens = (self.steps or 0) * config.train.batch_size * config.model.context
         self.runtime = choose(config.runtime, saved, run_flops=tokens * self.flops_per_token, run_seconds=self.seconds)
         self.model.to(self.runtime.device)
@@ -398,7 +398,7 @@ class Training:
         self.metrics.say(
             f"step {state.step}: {train_loss}validation {result.loss:.4f}{', the best' if improved else ''}"
         )
-        with evaluating(model):
+        with eval_mode(model):
             for probe in probes:
                 probe(state.step, model, self.metrics)
         if self.config.train.histograms:
@@ -418,12 +418,12 @@ class Training:
             weights = self.average.state_dict()
         if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
             raise UserError(self._not_finite(state.step, "the weights or the optimizer's averages are not finite"))
-        meta = Meta(
+        meta = Metadata(
             format=FORMAT,
             step=state.step,
             characters_seen=round(state.tokens_seen * data.characters_per_token),
             validation_loss=state.validation_loss,
-            corpus=CorpusFacts(name=shown(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
+            corpus=CorpusInfo(name=escape(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
             vocab_size=data.tokenizer.vocab_size,
             parameters=self.parameters,
             runtime=self.runtime.facts(),

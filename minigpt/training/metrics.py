@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
-from minigpt.errors import reason, shown
+from minigpt.errors import escape, reason
 from minigpt.files import make_folders, read_within, sync, sync_folder, write_atomically
-from minigpt.training.signals import heard_or_not
+from minigpt.training.signals import ignore_broken_stderr
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart in TensorBoard's Custom Scalars with both curves."""
@@ -59,7 +59,7 @@ class Journal:
             return
         self.size, self.pending = self.size + written, b""
         if self.failing:
-            self.say(f"{shown(self.path)} is written again; nothing was left out")
+            self.say(f"{escape(self.path)} is written again; nothing was left out")
         self.failing = False
 
     def sync(self) -> None:
@@ -75,13 +75,13 @@ class Journal:
         """Write what is pending if that is possible now, and close the file."""
         self.sync()
         if self.pending:
-            self.say(f"the last {len(self.pending):,} bytes for {shown(self.path)} could not be written and are lost")
+            self.say(f"the last {len(self.pending):,} bytes for {escape(self.path)} could not be written and are lost")
         with suppress(OSError):  # some systems report here again what failed above
             self.file.close()
 
     def _complain(self, error: OSError) -> None:
         if not self.failing:
-            self.say(f"cannot write {shown(self.path)}: {reason(error)}; training goes on, this is kept in memory")
+            self.say(f"cannot write {escape(self.path)}: {reason(error)}; training goes on, this is kept in memory")
         self.failing = True
 
 
@@ -100,7 +100,7 @@ class Metrics:
             sync_folder(events)
             sync_folder(run)
         except OSError as error:
-            self.say(f"cannot flush {shown(events)}: {reason(error)}; training goes on")
+            self.say(f"cannot flush {escape(events)}: {reason(error)}; training goes on")
         # TensorBoard drops what older event files hold from this step on, so each tag has each step once.
         self._event(Event(step=step + 1, file_version="brain.Event:2"))
         self._event(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -140,7 +140,7 @@ class Metrics:
         """
         rows = "\n".join("\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist())
         entry = f'embeddings {{ tensor_name: "{name}" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }}'
-        files = {"vectors.tsv": rows, "labels.tsv": "\n".join(map(shown, labels)), "projector_config.pbtxt": entry}
+        files = {"vectors.tsv": rows, "labels.tsv": "\n".join(map(escape, labels)), "projector_config.pbtxt": entry}
         try:
             for file, content in files.items():
                 write_atomically(self.board.path.parent / file, content + "\n")
@@ -167,15 +167,15 @@ class Metrics:
 
     def progress(self, position: float, state: str) -> None:
         """Move the progress bar to `position`, with `state` beside it, of which a narrow terminal cuts off the end."""
-        with heard_or_not():
+        with ignore_broken_stderr():
             self.bar.set_postfix_str(state, refresh=False)
             if not self.bar.update(position - self.bar.n):  # which draws it now and then
                 self.bar.refresh()
 
     def say(self, line: str) -> None:
         """Print a line for the person at the terminal, above the progress bar."""
-        with heard_or_not():
-            tqdm.write(shown(line), file=sys.stderr)
+        with ignore_broken_stderr():
+            tqdm.write(escape(line), file=sys.stderr)
 
     def sync(self) -> None:
         """Make sure that what was logged is on disk, before a checkpoint claims that step."""
@@ -184,7 +184,7 @@ class Metrics:
 
     def close(self) -> None:
         """Write out everything and close the files."""
-        with heard_or_not():
+        with ignore_broken_stderr():
             self.bar.close()
         self.board.close()
         self.lines.close()

@@ -12,11 +12,11 @@ from torch.optim.adamw import adamw
 from minigpt.config.schema import OptimConfig
 
 EPS = 1e-8
-NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
-"""Coefficients of polynomials that one after the other bring any singular value near one (Jordan et al. 2024)."""
+NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
+"""Coefficients of ns_coefficients that one after the other bring any singular value near one (Jordan et al. 2024)."""
 
 
-class Rule:
+class ParamGroupOptimizer:
     """How some parameters move. Not a torch.optim.Optimizer, whose making imports the compiler, nearly a second."""
 
     state_shapes: ClassVar[dict[str, Callable[[Tensor], tuple[int, ...]]]]
@@ -46,7 +46,7 @@ class Rule:
         raise NotImplementedError
 
 
-class AdamW(Rule):
+class AdamW(ParamGroupOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as torch's fused kernel computes it."""
 
     state_shapes: ClassVar = {
@@ -83,7 +83,7 @@ class AdamW(Rule):
         )
 
 
-class Muon(Rule):
+class Muon(ParamGroupOptimizer):
     """Nesterov momentum whose update of each matrix is replaced by the nearest orthogonal one (Jordan et al. 2024).
 
     That makes the vectors along a matrix's shorter side equally long, but not those along the longer one, such as one
@@ -95,7 +95,7 @@ class Muon(Rule):
     state_shapes: ClassVar = {"momentum_buffer": lambda p: tuple(p.shape), "squared_size": lambda p: (1, max(p.shape))}
     size_decay = 0.95
     """Of the average of squared sizes."""
-    polynomials = NEWTON_SCHULZ
+    ns_coefficients = NS_COEFFICIENTS
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Muon(Rule):
             stacks[_wide(matrix).shape].append((matrix, update, size))
         for stack in stacks.values():
             wide = torch.stack([_wide(update) for _, update, _ in stack])  # (N, R, C)
-            turned = orthogonal(wide.to(self.dtype), self.polynomials)
+            turned = orthogonal(wide.to(self.dtype), self.ns_coefficients)
             equal = self.equalize_columns(turned, [size for *_, size in stack])
             for (matrix, _, _), update in zip(stack, equal, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
@@ -144,10 +144,10 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.size(0) > matrix.size(1) else matrix
 
 
-def orthogonal(x: Tensor, polynomials: Sequence[tuple[float, float, float]]) -> Tensor:
+def orthogonal(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
     """Return matrices x (N, R, C), R at most C, with their singular values brought near one."""
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for a, b, c in polynomials:
+    for a, b, c in ns_coefficients:
         square = x @ x.mT  # (N, R, R)
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x

@@ -10,12 +10,12 @@ from minigpt.config import presets
 from minigpt.config import resolve as config
 from minigpt.config.resolve import Layer
 from minigpt.config.schema import RunConfig
-from minigpt.errors import UserError, shown
+from minigpt.errors import UserError, escape
 from minigpt.files import read_text_within, write_atomically
 from minigpt.model.device import pick_device
 from minigpt.storage import runs
-from minigpt.storage.metadata import LIMITS, Meta, RuntimeFacts, verify
-from minigpt.text.dataset import TextData, prepare
+from minigpt.storage.metadata import LIMITS, Environment, Metadata, verify
+from minigpt.text.dataset import TokenDataset, load_dataset
 from minigpt.text.tokenizer import from_json
 
 
@@ -24,7 +24,7 @@ class Start:
     """All that training needs to know before its first step."""
 
     config: RunConfig
-    data: TextData
+    data: TokenDataset
     stem: str
     """How to call a new run, before its number."""
     notices: tuple[str, ...]
@@ -33,11 +33,11 @@ class Start:
     """Where a resumed run goes on from."""
     step: int = 0
     """How many steps it has made there."""
-    runtime: RuntimeFacts | None = None
+    runtime: Environment | None = None
     """What computed it there."""
 
 
-def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> Start:
+def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> Start:
     """Prepare a new run: on `text`, or on what a preset names; with a preset, or one fitted to the text.
 
     `assignments` are KEY=VALUE. Raises UserError for a text that cannot be read or a configuration that cannot be.
@@ -52,7 +52,7 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(config.parse_overrides(assignments))
     resolved = config.resolve(*layers, complete=not fits)  # else what fits the text comes below them
-    data = prepare(resolved.config.data)
+    data = load_dataset(resolved.config.data)
     notices = list(data.notices)
     if len(text) == 1 and text[0].endswith((".yaml", ".yml")):
         notices.append(f"{text[0]} is what is trained on; were it the settings, it would go by --config")
@@ -71,7 +71,7 @@ def open_new(text: Sequence[str], preset: str | None, assignments: Sequence[str]
     return Start(resolved.config, data, stem, tuple(notices))
 
 
-def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
+def prepare_resume(run: Path, assignments: Sequence[str]) -> Start:
     """Prepare to go on with a run from its newest intact checkpoint.
 
     Raises UserError for a change that would make it another run, for another text, and when no checkpoint is intact.
@@ -91,12 +91,12 @@ def open_resumed(run: Path, assignments: Sequence[str]) -> Start:
         raise UserError(f"a resumed run keeps its settings, but {'; '.join(changes)}; start a new run instead")
     vocabulary = checkpoint / "tokenizer.json"
     tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS[vocabulary.name]), str(vocabulary))
-    data = prepare(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
+    data = load_dataset(resolved.config.data, known=(meta.corpus.fingerprint, tokenizer))
     return Start(resolved.config, data, run.name, (*notices, *data.notices), checkpoint, meta.step, meta.runtime)
 
 
 @contextmanager
-def begun(run: Path, start: Start, command: Sequence[str]) -> Iterator[None]:
+def recorded_run(run: Path, start: Start, command: Sequence[str]) -> Iterator[None]:
     """Store what a run begins or goes on with, for the block that trains it.
 
     A run that was to go on, and of which the block raises before it saved anything, has its settings back.
@@ -114,7 +114,7 @@ def begun(run: Path, start: Start, command: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:
+def newest_intact(run: Path) -> tuple[Path, Metadata, list[str]]:
     """Return the newest checkpoint that is as it was written, with its meta.json and a line for each newer one.
 
     Raises UserError when there is none.
@@ -128,7 +128,7 @@ def newest_intact(run: Path) -> tuple[Path, Meta, list[str]]:
             notices.append(f"skipping the checkpoint of step {step}: {error}")
     problem = "no checkpoint of it is intact" if notices else "it has no checkpoint"
     why = "".join(f" ({line})" for line in notices[:1])
-    raise UserError(f"cannot resume run {shown(run.name)}: {problem}{why}; start it anew under another --name")
+    raise UserError(f"cannot resume run {escape(run.name)}: {problem}{why}; start it anew under another --name")
 
 
 def name_stem(source: str) -> str:

@@ -27,7 +27,7 @@ def _handle(numbers: Sequence[int], handler: Any) -> dict[int, Any]:
 
 
 @contextmanager
-def unwinding() -> Iterator[None]:
+def signals_as_exit() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise SystemExit within the block, so that what it began is undone, as Ctrl-C does."""
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -64,7 +64,7 @@ class Interrupts:
         if self.signal in (None, SIGHUP):
             self.signal = number
         if number == signal.SIGINT and os.isatty(2):  # written past what a line may be in the middle of
-            with heard_or_not():
+            with ignore_broken_stderr():
                 os.write(2, b"\nsaving after this step; Ctrl-C again ends without that\n")
         for known in self.previous:
             if known == SIGHUP:
@@ -74,7 +74,7 @@ class Interrupts:
 
 
 @contextmanager
-def heard_or_not() -> Iterator[None]:
+def ignore_broken_stderr() -> Iterator[None]:
     """Let nothing end because a line to stderr fails: nobody may be there to read it, or a disk may be full."""
     try:
         yield

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minigpt import __version__
-from minigpt.errors import UserError, shown
+from minigpt.errors import UserError, escape
 from minigpt.interpret import picture, record
 from minigpt.interpret.extract import extract
-from minigpt.interpret.passage import Passage
+from minigpt.interpret.passage import Excerpt
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 from minigpt.viewer import views
@@ -24,7 +24,7 @@ LARGE, TOO_LARGE = 4_000_000, 16_000_000
 
 def inspect_page(
     loaded: Checkpoint,
-    passage: Passage,
+    passage: Excerpt,
     *,
     layers: Sequence[int] | None = None,
     detail: bool = False,
@@ -51,7 +51,7 @@ def inspect_page(
     seen = views.chosen_layers(whole, chosen)
     signs = views.Signs()
     data: dict[str, Any] = {
-        "run": shown(views.run_name(loaded)),
+        "run": escape(views.run_name(loaded)),
         "layers": chosen,
         "heads": config.n_head,
         "levels": [round(level, 6) for level in LEVELS.tolist()],
@@ -82,7 +82,7 @@ def inspect_page(
     return page
 
 
-def facts(loaded: Checkpoint, passage: Passage) -> dict[str, str]:
+def facts(loaded: Checkpoint, passage: Excerpt) -> dict[str, str]:
     """Return what is shown of where the page comes from."""
     config, meta = loaded.config.model, loaded.meta
     loss = "not measured" if meta.validation_loss is None else f"{meta.validation_loss:.4f} nats"
@@ -97,7 +97,7 @@ def facts(loaded: Checkpoint, passage: Passage) -> dict[str, str]:
     }
 
 
-def warnings(loaded: Checkpoint, passage: Passage, layers: Sequence[int]) -> list[str]:
+def warnings(loaded: Checkpoint, passage: Excerpt, layers: Sequence[int]) -> list[str]:
     """Return what a reader must know before believing anything on the page."""
     doubt = record.doubt(loaded)
     found = [f"{doubt} What its heads look at is chance."] if doubt else []

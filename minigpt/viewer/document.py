@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from minigpt.errors import shown
+from minigpt.errors import escape
 
 HERE = Path(__file__).parent
 SCRIPTS = (
@@ -52,7 +52,7 @@ def embedded(data: Mapping[str, Any]) -> str:
 
 
 def _text(words: str) -> str:
-    return html.escape(shown(words))
+    return html.escape(escape(words))
 
 
 def _asset(name: str) -> str:

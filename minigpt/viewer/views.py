@@ -16,10 +16,10 @@ from torch import Tensor
 
 from minigpt.errors import UserError
 from minigpt.interpret.extract import Extraction, extract, head_outputs, logit_lens, without_heads
-from minigpt.interpret.passage import Passage, characters, glyph
+from minigpt.interpret.passage import Excerpt, characters, glyph
 from minigpt.interpret.scores import MEASURES, PATTERNS, Score, divergence, head_scores, in_word, kinds
-from minigpt.model.gpt import GPT, Block, rotary_turns
-from minigpt.model.kernels import rotate_by_torch
+from minigpt.model.gpt import GPT, Block, rope_cos_sin
+from minigpt.model.kernels import rope_by_torch
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import CHECKPOINTS
 from minigpt.text.tokenizer import Ids
@@ -72,7 +72,7 @@ def spoken(character: str) -> str:
     return character
 
 
-def text_view(passage: Passage, signs: Signs) -> Data:
+def text_view(passage: Excerpt, signs: Signs) -> Data:
     """Return the text as numbers of signs, and where its words and lines begin."""
     words, lines = [0], [0]
     for place in range(1, len(passage.characters)):
@@ -106,7 +106,7 @@ def stages_view(seen: Extraction) -> Data:
     return {"n": n, "raw": pack_scaled(raw.flatten(0, 1), steps), "coarse": steps < 256}
 
 
-def scores_view(seen: Extraction, passage: Passage) -> Data:
+def scores_view(seen: Extraction, passage: Excerpt) -> Data:
     """Return all scores of all heads with their baselines, the kind of each head, and how heads differ."""
     scores = head_scores(seen.weights, passage.characters)
     return {
@@ -163,7 +163,7 @@ def predictions_view(loaded: Checkpoint, seen: Extraction, signs: Signs) -> Data
 
 
 def characters_view(
-    loaded: Checkpoint, seen: Extraction, passage: Passage, layers: Sequence[int], signs: Signs
+    loaded: Checkpoint, seen: Extraction, passage: Excerpt, layers: Sequence[int], signs: Signs
 ) -> Data:
     """Return the cosines of embeddings, and of each head who looks for whom (QK) and what that raises (OV)."""
     model, V = loaded.model, loaded.tokenizer.vocab_size
@@ -212,7 +212,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
     ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(stream)[None])  # (H, N, D) each
     if config.position == "rotary":
-        q = rotate_by_torch(q, rotary_turns(2, D)[:, 1].to(q.device))
+        q = rope_by_torch(q, rope_cos_sin(2, D)[:, 1].to(q.device))
     written = v.cpu() @ head_outputs(model, layer)  # (H, N, C)
     if config.norm == "layernorm":
         written = written - written.mean(-1, keepdim=True)
@@ -265,7 +265,7 @@ def ablation_view(
 
 
 def film_view(
-    steps: Iterable[Checkpoint], passage: Passage, layers: Sequence[int], shape: tuple[int, int]
+    steps: Iterable[Checkpoint], passage: Excerpt, layers: Sequence[int], shape: tuple[int, int]
 ) -> Data | None:
     """Return small pictures and scores of all heads at each checkpoint, or None. UserError for another model's."""
     frames: list[Data] = []
@@ -287,7 +287,7 @@ def film_view(
     return {"n": min(SMALL, len(passage.ids)), "frames": frames} if frames else None
 
 
-def compare_view(loaded: Checkpoint, other: Checkpoint, passage: Passage, layers: Sequence[int] | None) -> Data:
+def compare_view(loaded: Checkpoint, other: Checkpoint, passage: Excerpt, layers: Sequence[int] | None) -> Data:
     """Return the attention of another run over the same text. Raises UserError where it cannot read that text."""
     same = loaded.tokenizer.to_json() == other.tokenizer.to_json()
     try:

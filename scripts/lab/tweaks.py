@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.gpt import GPT, NORM_EPS, evaluating
+from minigpt.model.gpt import GPT, NORM_EPS, eval_mode
 from minigpt.model.kernels import CPU
 from minigpt.seeds import mix_seed
 from minigpt.training.optim import Muon, Optimizer
@@ -43,7 +43,7 @@ def leak(model: GPT) -> float:
     vocab_size, context = model.token_embedding.num_embeddings, model.config.context
     ids = torch.randint(vocab_size, (2, context))
     worst = 0.0
-    with evaluating(model):
+    with eval_mode(model):
         before = model(ids)
         for at in (1, context // 2, context - 1):
             changed = ids.clone()
@@ -173,9 +173,9 @@ def values_of_the_first(run: Any, argument: Any) -> None:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
-            return CPU.attend(q, k, v, probability, mask)
+            return CPU.sdpa(q, k, v, probability, mask)
 
-        attention.kernels = replace(attention.kernels or CPU, attend=partial(attend, attention))
+        attention.kernels = replace(attention.kernels or CPU, sdpa=partial(attend, attention))
 
 
 def stream_of_the_start(run: Any, argument: Any) -> None:
@@ -198,7 +198,7 @@ def rotary_base(run: Any, base: float) -> None:
     size = run.config.model.head_size
     rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
-    run.model.turns = torch.stack((angle.cos(), angle.sin())).float()
+    run.model.cos_sin = torch.stack((angle.cos(), angle.sin())).float()
 
 
 def gated_heads(run: Any, channels: int) -> None:
@@ -232,11 +232,11 @@ def masks_over_time(run: Any, argument: Any) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
         if probability:
             v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
-        return CPU.attend(q, k, v, 0.0, mask)
+        return CPU.sdpa(q, k, v, 0.0, mask)
 
     for module in run.model.modules():
         if hasattr(module, "kernels"):
-            module.kernels = replace(module.kernels or CPU, dropout=dropout, attend=attend)
+            module.kernels = replace(module.kernels or CPU, dropout=dropout, sdpa=attend)
 
 
 # --- the optimizer -------------------------------------------------------------------------------------
@@ -307,8 +307,8 @@ POLAR_EXPRESS = (
 
 
 def polar_express(rule: Any, argument: Any) -> None:
-    """Bring singular values near one by other polynomials, one for each round (Amsel et al. 2025)."""
-    rule.polynomials = POLAR_EXPRESS
+    """Bring singular values near one by other ns_coefficients, one for each round (Amsel et al. 2025)."""
+    rule.ns_coefficients = POLAR_EXPRESS
 
 
 # --- batches and the loss ------------------------------------------------------------------------------

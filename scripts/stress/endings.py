@@ -98,12 +98,12 @@ def ending(run: Path) -> dict[str, Any]:
         "pointers": [(run / "checkpoints" / name).read_text(encoding="utf-8") for name in ("last", "best")],
         "curves": [{tag: value for tag, value in line.items() if not tag.startswith(TIMED)} for line in whole],
         "half a line": "".join(lines[len(whole) :]),
-        "TensorBoard": shown(run),
+        "TensorBoard": escape(run),
         "leftovers": sorted(path.name for path in (run / "checkpoints").glob(".*")),
     }
 
 
-def shown(run: Path) -> list[tuple[str, int, bytes]]:
+def escape(run: Path) -> list[tuple[str, int, bytes]]:
     """Return what TensorBoard shows of a run: each tag, step and value as often as it shows it."""
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 

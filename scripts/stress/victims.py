@@ -121,7 +121,7 @@ class Stable:
         """Import what training needs; compile the shim into `folder`."""
         for name in (
             "torch._dynamo",
-            "minigpt.cli",
+            "minigpt.cli.main",
             "minigpt.training.setup",
             "minigpt.training.loop",
             "minigpt.sampling.generate",
@@ -200,7 +200,7 @@ class Stable:
                 os.environ["PATH"] = ""  # a program started here would die of the filter, which has no handler there
                 self._arm(fault)
             confine()
-            import minigpt.cli
+            import minigpt.cli.main
 
             minigpt.cli.main()
         except SystemExit as end:

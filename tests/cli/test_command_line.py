@@ -26,7 +26,7 @@ import typer
 from command_line import SMALL, VERSE, Cli, Done, environment, process
 
 from minigpt import __version__
-from minigpt.cli import app
+from minigpt.cli.main import app
 from minigpt.config import resolve as config
 from minigpt.config.presets import fit
 from minigpt.model.gpt import GPT
@@ -138,7 +138,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(home: Path) -> None:
     ]
     code = f"""
 import sys
-from minigpt.cli import main
+from minigpt.cli.main import main
 for arguments in {commands!r}:
     sys.argv = ["minigpt", *arguments]
     try:
@@ -476,7 +476,7 @@ def test_sample_and_eval_of_another_text_open_nothing_that_a_configuration_names
     cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be a stranger's."""
-    monkeypatch.setattr("minigpt.storage.checkpoint.prepare", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr("minigpt.storage.checkpoint.load_dataset", lambda *_: pytest.fail("it was opened"))
     (tmp_path / "mine.txt").write_text(VERSE, encoding="utf-8")
     assert cli("sample", "-l", 3).code == 0
     assert cli("eval", "last", tmp_path / "mine.txt", "--unknown", "skip").code == 0

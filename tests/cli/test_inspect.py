@@ -23,7 +23,7 @@ from minigpt.interpret import picture
 from minigpt.interpret.extract import Extraction, extract
 from minigpt.interpret.probe import attention_probe
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.text.dataset import TextData
+from minigpt.text.dataset import TokenDataset
 
 SETTINGS = {"model.n_layer": 2, "model.n_head": 2, "model.n_embd": 16, "model.context": 32, "train.steps": 4} | {
     "train.eval_every": 2, "train.batch_size": 4, "sample.preview": 0, "runtime.dtype": "float32",
@@ -318,7 +318,7 @@ def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.
     said: list[str] = []
     loaded = load_checkpoint(folder / "runs/verse")
     ids = loaded.tokenizer.encode(VERSE)
-    data = TextData(ids, ids, loaded.tokenizer, "", len(VERSE))
+    data = TokenDataset(ids, ids, loaded.tokenizer, "", len(VERSE))
     monkeypatch.setattr("minigpt.interpret.extract.AGREEMENT", {torch.float32: -1.0})
     attention_probe(data)(7, loaded.model, SimpleNamespace(say=said.append))
     assert said[0].startswith("step 7: the attention shown would not be the model's")

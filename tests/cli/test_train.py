@@ -63,7 +63,7 @@ def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
 def test_a_name_that_is_taken_is_told_before_the_text_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("verse.txt").write_text(VERSE, encoding="utf-8")
     assert cli("train", "verse.txt", *SMALL, "--name", "a").code == 0
-    monkeypatch.setattr("minigpt.training.setup.prepare", lambda *_: pytest.fail("the text was read"))
+    monkeypatch.setattr("minigpt.training.setup.load_dataset", lambda *_: pytest.fail("the text was read"))
     assert "run 'a' exists; go on with it: " in cli("train", "verse.txt", "--name", "a").error
     assert "cannot name a run" in cli("train", "verse.txt", "--name", "a/b").error
 

@@ -33,11 +33,11 @@ from minigpt.model import memory as room
 from minigpt.sampling.generate import generate
 from minigpt.storage import runs
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.storage.metadata import FILES, META, read_meta, verify
+from minigpt.storage.metadata import FILES, META, read_metadata, verify
 from minigpt.storage.runs import record_start, step_folder, summaries
 from minigpt.storage.verify import verify_runs
 from minigpt.training.metrics import Metrics
-from minigpt.training.setup import open_resumed
+from minigpt.training.setup import prepare_resume
 
 if sys.platform != "win32":
     import resource
@@ -225,7 +225,7 @@ def test_a_damaged_run_goes_on_from_what_is_intact_or_is_refused(run: Path) -> N
         for what, content in sampled(path, step_folder(run, STEPS[0]) / FILES[2], 30):
             with holding(path, content):
                 try:
-                    start = open_resumed(run, [])
+                    start = prepare_resume(run, [])
                     assert start.checkpoint is not None
                     if changed_on_resume(trained, start.config) or load_all(start.checkpoint) not in steps:
                         wrong.append(f"{path.name} {what}: believed")
@@ -456,7 +456,7 @@ def test_each_field_of_a_forged_description_has_its_type(
 )
 def test_a_description_that_is_nothing_of_the_kind_is_refused(checkpoint: Path, content: str) -> None:
     (checkpoint / META).write_bytes(content.encode("utf-8", "surrogatepass"))
-    assert isinstance(attempt(lambda: read_meta(checkpoint)), str)
+    assert isinstance(attempt(lambda: read_metadata(checkpoint)), str)
     assert isinstance(attempt(lambda: load_checkpoint(checkpoint)), str)
 
 

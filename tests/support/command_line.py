@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.cli import main
+from minigpt.cli.main import main
 
 SMALL = [
     *("-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"),

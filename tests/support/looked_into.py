@@ -8,10 +8,10 @@ from PIL import Image
 
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
 from minigpt.interpret import picture
-from minigpt.interpret.passage import Passage, characters
+from minigpt.interpret.passage import Excerpt, characters
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import CorpusFacts, Meta, RuntimeFacts, TrainState
+from minigpt.storage.metadata import CorpusInfo, Environment, Metadata, TrainState
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
@@ -34,20 +34,20 @@ def checkpoint(
                 block.attention.qkv.weight.normal_(std=1 if config.qk_norm else 2 / width**0.5)
                 block.attention.proj.weight.normal_(std=0.05)
                 block.mlp.down.weight.normal_(std=0.05)
-    meta = Meta(
-        format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusFacts(name="made", fingerprint=""),
+    meta = Metadata(
+        format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusInfo(name="made", fingerprint=""),
         vocab_size=tokenizer.vocab_size, parameters=1,
-        runtime=RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1),
+        runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
         state=TrainState(step=step, validation_loss=loss),
     )  # fmt: skip
     data = DataConfig(tokenizer="byte" if byte else "char")
     return Checkpoint(model, tokenizer, RunConfig(data=data, model=config), meta, Path(f"/nowhere/{name}"))
 
 
-def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", left_out: int = 0) -> Passage:
+def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", left_out: int = 0) -> Excerpt:
     """Return `text` as `loaded` reads it."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
-    return Passage(ids, characters(loaded.tokenizer, ids), source, left_out)
+    return Excerpt(ids, characters(loaded.tokenizer, ids), source, left_out)
 
 
 def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:

@@ -14,9 +14,9 @@ from torch import Tensor
 from minigpt.config import resolve as configuration
 from minigpt.config.schema import RunConfig
 from minigpt.model.gpt import GPT
-from minigpt.storage.metadata import read_meta
+from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
-from minigpt.text.dataset import TextData, split
+from minigpt.text.dataset import TokenDataset, split
 from minigpt.text.tokenizer import build
 from minigpt.training.loop import Probe
 from minigpt.training.metrics import Metrics
@@ -45,12 +45,12 @@ def make_config(**changes: Any) -> RunConfig:
     return configuration.resolve(("small", SETTINGS), ("test", dotted)).config
 
 
-def make_data(text: str = "") -> TextData:
+def make_data(text: str = "") -> TokenDataset:
     words = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler"]
     text = text or " ".join(random.Random(0).choices(words, k=600))
     tokenizer = build("char", text)
     train_part, validation = split([tokenizer.encode(text)], 0.1)
-    return TextData(train_part, validation, tokenizer, "fingerprint", len(text))
+    return TokenDataset(train_part, validation, tokenizer, "fingerprint", len(text))
 
 
 def tensors(run: Path, step: int) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def ending(run: Path) -> dict[str, Any]:
     """All of a run that must be the same to the last bit: its last checkpoint, pointers and curves, without times."""
     step = checkpoint_steps(run)[-1]
     folder = step_folder(run, step)
-    meta = read_meta(folder)
+    meta = read_metadata(folder)
     state = asdict(meta.state)
     state.pop("seconds")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -5,17 +5,17 @@ import unicodedata
 
 import pytest
 
-from minigpt.errors import UserError, did_you_mean, reason, shown, visible
+from minigpt.errors import UserError, did_you_mean, escape, reason, sanitize_terminal
 
 KEPT = {"\n", "\t"}
 
 
 def test_shown_is_one_printable_line_that_tells_what_was_there() -> None:
     for c in map(chr, range(sys.maxunicode + 1)):
-        text = shown(c)
+        text = escape(c)
         assert text == c if c.isprintable() else (text.isascii() and text.isprintable()), hex(ord(c))
-    assert shown("a\nb\x1b[31m\u202ec\x85\ud800") == r"a\nb\x1b[31m\u202ec\x85\ud800"
-    assert shown(ValueError("x\ty")) == r"x\ty"
+    assert escape("a\nb\x1b[31m\u202ec\x85\ud800") == r"a\nb\x1b[31m\u202ec\x85\ud800"
+    assert escape(ValueError("x\ty")) == r"x\ty"
 
 
 def test_visible_lets_through_all_but_what_drives_a_terminal() -> None:
@@ -27,12 +27,12 @@ def test_visible_lets_through_all_but_what_drives_a_terminal() -> None:
             or unicodedata.category(c) in ("Zl", "Zp")
             or unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
         )
-        assert visible(c) == (f"\\u{number:04x}" if drives else c), hex(number)
+        assert sanitize_terminal(c) == (f"\\u{number:04x}" if drives else c), hex(number)
 
 
 @pytest.mark.parametrize("text", ["plain\n\ttext\n", "שלום عالم", "👩‍🚀 e\u0301", "春眠不覺曉", "\\x1b", ""])
 def test_visible_leaves_every_script_as_it_is(text: str) -> None:
-    assert visible(text) == text
+    assert sanitize_terminal(text) == text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_visible_leaves_every_script_as_it_is(text: str) -> None:
     ids=ascii,
 )
 def test_no_sequence_known_to_terminals_gets_through(attack: str) -> None:
-    text = visible(f"a{attack}b")
+    text = sanitize_terminal(f"a{attack}b")
     assert text.isprintable()
     assert text.encode("ascii").decode("unicode_escape") == f"a{attack}b", "nothing is lost"
 

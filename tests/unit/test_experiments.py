@@ -333,7 +333,7 @@ def test_one_mask_serves_all_positions_of_a_sequence() -> None:
         assert torch.equal(dropped, dropped[:, :1].expand(2, 5, 16)), "the same channels at all positions"
         assert not torch.equal(dropped[0], dropped[1]), "others in another sequence"
         nothing = torch.zeros(1, 1, 8, 8)  # queries and keys that attend to all alike
-        attended = kernels.attend(nothing, nothing, torch.eye(8)[None, None], 0.5)[0, 0]
+        attended = kernels.sdpa(nothing, nothing, torch.eye(8)[None, None], 0.5)[0, 0]
         last = attended[-1] > 0
         assert 0 < last.sum() < 8
         assert torch.equal(attended > 0, last.expand(8, 8).tril()), "a dropped key is dropped for all queries"

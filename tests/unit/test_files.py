@@ -21,7 +21,7 @@ from minigpt import files
 from minigpt.errors import UserError
 from minigpt.files import (
     LOCK,
-    InUse,
+    RunLockedError,
     locked,
     make_folders,
     open_within,
@@ -66,7 +66,7 @@ def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 def test_a_second_process_is_refused_and_told_who_is_in(tmp_path: Path) -> None:
     with holder(tmp_path) as first:
-        with pytest.raises(InUse, match=rf"^run r is in use by process {first.pid} on \S+: wait for it"):
+        with pytest.raises(RunLockedError, match=rf"^run r is in use by process {first.pid} on \S+: wait for it"):
             enter(tmp_path)
         assert first.communicate("end\n")[0] == ""
         assert first.returncode == 0
@@ -89,9 +89,9 @@ def test_a_process_that_is_killed_leaves_no_lock_behind(tmp_path: Path) -> None:
 
 def test_a_lock_holds_within_a_process_too_and_goes_with_an_error(tmp_path: Path) -> None:
     with locked(tmp_path, "run r"):
-        with pytest.raises(InUse, match=rf"in use by process {os.getpid()} "):
+        with pytest.raises(RunLockedError, match=rf"in use by process {os.getpid()} "):
             enter(tmp_path)
-        with pytest.raises(InUse):  # the refused attempt before did not let go of it
+        with pytest.raises(RunLockedError):  # the refused attempt before did not let go of it
             enter(tmp_path)
     with pytest.raises(ZeroDivisionError), locked(tmp_path, "run r"):
         _ = 1 / 0
@@ -102,7 +102,7 @@ def test_a_lock_holds_within_a_process_too_and_goes_with_an_error(tmp_path: Path
 def test_what_stands_in_the_lock_of_another_is_shown_in_one_harmless_line(tmp_path: Path, written: bytes) -> None:
     with locked(tmp_path, "run r"):
         (tmp_path / LOCK).write_bytes(written)
-        with pytest.raises(InUse) as error:
+        with pytest.raises(RunLockedError) as error:
             enter(tmp_path)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000

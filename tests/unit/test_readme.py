@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.testing import CliRunner
 
-from minigpt.cli import app
+from minigpt.cli.main import app
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.errors import UserError
 

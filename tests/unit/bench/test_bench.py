@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from minigpt.bench import data, sample, sides
-from minigpt.cli import app
+from minigpt.cli.main import app
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.errors import UserError
 from minigpt.sampling.draft import Draft

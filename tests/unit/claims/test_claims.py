@@ -163,8 +163,8 @@ def without_softmax(patch: Patch) -> None:
     everywhere(patch, "attention_weights", lambda q, k: q @ k.mT)
 
 
-def _with_attention(patch: Patch, attend: kernels.Attend) -> None:
-    everywhere(patch, "best_for", lambda device: replace(kernels.CPU, attend=attend))
+def _with_attention(patch: Patch, attend: kernels.SDPA) -> None:
+    everywhere(patch, "best_for", lambda device: replace(kernels.CPU, sdpa=attend))
 
 
 def kernel_without_mask(patch: Patch) -> None:
@@ -172,11 +172,11 @@ def kernel_without_mask(patch: Patch) -> None:
 
 
 def kernel_without_scale(patch: Patch) -> None:
-    _with_attention(patch, lambda q, k, v, *_: kernels.attend_in_blocks(q * q.size(-1) ** 0.5, k, v, 0.0))
+    _with_attention(patch, lambda q, k, v, *_: kernels.sdpa_in_blocks(q * q.size(-1) ** 0.5, k, v, 0.0))
 
 
 def kernel_that_mixes_up_heads(patch: Patch) -> None:
-    _with_attention(patch, lambda q, k, v, *_: kernels.attend_in_blocks(q, k, v.flip(1), 0.0))
+    _with_attention(patch, lambda q, k, v, *_: kernels.sdpa_in_blocks(q, k, v.flip(1), 0.0))
 
 
 def number_of_heads_ignored(patch: Patch) -> None:

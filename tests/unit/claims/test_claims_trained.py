@@ -23,13 +23,13 @@ def untrained(**changes: object) -> Checkpoint:
     from minigpt.config.resolve import resolve
     from minigpt.config.schema import RunConfig
     from minigpt.seeds import mix_seed
-    from minigpt.storage.metadata import Meta
+    from minigpt.storage.metadata import Metadata
 
     shape = {"n_layer": 2, "n_head": 4, "n_embd": 32, "context": 32, **changes}
     config: RunConfig = resolve(("test", {f"model.{key}": value for key, value in shape.items()})).config
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(ModelConfig(**{**FAMILIES["modern"], **shape}), len(LETTERS)).eval()
-    return Checkpoint(model, CharTokenizer(LETTERS), config, Meta.model_construct(), Path("nowhere"))
+    return Checkpoint(model, CharTokenizer(LETTERS), config, Metadata.model_construct(), Path("nowhere"))
 
 
 def letters(count: int = 32 * 8) -> np.ndarray:

@@ -20,7 +20,7 @@ from minigpt.config.presets import Expectation, expectation, fit, presets, read_
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
-from minigpt.paths import shipped
+from minigpt.paths import resource_path
 
 
 def overridden(*assignments: str) -> RunConfig:
@@ -400,7 +400,7 @@ def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
     assert presets()[name], "a preset begins with a comment that says what it is"
     resolved = resolve(read_layer(name))
     assert f"preset {name}" in resolved.sources.values()
-    shipped_as = yaml.safe_load(shipped("configs", f"{name}.yaml").read_text(encoding="utf-8"))
+    shipped_as = yaml.safe_load(resource_path("configs", f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(shipped_as, c.schema())
 
 
@@ -421,7 +421,7 @@ def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
     assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
 
 
-KNOWN = plain_yaml.parse(shipped("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
+KNOWN = plain_yaml.parse(resource_path("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
 
 
 def test_the_readme_names_the_presets_whose_losses_are_known() -> None:

@@ -21,7 +21,7 @@ from minigpt.model import device as runtime
 from minigpt.model.device import Runtime, choose, compile_loss, pick_device, sampling_threads
 from minigpt.model.memory import peak_memory
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.storage.metadata import RuntimeFacts
+from minigpt.storage.metadata import Environment
 from minigpt.training.loop import train
 
 ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}
@@ -113,7 +113,7 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resumed_run_keeps_its_choices_but_for_those_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another precision, or sums split among another number of threads, would not be the same run."""
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    saved = RuntimeFacts(device="cpu", dtype="bfloat16", compile=True, threads=3)
+    saved = Environment(device="cpu", dtype="bfloat16", compile=True, threads=3)
     assert choose(RuntimeConfig(), saved) == Runtime("cpu", "bfloat16", True, 3)
     assert choose(config(), saved, run_flops=1.0) == Runtime("cpu", "bfloat16", True, 3)
     assert choose(config(dtype="float32"), saved) == Runtime("cpu", "float32", True, 3)
@@ -123,14 +123,14 @@ def test_a_resumed_run_keeps_its_choices_but_for_those_made_anew(monkeypatch: py
 
 
 def test_the_threads_of_a_much_larger_machine_are_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = RuntimeFacts(device="cpu", dtype="bfloat16", compile=False, threads=64)
+    saved = Environment(device="cpu", dtype="bfloat16", compile=False, threads=64)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert choose(config(), saved).threads == 2
 
 
 def test_a_resumed_run_stays_on_its_device_and_a_new_one_takes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_devices", lambda: ["cuda:0", "cpu"])
-    saved = RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1)
+    saved = Environment(device="cpu", dtype="float32", compile=False, threads=1)
     gone = saved.model_copy(update={"device": "mps"})
     assert (pick_device("auto"), pick_device("auto", saved), pick_device("auto", gone)) == ("cuda:0", "cpu", "cuda:0")
     assert pick_device("mps", saved) == "mps"
@@ -149,7 +149,7 @@ def test_one_stream_of_a_small_model_is_drawn_by_one_thread(parameters: int, str
 
 
 def test_a_run_from_a_device_that_is_not_here_chooses_anew() -> None:
-    saved = RuntimeFacts(device="cuda:7", dtype="bfloat16", compile=True, threads=1)
+    saved = Environment(device="cuda:7", dtype="bfloat16", compile=True, threads=1)
     chosen = choose(RuntimeConfig(), saved)
     assert chosen.device == runtime.best_device() != "cuda:7"
     assert chosen.compile is False
@@ -161,7 +161,7 @@ def test_a_device_that_is_not_here_is_one_line(device: str, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError) as error:
-        choose(RuntimeConfig(device=device), RuntimeFacts(**ON_CPU))
+        choose(RuntimeConfig(device=device), Environment(**ON_CPU))
     assert str(error.value) == f"runtime.device {device} is not available here; torch finds: cpu"
 
 

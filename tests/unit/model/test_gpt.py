@@ -20,8 +20,8 @@ from minigpt.model.gpt import (
     attention_weights,
     causal_mask,
     count_parameters,
-    evaluating,
-    rotary_turns,
+    eval_mode,
+    rope_cos_sin,
     sinusoidal_positions,
 )
 from minigpt.model.kernels import CPU, TORCH, Kernels
@@ -306,14 +306,14 @@ def test_attention_over_a_cache_agrees_with_its_explicit_twin(family: str, chunk
     model, whole, pieces = awake(family), [], []
 
     def keep(into: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        y = kernels.attend(q, k, v, 0.0)
+        y = kernels.sdpa(q, k, v, 0.0)
         torch.testing.assert_close(y, attention_weights(q, k) @ v, atol=1e-5, rtol=1e-5)
         into.append(torch.stack((q, k[:, :, -q.size(2) :], v[:, :, -q.size(2) :])))  # (3, B, H, T, D)
         return y
 
     with torch.no_grad():
         for into, run in ((whole, model), (pieces, lambda ids: in_chunks(model, ids, chunks))):
-            model.use(dataclasses.replace(kernels, attend=lambda q, k, v, *_, into=into: keep(into, q, k, v)))
+            model.use(dataclasses.replace(kernels, sdpa=lambda q, k, v, *_, into=into: keep(into, q, k, v)))
             run(some_ids(2, 10))
     layers = [torch.cat(pieces[layer :: len(model.blocks)], dim=3) for layer in range(len(model.blocks))]
     torch.testing.assert_close(torch.stack(layers), torch.stack(whole), atol=1e-5, rtol=1e-5)
@@ -346,13 +346,13 @@ def test_sinusoidal_positions_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
 def test_rotary_positions_turn_and_see_distances_only(kernels: Kernels) -> None:
-    rotate = kernels.rotate
-    turns = rotary_turns(40, 8)
-    assert turns.shape == (2, 40, 4)
+    rotate = kernels.rope
+    cos_sin = rope_cos_sin(40, 8)
+    assert cos_sin.shape == (2, 40, 4)
     x = torch.randn(1, 2, 40, 8)
-    torch.testing.assert_close(rotate(x, turns), turned(x), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(rotate(x, turns).norm(dim=-1), x.norm(dim=-1))
-    q, k = (rotate(torch.randn(8).expand(1, 1, 40, 8), turns) for _ in range(2))
+    torch.testing.assert_close(rotate(x, cos_sin), turned(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotate(x, cos_sin).norm(dim=-1), x.norm(dim=-1))
+    q, k = (rotate(torch.randn(8).expand(1, 1, 40, 8), cos_sin) for _ in range(2))
     scores = (q @ k.transpose(-2, -1))[0, 0]  # the same query and key everywhere
     for distance in range(-39, 40):
         along = scores.diagonal(distance)
@@ -363,10 +363,10 @@ def test_rotary_positions_turn_and_see_distances_only(kernels: Kernels) -> None:
 @pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
 def test_rotary_turns_stay_exact_in_bfloat16(kernels: Kernels) -> None:
     """bfloat16 holds no position above 256 exactly, so the turning itself happens in float32."""
-    rotate = kernels.rotate
-    x, turns = torch.randn(1, 1, 1000, 16).bfloat16(), rotary_turns(1000, 16)
-    assert rotate(x, turns).dtype == torch.bfloat16
-    torch.testing.assert_close(rotate(x, turns).float(), rotate(x.float(), turns), atol=0.0, rtol=2**-8)
+    rotate = kernels.rope
+    x, cos_sin = torch.randn(1, 1, 1000, 16).bfloat16(), rope_cos_sin(1000, 16)
+    assert rotate(x, cos_sin).dtype == torch.bfloat16
+    torch.testing.assert_close(rotate(x, cos_sin).float(), rotate(x.float(), cos_sin), atol=0.0, rtol=2**-8)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -397,9 +397,9 @@ def test_zero_init_makes_each_block_the_identity() -> None:
     model, x = fresh("modern"), torch.randn(2, 10, 16)
     with torch.no_grad():
         for block in model.blocks:
-            assert torch.equal(block(x, model.turns), x)
+            assert torch.equal(block(x, model.cos_sin), x)
             block.attention.qkv.weight.fill_(1.0)  # whatever it reads, it writes nothing
-            assert torch.equal(block(x, model.turns), x)
+            assert torch.equal(block(x, model.cos_sin), x)
 
 
 def test_weights_start_as_in_gpt2() -> None:
@@ -469,13 +469,13 @@ def test_dropout_acts_in_training_only(family: str) -> None:
     assert len(inputs) == 2
     assert all(0.2 < zeros.float().mean() < 0.4 for zeros in inputs.values())
     attention, x = model.blocks[0].attention, torch.randn(2, 10, 16)
-    assert not torch.equal(attention(x, model.turns), attention(x, model.turns))
+    assert not torch.equal(attention(x, model.cos_sin), attention(x, model.cos_sin))
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating_puts_the_mode_back(training: bool) -> None:
     model = fresh("classic").train(training)
-    with contextlib.suppress(KeyError), evaluating(model):
+    with contextlib.suppress(KeyError), eval_mode(model):
         assert not any(module.training for module in model.modules())
         raise KeyError
     assert all(module.training == training for module in model.modules())

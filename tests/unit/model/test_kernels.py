@@ -16,15 +16,15 @@ from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.config.schema import ModelConfig
 from minigpt.model import kernels
 from minigpt.model.device import _has_compiler
-from minigpt.model.gpt import GPT, attention_weights, rotary_turns
+from minigpt.model.gpt import GPT, attention_weights, rope_cos_sin
 from minigpt.model.kernels import (
     CPU,
     QUERIES,
     TORCH,
-    attend_fused,
-    attend_in_blocks,
     drop_by_bytes,
     linear_on_cpu,
+    sdpa_fused,
+    sdpa_in_blocks,
     squared_relu,
     store_by_columns,
 )
@@ -47,7 +47,7 @@ def test_attention_holds_no_weights_where_nothing_goes_back(monkeypatch: pytest.
     held: list[int] = []
     monkeypatch.setattr(kernels._NoWayBack, "save_for_backward", lambda self, *tensors: held.append(len(tensors)))
     with torch.no_grad():
-        kernels.attend_in_blocks(*torch.randn(3, 1, 2, 200, 8), 0.0)
+        kernels.sdpa_in_blocks(*torch.randn(3, 1, 2, 200, 8), 0.0)
     assert held == [3]  # q, k and v
 
 
@@ -68,7 +68,7 @@ def test_attention_in_blocks_is_fused_attention(length: int) -> None:
     inputs = draw(length)
     out = torch.randn(2, 3, length, 8)
     for ours, torchs in zip(
-        with_gradients(attend_in_blocks, inputs, out), with_gradients(attend_fused, inputs, out), strict=True
+        with_gradients(sdpa_in_blocks, inputs, out), with_gradients(sdpa_fused, inputs, out), strict=True
     ):
         torch.testing.assert_close(ours, torchs, atol=1e-5, rtol=1e-5)
 
@@ -77,24 +77,24 @@ def test_attention_in_blocks_is_fused_attention(length: int) -> None:
 def test_in_bfloat16_it_is_as_near_to_the_truth_as_its_precision_lets_it(length: int) -> None:
     inputs = draw(length, torch.bfloat16)
     out = torch.randn(2, 3, length, 8).bfloat16()
-    exact = with_gradients(attend_fused, [x.detach().double().requires_grad_() for x in inputs], out.double())
-    for ours, truth in zip(with_gradients(attend_in_blocks, inputs, out), exact, strict=True):
+    exact = with_gradients(sdpa_fused, [x.detach().double().requires_grad_() for x in inputs], out.double())
+    for ours, truth in zip(with_gradients(sdpa_in_blocks, inputs, out), exact, strict=True):
         assert (ours.double() - truth).norm() <= 0.015 * truth.norm() + 1e-6  # bfloat16 rounds by up to 0.4 %
 
 
 def test_autograd_agrees_with_finite_differences() -> None:
     inputs = [x.detach().double().requires_grad_() for x in draw(QUERIES + 3)]
     inputs = [x[:1, :1, :, :2].detach().requires_grad_() for x in inputs]
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_in_blocks(q, k, v, 0.0), inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda q, k, v: sdpa_in_blocks(q, k, v, 0.0), inputs, fast_mode=True)
 
 
 def test_no_later_token_is_seen() -> None:
     q, k, v = draw(2 * QUERIES + 7)
-    before = attend_in_blocks(q, k, v, 0.0)
+    before = sdpa_in_blocks(q, k, v, 0.0)
     for at in (1, QUERIES, 2 * QUERIES):
         changed_k, changed_v = k.clone(), v.clone()
         changed_k[:, :, at:], changed_v[:, :, at:] = 9.0, -9.0
-        after = attend_in_blocks(q, changed_k, changed_v, 0.0)
+        after = sdpa_in_blocks(q, changed_k, changed_v, 0.0)
         assert torch.equal(before[:, :, :at], after[:, :, :at])
         assert not torch.equal(before[:, :, at:], after[:, :, at:])
 
@@ -106,7 +106,7 @@ def test_dropout_of_attention_weights_drops_weights_and_has_their_gradient() -> 
     pad = torch.zeros(2, 3, QUERIES + 5, QUERIES + 5 - 8)
     q, k = (torch.cat((x, pad), -1).detach().requires_grad_() for x in (q, k))
     torch.manual_seed(5)
-    kept = attend_in_blocks(q, k, v, 0.25)  # the weights themselves
+    kept = sdpa_in_blocks(q, k, v, 0.25)  # the weights themselves
     weights = attention_weights(q, k)
     left = kept != 0
     torch.testing.assert_close(kept[left], weights[left] / 0.75, atol=1e-6, rtol=1e-5)
@@ -245,24 +245,24 @@ def test_the_norm_is_torchs_and_its_gradient_that_of_finite_differences(shape: t
 
 
 def test_rotation_is_torchs_and_its_gradient_that_of_finite_differences() -> None:
-    x, turns = strided(2, 5, 3, 8).requires_grad_(), rotary_turns(3, 8)
+    x, cos_sin = strided(2, 5, 3, 8).requires_grad_(), rope_cos_sin(3, 8)
     towards = torch.randn(2, 5, 3, 8)
-    ours, torchs = (turn(x, turns) for turn in (CPU.rotate, TORCH.rotate))
+    ours, torchs = (turn(x, cos_sin) for turn in (CPU.rope, TORCH.rope))
     torch.testing.assert_close(ours, torchs, atol=1e-6, rtol=1e-6)
     found, expected = (torch.autograd.grad(y, x, towards)[0] for y in (ours, torchs))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-    assert torch.autograd.gradcheck(lambda x: CPU.rotate(x, turns), [x.detach().double().requires_grad_()])
+    assert torch.autograd.gradcheck(lambda x: CPU.rope(x, cos_sin), [x.detach().double().requires_grad_()])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
     dtype: torch.dtype,
 ) -> None:
-    x, turns, gains = torch.randn(2, 5, 3, 8, dtype=dtype), rotary_turns(3, 8), torch.randn(8)
+    x, cos_sin, gains = torch.randn(2, 5, 3, 8, dtype=dtype), rope_cos_sin(3, 8), torch.randn(8)
     for ours, exact in (
         (CPU.rms_norm(x, gains, 1e-6), TORCH.rms_norm(x.double(), gains, 1e-6)),
         (TORCH.rms_norm(x, gains, 1e-6), TORCH.rms_norm(x.double(), gains.to(dtype), 1e-6)),  # gains in x's precision
-        (CPU.rotate(x, turns), TORCH.rotate(x.double(), turns.double())),
+        (CPU.rope(x, cos_sin), TORCH.rope(x.double(), cos_sin.double())),
     ):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), exact, atol=1e-7, rtol=2**-8 if dtype == torch.bfloat16 else 1e-12)
@@ -271,11 +271,11 @@ def test_norm_and_rotation_keep_their_precision_and_compute_in_float32_at_least(
 def test_without_gradients_the_bits_are_the_same() -> None:
     """There the kernels go without torch's bookkeeping for a way back."""
     q, k, v = (torch.randn(2, 3, 100, 8, requires_grad=True) for _ in range(3))
-    x, weight, turns = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8), rotary_turns(3, 8)
+    x, weight, cos_sin = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8), rope_cos_sin(3, 8)
     for compute in (
-        lambda: CPU.attend(q, k, v, 0.0),
+        lambda: CPU.sdpa(q, k, v, 0.0),
         lambda: CPU.rms_norm(x, weight, 1e-6),
-        lambda: CPU.rotate(x, turns),
+        lambda: CPU.rope(x, cos_sin),
         lambda: CPU.linear(x.repeat(200, 1, 1), torch.ones(200, 8), None),
         lambda: squared_relu(x),
     ):

@@ -25,7 +25,17 @@ from minigpt.model import memory as room
 from minigpt.model.gpt import GPT
 from minigpt.storage import checkpoint
 from minigpt.storage.checkpoint import load_checkpoint, read_tensors, read_training_tensors, repair, save
-from minigpt.storage.metadata import FILES, FORMAT, META, CorpusFacts, Meta, RuntimeFacts, TrainState, read_meta, verify
+from minigpt.storage.metadata import (
+    FILES,
+    FORMAT,
+    META,
+    CorpusInfo,
+    Environment,
+    Metadata,
+    TrainState,
+    read_metadata,
+    verify,
+)
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.text.tokenizer import build
 
@@ -37,16 +47,16 @@ UNIT = GPT(CONFIG.model, TOKENIZER.vocab_size).state_dict()
 ALL = (*FILES, META)
 
 
-def meta_of(state: TrainState) -> Meta:
-    return Meta(
+def meta_of(state: TrainState) -> Metadata:
+    return Metadata(
         format=FORMAT,
         step=state.step,
         characters_seen=50,
         validation_loss=1.5,
-        corpus=CorpusFacts(name="abc", fingerprint="f"),
+        corpus=CorpusInfo(name="abc", fingerprint="f"),
         vocab_size=TOKENIZER.vocab_size,
         parameters=7,
-        runtime=RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1),
+        runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
         state=state,
     )
 
@@ -83,7 +93,7 @@ def scale_of(loaded: checkpoint.Checkpoint) -> float:
     return scale
 
 
-def visible(run: Path) -> list[str]:
+def listed(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
@@ -94,7 +104,7 @@ def test_a_checkpoint_is_five_files_that_explain_themselves(tmp_path: Path) -> N
     folder = publish(tmp_path / "r", 5)
     assert folder == tmp_path / "r/checkpoints/step-00000005"
     assert sorted(path.name for path in folder.iterdir()) == sorted(ALL)
-    assert visible(tmp_path / "r") == ["best", "last", "step-00000005"]
+    assert listed(tmp_path / "r") == ["best", "last", "step-00000005"]
     assert (tmp_path / "r/checkpoints/last").read_text(encoding="utf-8") == "step-00000005\n"
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
     assert (meta["format"], meta["step"], meta["validation_loss"]) == (1, 5, 1.5)
@@ -274,7 +284,7 @@ def test_a_save_that_fails_anywhere_leaves_the_checkpoint_before_it(tmp_path: Pa
             patch.setattr(os, "fsync", full)
             with pytest.raises(UserError, match="cannot save the checkpoint of step 6: No space left on device"):
                 publish(run, 6, best=5, scale=2.0)
-        assert not any("saving" in name for name in visible(run)), failing
+        assert not any("saving" in name for name in listed(run)), failing
         for step in checkpoint_steps(run):
             verify(step_folder(run, step))
         assert load_checkpoint(run, "best").meta.step == 5
@@ -307,7 +317,7 @@ except UserError as error:
     assert done.stdout.startswith("cannot save the checkpoint of step 6: "), done.stdout
     assert f"the checkpoint of step 5 is intact, go on from it: minigpt train --resume {tmp_path}" in done.stdout
     assert done.stdout.count("\n") == 1
-    assert visible(tmp_path) == ["best", "last", "step-00000005"]
+    assert listed(tmp_path) == ["best", "last", "step-00000005"]
     assert load_checkpoint(tmp_path).meta.step == 5
 
 
@@ -359,9 +369,9 @@ def test_a_save_that_is_killed_anywhere_is_put_right_at_the_next_start(tmp_path:
         assert newest in (5, 6)
         for which in ("best", "last"):
             assert load_checkpoint(run, which).meta.step in (4, 5, 6)
-        repair(run, read_meta(step_folder(run, newest)).state)
+        repair(run, read_metadata(step_folder(run, newest)).state)
         steps = checkpoint_steps(run)
-        assert visible(run) == ["best", "last", *(step_folder(run, step).name for step in steps)]
+        assert listed(run) == ["best", "last", *(step_folder(run, step).name for step in steps)]
         assert (pointed_step(run, "last"), pointed_step(run, "best")) == ((6, 6) if newest == 6 else (5, 4))
         for step in steps:
             verify(step_folder(run, step))
@@ -376,26 +386,42 @@ def test_what_is_later_than_the_step_gone_on_from_is_set_aside_and_kept(tmp_path
         publish(tmp_path, step, best=6, keep_last=3, scale=step)
     (tmp_path / ".config.yaml.77").touch()
     (tmp_path / "checkpoints/.last.77").touch()
-    state = read_meta(step_folder(tmp_path, 4)).state
-    assert repair(tmp_path, state) == ["aside-step-00000005", "aside-step-00000006"]
-    assert visible(tmp_path) == ["aside-step-00000005", "aside-step-00000006", "best", "last", "step-00000004"]
+    state = read_metadata(step_folder(tmp_path, 4)).state
+    assert repair(tmp_path, state) == ["quarantined-step-00000005", "quarantined-step-00000006"]
+    assert listed(tmp_path) == [
+        "quarantined-step-00000005",
+        "quarantined-step-00000006",
+        "best",
+        "last",
+        "step-00000004",
+    ]
     assert (pointed_step(tmp_path, "last"), pointed_step(tmp_path, "best")) == (4, 4)
     assert not (tmp_path / ".config.yaml.77").exists()
     assert repair(tmp_path, state) == []
     for step in (5, 6, 7, 8):
         publish(tmp_path, step)
-    assert visible(tmp_path) == ["aside-step-00000005", "aside-step-00000006", "best", "last", "step-00000008"]
-    (tmp_path / "checkpoints/aside-step-00000006").rename(step_folder(tmp_path, 6))
+    assert listed(tmp_path) == [
+        "quarantined-step-00000005",
+        "quarantined-step-00000006",
+        "best",
+        "last",
+        "step-00000008",
+    ]
+    (tmp_path / "checkpoints/quarantined-step-00000006").rename(step_folder(tmp_path, 6))
     assert scale_of(load_checkpoint(tmp_path, "6")) == 6
 
 
 def test_what_was_set_aside_is_never_written_over(tmp_path: Path) -> None:
     """A run may fall back twice, to the same step or an earlier one."""
-    for scale, kept in enumerate(["aside-step-00000005", "aside-step-00000005-2", "aside-step-00000005-3"]):
+    for scale, kept in enumerate(
+        ["quarantined-step-00000005", "quarantined-step-00000005-2", "quarantined-step-00000005-3"]
+    ):
         for step in (4, 5):
             publish(tmp_path, step, best=4, keep_last=3, scale=scale)
-        assert repair(tmp_path, read_meta(step_folder(tmp_path, 4)).state) == [kept]
-    for scale, kept in enumerate(["aside-step-00000005", "aside-step-00000005-2", "aside-step-00000005-3"]):
+        assert repair(tmp_path, read_metadata(step_folder(tmp_path, 4)).state) == [kept]
+    for scale, kept in enumerate(
+        ["quarantined-step-00000005", "quarantined-step-00000005-2", "quarantined-step-00000005-3"]
+    ):
         (tmp_path / "checkpoints" / kept).rename(step_folder(tmp_path, 5))
         assert scale_of(load_checkpoint(tmp_path, "5")) == scale
         (step_folder(tmp_path, 5)).rename(tmp_path / "checkpoints" / kept)
@@ -441,7 +467,7 @@ def test_a_save_that_fails_once_anywhere_succeeds_at_the_second_try(tmp_path: Pa
             publish(run, 6, best=5, scale=2.0, say=said.append)
         for which, scale in (("last", 2), ("best", 1)):
             assert scale_of(load_checkpoint(run, which)) == scale
-        assert visible(run) == ["best", "last", "step-00000005", "step-00000006"]
+        assert listed(run) == ["best", "last", "step-00000005", "step-00000006"]
         if refusing.calls < failing:
             assert failing > 12, "a save waits for the disk in more places than this"
             assert said == []
@@ -465,7 +491,7 @@ def test_three_tries_are_made_and_then_the_save_before_stays(tmp_path: Path, tim
             ):
                 publish(tmp_path, 6, say=said.append)
     assert said == ["cannot save the checkpoint of step 6: Input/output error; trying again in 0 s"] * 2
-    assert visible(tmp_path) == ["best", "last", f"step-0000000{6 if times == 2 else 5}"]
+    assert listed(tmp_path) == ["best", "last", f"step-0000000{6 if times == 2 else 5}"]
     assert scale_of(load_checkpoint(tmp_path)) == (1 if times == 2 else 3)
 
 
@@ -588,12 +614,12 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_looked_for_anew(
 
     def read(path: Path) -> Any:
         nonlocal looks
-        meta = read_meta(path)
+        meta = read_metadata(path)
         if (looks := looks + 1) <= pruned:
             publish(tmp_path, meta.step + 1)
         return meta
 
-    monkeypatch.setattr(checkpoint, "read_meta", read)
+    monkeypatch.setattr(checkpoint, "read_metadata", read)
     if pruned < 99:
         assert load_checkpoint(tmp_path).meta.step == pruned + 1
         return
@@ -618,7 +644,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     first = load_checkpoint(tmp_path).model.token_embedding.weight.detach()
     publish(tmp_path, 5, scale=3.0)
     assert torch.equal(load_checkpoint(tmp_path).model.token_embedding.weight, 3 * first)
-    assert visible(tmp_path) == ["best", "last", "step-00000005"]
+    assert listed(tmp_path) == ["best", "last", "step-00000005"]
 
 
 def test_a_checkpoint_stores_the_configuration_it_was_given(tmp_path: Path) -> None:
@@ -635,4 +661,4 @@ def test_no_tensor_is_read_from_a_pickle(tmp_path: Path, whole: Path) -> None:
         said["sha256"][name] = hashlib.sha256((tmp_path / "copy" / name).read_bytes()).hexdigest()
         (tmp_path / "copy" / META).write_text(json.dumps(said), encoding="utf-8")
         with pytest.raises(UserError, match="is not a whole safetensors file"):
-            read_tensors(tmp_path / "copy", name, read_meta(tmp_path / "copy"), 10_000)
+            read_tensors(tmp_path / "copy", name, read_metadata(tmp_path / "copy"), 10_000)

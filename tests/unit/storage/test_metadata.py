@@ -18,12 +18,12 @@ from minigpt.errors import UserError
 from minigpt.storage.metadata import (
     FILES,
     META,
-    Meta,
-    RuntimeFacts,
+    Environment,
+    Metadata,
     TrainState,
     digest,
     read_checked,
-    read_meta,
+    read_metadata,
     verify,
     verify_file,
 )
@@ -64,24 +64,24 @@ def checkpoint(folder: Path) -> Path:
 
 
 def test_a_description_reads_back_with_its_types(tmp_path: Path) -> None:
-    meta = read_meta(describe(tmp_path / "c", FACTS))
+    meta = read_metadata(describe(tmp_path / "c", FACTS))
     assert meta.state == TrainState(step=5, best_loss=1.5, best_step=4)
-    assert meta.runtime == RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1)
+    assert meta.runtime == Environment(device="cpu", dtype="float32", compile=False, threads=1)
     assert (meta.step, meta.corpus.name, meta.validation_loss) == (5, "abc.txt", 1.75)
     with pytest.raises(UserError, match=r"meta\.json cannot be read: No such file"):
-        read_meta(tmp_path / "nowhere")
+        read_metadata(tmp_path / "nowhere")
 
 
 def test_a_state_of_any_kind_comes_back_the_same_to_the_last_bit(tmp_path: Path) -> None:
     state = TrainState(5, 10**15, 1 / 3, 0.1 + 0.2, 5e-324, None, 0, 1.7e308, 3, 20, math.pi, 7, 2)
     facts = {**FACTS, "state": asdict(state)}
-    assert read_meta(describe(tmp_path / "c", facts)).state == state
+    assert read_metadata(describe(tmp_path / "c", facts)).state == state
 
 
 @pytest.mark.parametrize("form", [0, 2, 1.5, True, "1", [1], None], ids=repr)
 def test_another_format_is_refused_by_its_number(tmp_path: Path, form: Any) -> None:
     with pytest.raises(UserError, match=r"has format .*, this version of minigpt reads 1|format: .*integer") as error:
-        read_meta(describe(tmp_path / "c", {**FACTS, "format": form}))
+        read_metadata(describe(tmp_path / "c", {**FACTS, "format": form}))
     assert "\n" not in str(error.value)
 
 
@@ -89,7 +89,7 @@ def test_a_file_of_a_later_version_may_say_more(tmp_path: Path) -> None:
     facts = copy.deepcopy(FACTS)
     for part in (facts, facts["corpus"], facts["runtime"]):
         part["of a later version"] = {"a": [1]}
-    assert read_meta(describe(tmp_path / "c", facts)).step == 5
+    assert read_metadata(describe(tmp_path / "c", facts)).step == 5
 
 
 # --- what it may not say -----------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_each_field_has_its_type_and_its_bounds(tmp_path: Path, field: str, valu
         hashes = {**value, META: digest(facts)} if isinstance(value, dict) else value
         content = json.dumps({**facts, "sha256": hashes})
     with pytest.raises(UserError) as error:
-        read_meta(describe(tmp_path / "c", facts, content))
+        read_metadata(describe(tmp_path / "c", facts, content))
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 400 + len(str(tmp_path))
@@ -138,7 +138,7 @@ def test_each_field_has_its_type_and_its_bounds(tmp_path: Path, field: str, valu
 def test_no_field_may_be_missing(tmp_path: Path, name: str) -> None:
     facts = {key: value for key, value in FACTS.items() if key != name}
     with pytest.raises(UserError, match=rf"meta\.json is not valid: {name}: Field required"):
-        read_meta(describe(tmp_path / "c", facts))
+        read_metadata(describe(tmp_path / "c", facts))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_no_field_may_be_missing(tmp_path: Path, name: str) -> None:
 def test_what_is_no_description_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / META).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=r"damaged: meta\.json changed since it was written"):
-        read_meta(tmp_path)
+        read_metadata(tmp_path)
 
 
 def test_any_change_to_what_it_says_is_found(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_any_change_to_what_it_says_is_found(tmp_path: Path) -> None:
         changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         (folder / META).write_bytes(changed)
         try:
-            meta = read_meta(folder)
+            meta = read_metadata(folder)
         except UserError:
             continue
-        assert meta.model_dump() == Meta.model_validate_json(content).model_dump(), changed
+        assert meta.model_dump() == Metadata.model_validate_json(content).model_dump(), changed
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_a_folder_that_is_named_for_another_step_is_damaged(tmp_path: Path, name
     """The files of two steps were swapped, each whole in itself."""
     folder = describe(tmp_path / name, FACTS)
     if fine:
-        assert read_meta(folder).step == 5
+        assert read_metadata(folder).step == 5
         return
     with pytest.raises(UserError, match=r"is damaged: it holds step 5"):
-        read_meta(folder)
+        read_metadata(folder)
 
 
 def test_a_state_of_another_step_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="damaged"):
-        read_meta(describe(tmp_path / "c", {**FACTS, "state": {"step": 6}}))
+        read_metadata(describe(tmp_path / "c", {**FACTS, "state": {"step": 6}}))
 
 
 def test_a_name_cannot_break_the_line(tmp_path: Path) -> None:
     folder = describe(tmp_path / "a\n\x1b[2Jb", {**FACTS, "format": "\x1b[2J\n" * 50})
     with pytest.raises(UserError) as error:
-        read_meta(folder)
+        read_metadata(folder)
     assert str(error.value).isprintable()
 
 
@@ -235,7 +235,7 @@ def test_each_file_is_covered_by_its_hash(tmp_path: Path, name: str, damage: str
         flipped = content[:1000] + bytes([content[1000] ^ 64]) + content[1001:]
         path.write_bytes({"flipped": flipped, "shorter": content[:-1], "longer": content + b"\0"}[damage])
     says = f"is incomplete: {name} is missing" if damage == "missing" else f"is damaged: {name} changed since"
-    meta = read_meta(folder)
+    meta = read_metadata(folder)
     for check in (lambda: verify(folder), lambda: read_checked(folder, name, meta, 9999)):
         with pytest.raises(UserError, match=says):
             check()
@@ -247,7 +247,7 @@ def test_each_file_is_covered_by_its_hash(tmp_path: Path, name: str, damage: str
 
 def test_what_changed_is_named_and_what_was_not_noted_is_not() -> None:
     known = {"processor": "p", "torch": "2.9", "numpy": "2.1", "minigpt": "0.1"}
-    facts = RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1, **known)
+    facts = Environment(device="cpu", dtype="float32", compile=False, threads=1, **known)
     assert facts.changes(facts) == []
     newer = facts.model_copy(update={"threads": 4, "torch": "2.10", "compile": True})
     assert newer.changes(facts) == [
@@ -255,7 +255,7 @@ def test_what_changed_is_named_and_what_was_not_noted_is_not() -> None:
         "threads 4 in place of 1",
         "torch 2.10 in place of 2.9",
     ]
-    before = RuntimeFacts(device="cpu", dtype="float32", compile=False, threads=1)
+    before = Environment(device="cpu", dtype="float32", compile=False, threads=1)
     assert facts.changes(before) == [], "an older version noted less"
 
 
@@ -263,9 +263,9 @@ def test_the_bounds_of_threads_are_those_of_the_setting() -> None:
     """Torch ends the process with a segmentation fault when it is asked for a million."""
     facts = {"device": "cpu", "dtype": "float32", "compile": False}
     most = configuration.MOST_THREADS
-    assert RuntimeFacts(**facts, threads=most).threads == most
+    assert Environment(**facts, threads=most).threads == most
     with pytest.raises(ValueError, match="less than or equal to"):
-        RuntimeFacts(**facts, threads=most + 1)
+        Environment(**facts, threads=most + 1)
     RunConfig.model_validate({"runtime": {"threads": most}})
     with pytest.raises(ValueError, match="threads"):
         RunConfig.model_validate({"runtime": {"threads": most + 1}})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.errors import UserError, quoted
+from minigpt.errors import UserError, shell_quote
 from minigpt.storage.metadata import META, digest
 from minigpt.storage.runs import (
     all_runs,
@@ -265,7 +265,9 @@ def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
     Path("runs/my run/a file").touch()
     make_run("runs/b c", (5,))
     for name in ("a", "b c"):
-        resume = f"run '{name}' exists; go on with it: minigpt train --resume {quoted(name)}, or choose another --name"
+        resume = (
+            f"run '{name}' exists; go on with it: minigpt train --resume {shell_quote(name)}, or choose another --name"
+        )
         with pytest.raises(UserError, match=f"^{resume}$"), new_run(name, "tiny"):
             pass
     for name in ("file", "link", "my run"):  # which nothing could go on with
@@ -297,7 +299,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ["config.yaml", "notes.txt"],
         [EVENTS],
         [".lock", "config.yaml", EVENTS],
-        ["checkpoints/aside-step-00000005/meta.json"],
+        ["checkpoints/quarantined-step-00000005/meta.json"],
         ["checkpoints/mine.txt"],
         ["checkpoints/step-00000005/meta.json"],
         ["environment.json", "metrics.jsonl"],

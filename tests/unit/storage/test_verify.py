@@ -188,8 +188,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
         {"b pointer last": "names no checkpoint"},
     ),
     "set aside": (
-        lambda run: (run / "checkpoints/step-00000004").rename(run / "checkpoints/aside-step-00000004"),
-        {"b aside-step-00000004": "set aside by a resume", "b pointer last": "names no", "b pointer best": "names no"},
+        lambda run: (run / "checkpoints/step-00000004").rename(run / "checkpoints/quarantined-step-00000004"),
+        {
+            "b quarantined-step-00000004": "set aside by a resume",
+            "b pointer last": "names no",
+            "b pointer best": "names no",
+        },
     ),
 }
 

@@ -173,12 +173,12 @@ def test_the_first_to_finish_publishes_and_the_other_uses_that(tmp_path: Path, c
 CONCURRENT = """
 import hashlib, pathlib, sys, time
 from minigpt.config.schema import DataConfig
-from minigpt.text.dataset import prepare
+from minigpt.text.dataset import load_dataset
 go = pathlib.Path(sys.argv[2])
 print("ready", flush=True)
 while not go.exists():
     time.sleep(0.001)
-found = prepare(DataConfig(source=(sys.argv[1],)))
+found = load_dataset(DataConfig(source=(sys.argv[1],)))
 print(hashlib.sha256(found.train.tobytes() + found.validation.tobytes()).hexdigest())
 """
 
@@ -372,8 +372,8 @@ def test_a_resumed_run_gets_its_own_tokenizer_and_refuses_another_text(tmp_path:
 STDIN = """
 import json, sys
 from minigpt.config.schema import DataConfig
-from minigpt.text.dataset import prepare
-found = prepare(DataConfig(source=("-",), tokenizer=sys.argv[1]))
+from minigpt.text.dataset import load_dataset
+found = load_dataset(DataConfig(source=("-",), tokenizer=sys.argv[1]))
 print(json.dumps([found.fingerprint, found.tokenizer.to_json(), found.characters, found.train.tolist()]))
 """
 

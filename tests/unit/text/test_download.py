@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from minigpt.errors import UserError
-from minigpt.paths import cache_folder, shipped
+from minigpt.paths import cache_folder, resource_path
 from minigpt.text.download import download, downloads
 from minigpt.text.sources import open_corpus
 
@@ -299,7 +299,7 @@ def test_the_shipped_registry_is_well_formed() -> None:
     for name, item in known.items():
         assert item.description, name
         assert item.licence, name
-    assert shipped("data", "registry.yaml").is_file()
+    assert resource_path("data", "registry.yaml").is_file()
 
 
 @pytest.mark.parametrize(

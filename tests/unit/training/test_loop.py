@@ -26,7 +26,7 @@ from minigpt.model import memory as room
 from minigpt.model.gpt import GPT
 from minigpt.storage import checkpoint
 from minigpt.storage.checkpoint import load_checkpoint, read_training_tensors
-from minigpt.storage.metadata import TrainState, read_meta
+from minigpt.storage.metadata import TrainState, read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.training import evaluate as evaluation
 from minigpt.training import optim
@@ -585,7 +585,7 @@ def test_a_run_that_blows_up_keeps_its_last_good_checkpoint_and_valid_json(
         json.loads(line, parse_constant=refuse)
     for step in checkpoint_steps(run):
         json.loads((step_folder(run, step) / "meta.json").read_text(encoding="utf-8"), parse_constant=refuse)
-        assert math.isfinite(read_meta(step_folder(run, step)).state.best_loss or 0)
+        assert math.isfinite(read_metadata(step_folder(run, step)).state.best_loss or 0)
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,7 +759,7 @@ def test_training_does_not_import_the_compiler_that_it_does_not_use(tmp_path: Pa
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 20)
     code = (
-        "import sys; from minigpt.cli import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
+        "import sys; from minigpt.cli.main import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
         "'runtime.compile=false'], standalone_mode=False); sys.exit('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -368,7 +368,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+def escape(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     with Metrics(tmp_path, 500, 500, 1000) as metrics:
         metrics.say("a line")
@@ -379,14 +379,14 @@ def shown(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_not_a_terminal_gets_plain_lines_and_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(tmp_path, io.StringIO(), monkeypatch) == "a line\nanother line\n"
+    assert escape(tmp_path, io.StringIO(), monkeypatch) == "a line\nanother line\n"
 
 
 def test_a_terminal_gets_a_bar_that_starts_where_a_resumed_run_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted from 0, the steps before the resume made the rest of the run seem short."""
-    text = shown(tmp_path, Terminal(), monkeypatch)
+    text = escape(tmp_path, Terminal(), monkeypatch)
     assert "500/1000 steps" in text
     assert " 75%|" in text
     assert re.search(r"750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)

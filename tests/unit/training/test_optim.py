@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from minigpt.config.schema import FAMILIES, ModelConfig, OptimConfig
 from minigpt.model.gpt import GPT
 from minigpt.model.kernels import store_by_columns
-from minigpt.training.optim import NEWTON_SCHULZ, AdamW, Muon, Optimizer, lr_factor, orthogonal
+from minigpt.training.optim import NS_COEFFICIENTS, AdamW, Muon, Optimizer, lr_factor, orthogonal
 
 NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
@@ -134,11 +134,11 @@ def test_both_rules_are_torchs() -> None:
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_muon_finds_the_same_in_either_precision(dtype: torch.dtype, rounding: float) -> None:
-    """Up to its own rounding: against the same polynomials in float64."""
+    """Up to its own rounding: against the same ns_coefficients in float64."""
     torch.manual_seed(0)
     matrices = torch.randn(3, 16, 48)
-    exact = orthogonal(matrices.double(), NEWTON_SCHULZ)
-    found = orthogonal(matrices.to(dtype), NEWTON_SCHULZ)
+    exact = orthogonal(matrices.double(), NS_COEFFICIENTS)
+    found = orthogonal(matrices.to(dtype), NS_COEFFICIENTS)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, atol=rounding, rtol=0)
 

@@ -14,7 +14,7 @@ import minigpt.training.loop as training
 from minigpt.config.schema import RunConfig
 from minigpt.model.device import Runtime, _has_compiler
 from minigpt.model.kernels import HAS_ONEDNN
-from minigpt.storage.metadata import RuntimeFacts
+from minigpt.storage.metadata import Environment
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
 
@@ -155,7 +155,7 @@ def test_another_machine_or_version_is_said_once(
     before = getattr(Runtime("cpu", "float32", False, 1).facts(), fact)
     assert before, "a fact that is not known drifts unseen"
 
-    def of_another(self: Runtime) -> RuntimeFacts:
+    def of_another(self: Runtime) -> Environment:
         return facts(self).model_copy(update={fact: "another"} if drifted else {})
 
     monkeypatch.setattr(Runtime, "facts", of_another)

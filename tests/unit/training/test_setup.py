@@ -15,7 +15,7 @@ from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, META, verify
 from minigpt.storage.runs import checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Training
-from minigpt.training.setup import newest_intact, open_resumed
+from minigpt.training.setup import newest_intact, prepare_resume
 
 SETTINGS = [
     *SMALL,
@@ -90,11 +90,11 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
     assert re.findall(r"^skipping the checkpoint of step (\d+): ", done.err, re.M) == [str(step) for step in skipped]
     for step, name, _ in damaged:
         assert not (step > start) or re.search(rf"^skipping .* step {step}: .*{name}", done.err, re.M)
-    kept = sorted(path.name for path in (run / "checkpoints").glob("aside-*"))
-    assert kept == sorted(f"aside-{step_folder(run, step).name}" for step in skipped)
-    assert re.findall(r"^kept .*(aside-step-\d+)$", done.err, re.M) == kept
+    kept = sorted(path.name for path in (run / "checkpoints").glob("quarantined-*"))
+    assert kept == sorted(f"quarantined-{step_folder(run, step).name}" for step in skipped)
+    assert re.findall(r"^kept .*(quarantined-step-\d+)$", done.err, re.M) == kept
     if skipped:
-        aside = run / "checkpoints/aside-step-00000006"
+        aside = run / "checkpoints/quarantined-step-00000006"
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
     found, expected = ending(run), ending(saved / "runs/whole")
     assert {key for key in expected if found[key] != expected[key]} == set()
@@ -129,7 +129,7 @@ def test_where_nothing_is_intact_one_line_says_so_and_all_stays_as_it_is(cli: Cl
 def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match=r"^cannot resume run stopped: it has no checkpoint; start it anew"):
-        open_resumed(run, [])
+        prepare_resume(run, [])
 
 
 @pytest.mark.parametrize("name", [*FILES, META])
@@ -212,7 +212,7 @@ def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) ->
         "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.3), b(*a, **k))[1]"
     )
     arguments = ["train", "--resume", "stopped", "-s", "train.steps=1000"]
-    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", f"{slow}; from minigpt.cli.main import main; main()", *arguments]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr
         next(line for line in first.stderr if line.startswith("resuming at step 6"))

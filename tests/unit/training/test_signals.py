@@ -22,10 +22,10 @@ from command_line import Cli, environment
 from forgery import MODEL, STEPS, TEXT, TOKENIZER, forge
 from safetensors.torch import load, save
 
-from minigpt.cli import main
+from minigpt.cli.main import main
 from minigpt.storage.metadata import META
 from minigpt.storage.runs import checkpoint_steps, step_folder
-from minigpt.training.signals import Interrupts, heard_or_not
+from minigpt.training.signals import Interrupts, ignore_broken_stderr
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
@@ -156,7 +156,15 @@ def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
         "import minigpt.train as t, sys, time; b = t.batch_at; "
         "t.batch_at = lambda *a, **k: (print('in a step', file=sys.stderr), time.sleep(0.5), b(*a, **k))[2]"
     )
-    command = [sys.executable, "-c", f"{slow}; from minigpt.cli import main; main()", "train", "text.txt", "-c", "tiny"]
+    command = [
+        sys.executable,
+        "-c",
+        f"{slow}; from minigpt.cli.main import main; main()",
+        "train",
+        "text.txt",
+        "-c",
+        "tiny",
+    ]
     overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
     with subprocess.Popen(
         [*command, *overrides, "--name", "r"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, encoding="utf-8"
@@ -275,8 +283,8 @@ def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
 def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing() -> None:
     kept = os.fstat(2)
     for number in (errno.ENOSPC, errno.EDQUOT):
-        with heard_or_not():
+        with ignore_broken_stderr():
             raise OSError(number, os.strerror(number))
     assert os.path.samestat(os.fstat(2), kept)
-    with pytest.raises(ValueError, match="no OSError"), heard_or_not():
+    with pytest.raises(ValueError, match="no OSError"), ignore_broken_stderr():
         raise ValueError("no OSError")

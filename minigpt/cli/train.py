@@ -10,8 +10,8 @@ from typer import Argument, Option
 
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
-from minigpt.errors import UserError, quoted
-from minigpt.training.signals import unwinding
+from minigpt.errors import UserError, shell_quote
+from minigpt.training.signals import signals_as_exit
 
 if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig, SampleConfig
@@ -31,18 +31,18 @@ def train(
 ) -> None:
     """Train a model. Without arguments: the quickstart. With a TEXT: a preset fitted to its size."""
     from minigpt.storage import runs
-    from minigpt.training.setup import open_new, open_resumed
+    from minigpt.training.setup import prepare_resume, prepare_run
 
     if resume is not None:
         if text or config is not None or name is not None:
             raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
         run = runs.find_run(resume)
         with runs.lock(run):
-            _train(run, open_resumed(run, set_ or []))
+            _train(run, prepare_resume(run, set_ or []))
     else:
         if name is not None:
             runs.refuse_name(name)  # now, for reading the text may take minutes
-        start = open_new(text or [], config, set_ or [])
+        start = prepare_run(text or [], config, set_ or [])
         with runs.new_run(name, start.stem) as run:
             _train(run, start)
 
@@ -50,7 +50,7 @@ def train(
 def _train(run: Path, start: "Start") -> None:
     from minigpt.storage import runs
     from minigpt.training.loop import train
-    from minigpt.training.setup import begun
+    from minigpt.training.setup import recorded_run
 
     config, data, checkpoint = start.config, start.data, start.checkpoint
     notice(*start.notices)
@@ -63,7 +63,7 @@ def _train(run: Path, start: "Start") -> None:
         probes.append(attention_probe(data))
     saved = runs.written_checkpoints(run)
     try:
-        with unwinding(), begun(run, start, sys.argv):
+        with signals_as_exit(), recorded_run(run, start, sys.argv):
             outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except (KeyboardInterrupt, SystemExit):
         if runs.written_checkpoints(run) <= saved:
@@ -75,12 +75,12 @@ def _train(run: Path, start: "Start") -> None:
 
 def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
     """Say so where a prompt of the settings cannot be drawn from to the letter."""
-    from minigpt.text.tokenizer import UnknownCharacter
+    from minigpt.errors import UnknownCharacterError
 
     try:
         if settings.has_own_prompt:
             tokenizer.encode(settings.prompt)
-    except UnknownCharacter as error:
+    except UnknownCharacterError as error:
         notice(f"sample.prompt: {error}; the samples of this training begin with the nearest")
 
 
@@ -125,5 +125,5 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
         f"checkpoint: {outcome.checkpoint}",
         f"  sample:   minigpt sample {name}",
         f"  longer:   {resume} {outcome.longer}",
-        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + quoted(str(run.parent))}",
+        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + shell_quote(str(run.parent))}",
     )

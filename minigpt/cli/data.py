@@ -1,0 +1,70 @@
+"""`minigpt data`."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer import Argument
+
+from minigpt.cli.options import PLAIN, TEXT, EncodingOption, JsonOption
+from minigpt.cli.output import json_text, notice, table, write
+
+data_app = typer.Typer(**PLAIN, help="List, describe and fetch texts.")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the texts that have names."""
+    from minigpt.text.download import downloads
+    from minigpt.text.sources import BUILTINS
+
+    rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
+    for name, entry in downloads().items():
+        where = "downloaded" if entry.is_here else f"{entry.bytes / 1e6:.1f} MB to download"
+        rows.append((f"download:{name}", entry.description, where))
+    table(("name", "text", ""), rows)
+
+
+@data_app.command("info")
+def data_info(
+    text: Annotated[list[str], Argument(help=TEXT, metavar="TEXT")],
+    encoding: EncodingOption = "utf-8",
+    as_json: JsonOption = False,
+) -> None:
+    """Describe a text: its size, its characters, and the settings that fit it."""
+    from minigpt.config.presets import fit
+    from minigpt.text.sources import open_corpus, scan
+
+    corpus = open_corpus(text, encoding)
+    found = scan(corpus)
+    notice(*corpus.notices)
+    _, fitted = fit(found.characters, gpu=False)
+    counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
+    if as_json:
+        facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts)}
+        write(json_text({**facts, "fingerprint": found.fingerprint, "counts": counts, "fitted": fitted}))
+        return
+    rare = sorted(char for char, count in counts.items() if count < 5)
+    print(f"characters   {found.characters:,}")
+    print(f"distinct     {len(counts):,}")
+    print(f"commonest    {_listed(list(counts))}")
+    print(f"rare         {len(rare):,} stand fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
+    if "\r" in counts:
+        print(f"line ends    {counts[chr(13)]:,} carriage returns, kept as they are")
+    print(f"fingerprint  {found.fingerprint}")
+    print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, Argument(help="One of the downloads of `minigpt data list`.")]) -> None:
+    """Download a text into the cache, check it, and print where it is and under which terms."""
+    from minigpt.text.download import download, downloads
+
+    name = name.removeprefix("download:")
+    path = download(name)
+    notice(downloads()[name].licence)
+    print(path)
+
+
+def _listed(chars: Sequence[str]) -> str:
+    return " ".join(map(repr, chars[:12])) + (" ..." if len(chars) > 12 else "")
