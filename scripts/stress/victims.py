@@ -202,7 +202,7 @@ class Stable:
             confine()
             import minigpt.cli.main
 
-            minigpt.cli.main()
+            minigpt.cli.main.main()
         except SystemExit as end:
             code = end.code or 0
         except BaseException:
