@@ -20,17 +20,7 @@ from torch import Tensor
 from minigpt.config import resolve as configuration
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError, escape, reason
-from minigpt.model.device import (
-    Runtime,
-    choose,
-    compile_loss,
-    compiled_time,
-    measure_matmul,
-    memory_bytes,
-    pick_device,
-    reseed,
-    seconds_waited,
-)
+from minigpt.model.device import Runtime, choose, measure_matmul, memory_bytes, pick_device, reseed, seconds_waited
 from minigpt.model.gpt import GPT, count_parameters, eval_mode, flops_per_token
 from minigpt.model.memory import advising_fewer, check_batch, check_training, is_out_of_memory
 from minigpt.seeds import mix_seed
@@ -39,9 +29,11 @@ from minigpt.storage.metadata import FORMAT, CorpusInfo, Environment, Metadata, 
 from minigpt.storage.runs import CHECKPOINTS, as_argument, checkpoint_steps, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
+from minigpt.training.compilation import compile_loss, compiled_time
 from minigpt.training.evaluate import evaluate
 from minigpt.training.metrics import Metrics
-from minigpt.training.optim import Optimizer, lr_factor
+from minigpt.training.optim import Optimizer
+from minigpt.training.schedule import lr_factor, run_steps
 from minigpt.training.signals import Interrupts
 
 Probe = Callable[[int, GPT, Metrics], None]
@@ -541,11 +533,3 @@ class Training:
             if parameter.grad is not None:
                 tensors[f"gradients/{name}"] = parameter.grad
         self.metrics.histograms(self.state.step, tensors)
-
-
-def run_steps(config: RunConfig, train_tokens: int) -> int | None:
-    """Return the length of the run in steps, or None when it is given in minutes."""
-    train = config.train
-    if train.epochs is not None:
-        return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
-    return train.steps

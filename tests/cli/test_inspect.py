@@ -12,13 +12,13 @@ import torch
 from command_line import VERSE, Cli, called
 from google.protobuf import text_format
 from looked_into import cells
+from minigpt.cli.inside import _spread
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
-from minigpt.cli.inside import _spread
 from minigpt.interpret import picture
 from minigpt.interpret.extract import Extraction, extract
 from minigpt.interpret.probe import attention_probe

@@ -18,10 +18,11 @@ from small_runs import make_config, make_data, same, tensors
 from minigpt.config.schema import RuntimeConfig
 from minigpt.errors import UserError
 from minigpt.model import device as runtime
-from minigpt.model.device import Runtime, choose, compile_loss, pick_device, sampling_threads
+from minigpt.model.device import Runtime, choose, pick_device, sampling_threads
 from minigpt.model.memory import peak_memory
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
+from minigpt.training.compilation import compile_loss
 from minigpt.training.loop import train
 
 ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1}

@@ -30,8 +30,9 @@ from minigpt.storage.metadata import TrainState, read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.training import evaluate as evaluation
 from minigpt.training import optim
-from minigpt.training.loop import Outcome, Probe, Training, run_steps, train
+from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
+from minigpt.training.schedule import run_steps
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
 

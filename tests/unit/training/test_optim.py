@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from minigpt.config.schema import FAMILIES, ModelConfig, OptimConfig
 from minigpt.model.gpt import GPT
 from minigpt.model.kernels import store_by_columns
-from minigpt.training.optim import NS_COEFFICIENTS, AdamW, Muon, Optimizer, lr_factor, orthogonal
+from minigpt.training.optim import NS_COEFFICIENTS, AdamW, Muon, Optimizer, orthogonal
+from minigpt.training.schedule import lr_factor
 
 NAMES = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
