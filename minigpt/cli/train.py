@@ -14,7 +14,7 @@ from minigpt.errors import UserError, shell_quote
 from minigpt.training.signals import signals_as_exit
 
 if TYPE_CHECKING:
-    from minigpt.config.schema import RunConfig, SampleConfig
+    from minigpt.config.schema import SampleConfig
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Outcome, Probe
     from minigpt.training.setup import Start
@@ -70,7 +70,7 @@ def _train(run: Path, start: "Start") -> None:
             what = "the run is as it was" if checkpoint else "nothing was trained and nothing is kept"
             notice(f"stopped before the first step: {what}")
         raise
-    _report(run, config, outcome, data.fingerprint)
+    _report(run, outcome)
 
 
 def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
@@ -99,9 +99,8 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str) -> None:
+def _report(run: Path, outcome: "Outcome") -> None:
     """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
-    from minigpt.config.presets import expectation
     from minigpt.storage.runs import RUNS, as_argument
 
     state, name = outcome.state, as_argument(run)
@@ -114,11 +113,6 @@ def _report(run: Path, config: "RunConfig", outcome: "Outcome", fingerprint: str
     share = f"{outcome.evaluation_share:.0%} of this session went into evaluating"
     notice(f"{ending} at step {state.step} after {state.seconds:.0f} s; {share}")
     notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
-    expected = expectation(config, fingerprint)
-    if expected and state.validation_loss is not None and not state.rescheduled:
-        low, high = expected.range
-        lies = "as expected" if low <= state.validation_loss <= high else "not as expected"
-        notice(f"{lies}: {expected.preset} reaches {low:.3f} to {high:.3f} with 99 of 100 seeds")
     if state.overfitting:
         notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
     notice(

@@ -1,15 +1,11 @@
 """Presets: the shipped ones by name, a user's own file, and one fitted to a text."""
 
-import hashlib
-import json
 import os
-import statistics
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 
 from minigpt.config import yaml as plain_yaml
-from minigpt.config.resolve import Layer, dotted, flatten
-from minigpt.config.schema import RunConfig
+from minigpt.config.resolve import Layer, dotted
 from minigpt.errors import UserError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -46,63 +42,6 @@ def read_layer(name: str) -> Layer:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {escape(name)}: {reason(error)}") from error
     return label, dotted(plain_yaml.parse(text, name), name)
-
-
-# --- what a shipped preset reaches ---------------------------------------------------------------------
-
-INDIFFERENT = (
-    "sample.",
-    "runtime.",
-    "data.source",
-    "data.encoding",
-    "train.seed",
-    "train.micro_batch_size",
-    "train.keep_last",
-    "train.on_nonfinite",
-    "train.max_skipped",
-    "train.log_every",
-    "train.eval_every",
-    "train.save_every",
-    "train.attention",
-    "train.histograms",
-    "train.hparams",
-)
-"""Settings that leave the expected loss as it is, or move it by less than another seed does."""
-
-
-STUDENT = {5: 4.604, 10: 3.250, 20: 2.861, 30: 2.756}
-"""Of Student's distribution for so many losses, what 995 in 1000 lie below: few losses tell little of their spread."""
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The final validation losses, in nats, that a preset reached with several seeds on one text."""
-
-    preset: str
-    losses: tuple[float, ...]
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Where the loss of another seed lies 99 times out of 100, were losses normally distributed."""
-        mean, count = statistics.fmean(self.losses), len(self.losses)
-        quantile = STUDENT[max(number for number in STUDENT if number <= count)]
-        reach = quantile * statistics.stdev(self.losses) * sqrt(1 + 1 / count)
-        return mean - reach, mean + reach
-
-
-def expectation(config: RunConfig, fingerprint: str) -> Expectation | None:
-    """Return what is expected of a run with the settings and text of which a preset was measured, else None."""
-    path = resource_path("data", "expected.yaml")
-    for name, entry in plain_yaml.parse(path.read_text(encoding="utf-8"), path.name).items():
-        if entry["text"] == fingerprint and entry["settings"] == settings_digest(config):
-            return Expectation(name, tuple(entry["losses"]))
-    return None
-
-
-def settings_digest(config: RunConfig) -> str:
-    """Return the sha256 of the settings that decide what loss a run reaches."""
-    decisive = {key: value for key, value in flatten(config).items() if not key.startswith(INDIFFERENT)}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 # --- presets fitted to a text --------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import pytest
 from command_line import SMALL, VERSE, Cli, Done, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from minigpt.config.presets import Expectation
 from minigpt.model.gpt import GPT
 from minigpt.model.kernels import CPU, TORCH, Kernels
 from minigpt.storage.runs import checkpoint_steps
@@ -183,39 +182,6 @@ def test_tensorboard_has_a_sample_of_each_evaluation_and_attention_where_it_is_w
         tags = curves.Tags()
         assert ("attention/grid" in tags["images"]) == (wanted == "true")
         assert any(tag.startswith(("heads/", "attention/")) for tag in tags["scalars"]) == (wanted == "true")
-
-
-@pytest.mark.parametrize(
-    ("losses", "says"),
-    [((0.0, 1.0, 2.0, 3.0, 9.0), "as expected"), ((0.0, 0.0, 0.0, 0.0, 0.001), "not as expected")],
-    ids=["in", "out"],
-)
-def test_a_known_preset_says_whether_its_loss_lies_where_others_lie(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], says: str
-) -> None:
-    monkeypatch.setattr("minigpt.config.presets.expectation", lambda *_: Expectation("tiny", losses))
-    Path("verse.txt").write_text(VERSE, encoding="utf-8")
-    assert re.search(rf"^{says}: tiny reaches ", cli("train", "verse.txt", *SMALL).err, re.MULTILINE)
-
-
-def test_a_run_whose_length_was_changed_is_not_told_what_a_preset_reaches(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is no run of that preset even at its length, for its rates were another's; one gone on with as it was is."""
-    monkeypatch.setattr("minigpt.config.presets.expectation", lambda *_: Expectation("tiny", (0.0, 1.0, 2.0, 3.0, 9.0)))
-    Path("verse.txt").write_text(VERSE, encoding="utf-8")
-    assert "expected" in cli("train", "verse.txt", *SMALL).err
-
-    def again(last_step: int, *settings: str) -> str:
-        """Go on from before the last checkpoint."""
-        shutil.rmtree(f"runs/verse-1/checkpoints/step-{last_step:08d}")
-        return cli("train", "--resume", "verse-1", *settings).err
-
-    assert "as expected: tiny" in again(4)
-    for last_step, settings in ((4, ("-s", "train.steps=8")), (8, ())):
-        said = again(last_step, *settings)
-        assert "finished at step 8" in said
-        assert "expected" not in said
 
 
 def test_a_prompt_of_the_settings_that_the_model_cannot_begin_with_is_told(cli: Cli) -> None:

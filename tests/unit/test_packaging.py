@@ -118,7 +118,7 @@ def test_wheel_holds_the_package_its_presets_and_nothing_else(tmp_path: Path) ->
     presets = {f"minigpt/shipped/configs/{preset.name}" for preset in (ROOT / "configs").glob("*.yaml")}
     assert "minigpt/shipped/configs/quickstart.yaml" in presets
     here = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
-    data = {f"minigpt/shipped/data/{name}" for name in ("registry.yaml", "expected.yaml")}
+    data = {"minigpt/shipped/data/registry.yaml"}
     about = f"minigpt-{PROJECT['version']}.dist-info/"
     of_the_wheel = {name for name in names if name.startswith(about)}
     assert names - of_the_wheel == {file.relative_to(ROOT).as_posix() for file in here} | presets | data

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from minigpt.config import resolve as c
 from minigpt.config import yaml as plain_yaml
-from minigpt.config.presets import Expectation, expectation, fit, presets, read_layer, settings_digest
+from minigpt.config.presets import fit, presets, read_layer
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
@@ -421,57 +421,10 @@ def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
     assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
 
 
-KNOWN = plain_yaml.parse(resource_path("data", "expected.yaml").read_text(encoding="utf-8"), "expected.yaml")
-
-
-def test_the_readme_names_the_presets_whose_losses_are_known() -> None:
-    text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    (names,) = re.findall(r"After a run of (.*?), `minigpt train` says", text, re.DOTALL)
-    assert set(re.findall(r"`([\w-]+)`", names)) == set(KNOWN)
-
-
 def test_the_readme_lists_every_preset() -> None:
     text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
     table = text.partition("| preset | what it is |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(presets())
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_a_preset_reaches_is_what_was_written_down_when_it_was_measured(name: str) -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs/benchmarks.md").read_text(encoding="utf-8")
-    rows = re.findall(rf"^\| `{name}`(?: \||[,:]).*", text, re.MULTILINE)
-    losses = ", ".join(f"{loss:.4f}" for loss in KNOWN[name]["losses"])
-    assert sum(f"| {losses} |" in row for row in rows) == 1
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_a_preset_reaches_is_known_for_its_own_settings_and_text_alone(name: str) -> None:
-    layer, text = read_layer(name), KNOWN[name]["text"]
-    assert settings_digest(resolve(layer).config) == KNOWN[name]["settings"], "measure a changed preset anew"
-    expected = expectation(resolve(layer).config, text)
-    assert expected is not None
-    assert (expected.preset, list(expected.losses)) == (name, KNOWN[name]["losses"])
-    low, high = expected.range
-    assert low < min(expected.losses) <= max(expected.losses) < high
-    for same in (
-        "train.seed=7",
-        "data.source=other-name.txt",
-        "sample.preview=0",
-        "runtime.threads=1",
-        "train.on_nonfinite=skip",
-        "train.max_skipped=3",
-    ):
-        assert expectation(resolve(layer, parse_overrides([same])).config, text) == expected
-    for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3", "train.minutes=9"):
-        assert expectation(resolve(layer, parse_overrides([other])).config, text) is None
-    assert expectation(resolve(layer).config, text[::-1]) is None
-
-
-def test_where_another_seed_lies_is_wider_for_few_losses_than_for_many() -> None:
-    """By Student's distribution, as a prediction interval of 99 % is computed by hand."""
-    few, many = (1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 2.0, 3.0, 4.0, 5.0) * 6
-    assert Expectation("few", few).range == pytest.approx((3 - 7.9743, 3 + 7.9743), abs=1e-3)
-    assert Expectation("many", many).range == pytest.approx((3 - 4.0293, 3 + 4.0293), abs=1e-3)
 
 
 # --- saving --------------------------------------------------------------------------------------------
