@@ -8,20 +8,30 @@ from typer import Argument, Option
 
 from minigpt.errors import UserError, escape
 
+IMAGES = 200
+"""Images of each tag that TensorBoard shows. By default it picks ten at random."""
+
 
 def board(
-    folder: Annotated[Path, Argument(help="Where the runs are.", metavar="FOLDER")] = Path("runs"),
-    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 6006,
+    folder: Annotated[Path, Argument(help="Folder of the runs.", metavar="FOLDER")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 6006,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
-    """Serve TensorBoard on the runs."""
+    """Show the curves of the runs in TensorBoard."""
     from tensorboard import default, program
 
     if not folder.is_dir():
-        hint = "; 'minigpt train' makes it" if folder == Path("runs") else ""
-        raise UserError(f"there is no folder {escape(folder.absolute())}{hint}")
+        raise UserError(f"no folder {escape(folder.absolute())}; to train a run: minigpt train")
     server = program.TensorBoard(plugins=default.get_plugins())
-    pictures = "images=200"  # else TensorBoard keeps ten of each tag, by chance
-    arguments = ["--logdir", str(folder), "--port", str(port), "--host", host, "--samples_per_plugin", pictures]
+    arguments = [
+        "--logdir",
+        str(folder),
+        "--port",
+        str(port),
+        "--host",
+        host,
+        "--samples_per_plugin",
+        f"images={IMAGES}",
+    ]
     server.configure(argv=["minigpt board", *arguments])
     raise typer.Exit(server.main())

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.input import encode, read_text
-from minigpt.cli.options import (
-    checked_unknown,
-)
+from minigpt.cli.input import read_text
+from minigpt.cli.options import OnUnknown
 from minigpt.cli.output import notice
 from minigpt.errors import UserError
 
@@ -38,7 +36,7 @@ def chosen_excerpt(
     text: str | None,
     file: str | None,
     val: int | None,
-    unknown: str,
+    unknown: OnUnknown,
     encoding: str,
     max_chars: int | None,
 ) -> "Excerpt":
@@ -49,13 +47,12 @@ def chosen_excerpt(
         raise UserError("--text, --file and --val exclude each other")
     if max_chars is not None and not 1 <= max_chars <= passage.MOST:
         raise UserError(f"--max-chars {max_chars}: expected 1 to {passage.MOST}")
-    on_unknown = checked_unknown(unknown)
     if text is not None:
-        return passage.given(loaded, encode(loaded.tokenizer, text, on_unknown), "the text given", max_chars)
+        return passage.given(loaded, loaded.tokenizer.encode(text, unknown), "the text given", max_chars)
     if file is not None:
         content = read_text(file, encoding)
         name = "standard input" if file == "-" else Path(file).name
-        return passage.given(loaded, encode(loaded.tokenizer, content, on_unknown), name, max_chars)
+        return passage.given(loaded, loaded.tokenizer.encode(content, unknown), name, max_chars)
     try:
         tokens = loaded.validation
     except UserError as error:

@@ -1,6 +1,7 @@
 """The command line: parse, import inside the function, call one function, print.
 
-Results go to stdout, everything else to stderr. A UserError is one line and exit code 1.
+Results go to stdout, everything else to stderr. An error is one line.
+Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 128 plus the signal after a signal.
 """
 
 import atexit
@@ -21,12 +22,12 @@ from minigpt.cli.claims import claims
 from minigpt.cli.config import config_app
 from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
+from minigpt.cli.hints import error_line
 from minigpt.cli.inspect import inspect
 from minigpt.cli.options import PLAIN, SettingsInHelp
 from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
-from minigpt.errors import UserError, escape, reason
 
 app = typer.Typer(
     **PLAIN,
@@ -47,74 +48,48 @@ app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; the entry point of `minigpt` and `python -m minigpt`."""
-    # torch's import makes 165,000 objects, none of them garbage: not looking for it there saves 0.2 s, at the end 0.4.
+    """Run the command line. `minigpt` and `python -m minigpt` start here."""
+    # Importing torch creates 165,000 objects, none of them garbage. Not scanning them saves 0.2 s.
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
+    _prepare_streams()
+    try:
+        try:
+            code = app(standalone_mode=False, windows_expand_args=False)  # text/sources.py expands * and ~
+        finally:
+            print(end="", flush=True)
+    except Exception as error:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        line = error_line(error, command)
+        if line is None:
+            raise
+        if "--debug" in sys.argv[1:2]:
+            traceback.print_exc()
+        if line:
+            print(line, file=sys.stderr)
+        if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = error.exit_code if isinstance(error, TyperException) else 1
+    sys.exit(code or 0)
+
+
+def _prepare_streams() -> None:
+    """Replace closed streams, and write UTF-8 on every system."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
+        if getattr(sys, name) is None:  # the parent process closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - stays open until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Windows consoles default to a code page that cannot print most of Unicode.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-            if not stream.isatty():  # there Windows adds carriage returns, which a text does not have
+            if not stream.isatty():  # keep Windows from adding carriage returns to files and pipes
                 stream.reconfigure(newline="\n")
-    try:
-        try:
-            # A prompt may hold * and ~; what names texts is expanded by corpus.py.
-            code = app(standalone_mode=False, windows_expand_args=False)
-        finally:
-            print(end="", flush=True)
-        sys.exit(code or 0)
-    except TyperException as error:
-        message = error.format_message()
-        is_help = message.startswith("Usage:")  # of a group of commands that was given none
-        print(message if is_help else f"Error: {escape(_usage(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except UserError as error:
-        _show_traceback()
-        print(f"minigpt: {escape(error)}", file=sys.stderr)
-        sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        from minigpt.model.memory import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        _show_traceback()
-        print("minigpt: out of memory; nothing that was saved is lost", file=sys.stderr)
-        sys.exit(1)
-    except OSError as error:  # the system refuses: a full disk, no permission, a reader such as `head` that has gone
-        _show_traceback()
-        if not isinstance(error, BrokenPipeError):
-            where = f"{escape(error.filename)}: " if error.filename else ""
-            print(f"minigpt: {where}{reason(error)}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at exit
-        sys.exit(1)
 
 
-def _usage(error: TyperException) -> str:
-    """Return in one line what is wrong with a command line, and where to read on."""
-    from minigpt.config.resolve import flatten, resolve
-
-    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-    option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-    takes_settings = context and any(parameter.name == "set_" for parameter in context.command.params)
-    settings = [key for key in flatten(resolve().config) if key.endswith(f".{option}")] if takes_settings else []
-    if option and settings:
-        message += f"; a setting goes by --set {settings[0]}=VALUE"
-    return f"{message}; see {context.command_path} --help" if context else message
-
-
-def _show_traceback() -> None:
-    if "--debug" in sys.argv[1:2]:
-        traceback.print_exc()
-
-
-def _print_version(wanted: bool) -> None:
+def _print_version(is_wanted: bool) -> None:
     from minigpt import __version__
 
-    if wanted:
+    if is_wanted:
         print(f"minigpt {__version__}")
         raise typer.Exit
 
@@ -124,6 +99,6 @@ def _minigpt(
     version: Annotated[
         bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show where an error came from.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train your own character-level GPT on any text, and look inside it."""

@@ -1,35 +1,34 @@
-"""The options and arguments that commands share, and how the settings are shown in --help."""
+"""Options and arguments that several commands share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from minigpt.errors import UserError
-
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
-"""How every group of commands is set up."""
+"""Arguments of every `typer.Typer` group."""
 
-TEXT = "Files, folders, globs, '-', builtin:NAME or download:NAME."
+TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
-    str | None, Option("--config", "-c", help="A preset's name or a YAML file.", metavar="FILE|PRESET")
+    str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="PRESET|FILE")
 ]
-SetOption = Annotated[
-    list[str] | None, Option("--set", "-s", help="Override one setting; repeatable.", metavar="KEY=VALUE")
+SetOption = Annotated[list[str] | None, Option("--set", "-s", help="Set a value; repeatable.", metavar="KEY=VALUE")]
+RunArgument = Annotated[
+    str, Argument(help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN")
 ]
-RunArgument = Annotated[str, Argument(help="A run's name or folder, a checkpoint folder, or 'last'.", metavar="RUN")]
-CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="best|last|STEP")]
-UnknownOption = Annotated[
-    str, Option(help="What a character that the model does not know does.", metavar="error|skip|replace")
+CheckpointOption = Annotated[
+    str | None, Option(help="Which checkpoint to load. Default: best.", metavar="best|last|STEP")
 ]
+OnUnknown = Literal["error", "skip", "replace"]
+UnknownOption = Annotated[OnUnknown, Option(help="How to handle characters outside the vocabulary.")]
 EncodingOption = Annotated[str, Option(help="Encoding of the files.", metavar="NAME")]
-DeviceOption = Annotated[str, Option(help="Where to compute.", metavar="auto|cpu|cuda|cuda:N|mps")]
+DeviceOption = Annotated[str, Option(help="Device to compute on.", metavar="auto|cpu|cuda|cuda:N|mps")]
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON document.")]
-RoundsOption = Annotated[int, Option(min=1, help="How often each side is measured, in turn.", metavar="N")]
+RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 
 
 class SettingsInHelp(TyperCommand):
-    """A command whose --help ends with every setting that --set accepts."""
+    """A command whose help lists every setting that --set accepts."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from minigpt.config.resolve import describe_settings
@@ -38,15 +37,8 @@ class SettingsInHelp(TyperCommand):
             formatter.write_dl(describe_settings())
 
 
-def checked_unknown(choice: str) -> Any:
-    """Return what --unknown was given. Raises UserError where that is no choice."""
-    if choice not in ("error", "skip", "replace"):
-        raise UserError(f"--unknown {choice}: expected error, skip or replace")
-    return choice
-
-
 def checked_device(device: str) -> str:
-    """Return what --device was given. Raises UserError where that names no kind of device."""
+    """Return the value of --device. Raises UserError if it names no kind of device."""
     from minigpt.config.resolve import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from minigpt.cli.input import encode, read_text
+from minigpt.cli.input import read_text
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
     EncodingOption,
     JsonOption,
+    OnUnknown,
     RunArgument,
     UnknownOption,
     checked_device,
-    checked_unknown,
 )
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, write
 from minigpt.errors import UserError, escape, shell_quote
@@ -63,7 +63,7 @@ def sample(
     from minigpt.model.memory import check_sampling
     from minigpt.sampling.generate import generate, settle
 
-    given, on_unknown, device = _given(prompt, prompt_file, encoding), checked_unknown(unknown), checked_device(device)
+    given, device = _given(prompt, prompt_file, encoding), checked_device(device)
     check_writable(out, read=prompt_file)
     loaded = _loaded(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
@@ -76,8 +76,8 @@ def sample(
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
     if given is None:
-        given, on_unknown = settings.prompt, on_unknown if settings.has_own_prompt else "replace"
-    text = _as_read(loaded, given, on_unknown)
+        given, unknown = settings.prompt, unknown if settings.has_own_prompt else "replace"
+    text = _as_read(loaded, given, unknown)
     check_sampling(loaded.config.model, num_samples, settings.length, runtime.device)
     pieces = generate(
         loaded.model, loaded.tokenizer, text, settings,
@@ -124,9 +124,9 @@ def _given(prompt: str | None, file: str | None, encoding: str) -> str | None:
     return prompt if file is None else read_text(file, encoding)
 
 
-def _as_read(loaded: "Checkpoint", prompt: str, unknown: str) -> str:
+def _as_read(loaded: "Checkpoint", prompt: str, unknown: OnUnknown) -> str:
     """Return a prompt as the model reads it, where characters that it does not know are skipped or replaced."""
-    ids, context = encode(loaded.tokenizer, prompt, unknown), loaded.config.model.context
+    ids, context = loaded.tokenizer.encode(prompt, unknown), loaded.config.model.context
     if len(ids) > context:
         notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
     return loaded.tokenizer.decode(ids)

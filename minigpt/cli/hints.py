@@ -1,0 +1,126 @@
+"""What to type next: the one place that knows both an error and the command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from typer.exceptions import TyperException
+
+from minigpt.errors import (
+    CheckpointError,
+    DownloadError,
+    EncodingError,
+    InsufficientMemoryError,
+    RunExistsError,
+    RunFinishedError,
+    RunNotFoundError,
+    TextMismatchError,
+    TrainingError,
+    UnknownCharacterError,
+    UserError,
+    escape,
+    reason,
+)
+
+
+def error_line(error: Exception, command: str) -> str | None:
+    """Return what to print for an error of `minigpt COMMAND`: one line with a hint.
+
+    The line is empty if there is nothing to say. Return None for an error that no user can cause.
+    """
+    match error:
+        case TyperException():
+            return _usage_line(error)
+        case UserError():
+            problem = f"{escape(error)}; {hint(error, command)}".removesuffix("; ")
+        case BrokenPipeError():  # the reader of the output, such as `head`, has ended
+            return ""
+        case OSError():
+            problem = f"{escape(error.filename)}: {reason(error)}" if error.filename else reason(error)
+        case MemoryError() | RuntimeError():
+            from minigpt.model.memory import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                return None
+            problem = "out of memory; everything saved so far is intact"
+        case _:
+            return None
+    return f"minigpt: {problem}"
+
+
+def _usage_line(error: TyperException) -> str:
+    from minigpt.config.resolve import fields
+
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if message.startswith("Usage:"):  # a group of commands without a command prints its help
+        return message
+    line = f"minigpt: {escape(message.rstrip('.'))}"
+    option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    has_settings = context is not None and any(parameter.name == "set_" for parameter in context.command.params)
+    if setting := next((key for key in fields() if key.endswith(f".{option}")), "") if has_settings else "":
+        line += f"; to change a setting: --set {setting}=VALUE"
+    return f"{line}; see {context.command_path} --help" if context else line
+
+
+def hint(error: UserError, command: str) -> str:
+    """Return what helps against `error`, raised by `minigpt COMMAND`; empty if nothing is known to help."""
+    match error:
+        case EncodingError(suggestion=encoding) if encoding:
+            return f"try {encoding_option(command, encoding)}"
+        case UnknownCharacterError() if command != "train":
+            return "add --unknown skip or --unknown replace"
+        case DownloadError(destination=Path() as path):
+            return f"download it yourself and save it as {shell_quote(path)}"
+        case TextMismatchError():
+            return "if the text has moved, add --set data.source=TEXT to minigpt train --resume"
+        case RunNotFoundError(nearest=name) if name:
+            return f"did you mean {shell_quote(name)}?"
+        case RunNotFoundError(names=()):
+            return "to train one: minigpt train"
+        case RunNotFoundError(names=names):
+            return f"runs here: {', '.join(map(shell_quote, names))}"
+        case RunExistsError(run=run, is_resumable=True):
+            return f"resume it: {resume_command(run)}, or choose another --name"
+        case RunExistsError():
+            return "choose another --name"
+        case RunFinishedError(run=run, settings=settings):
+            return f"to train longer: {resume_command(run, settings)}"
+        case CheckpointError(intact=steps) if steps:
+            return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
+        case TrainingError(run=run, saved_step=int(step), settings=settings):
+            return f"to resume from step {step}: {resume_command(run, settings)}"
+        case TrainingError(settings=settings) | InsufficientMemoryError(settings=settings) if settings:
+            return f"try {set_options(settings)}"
+    return ""
+
+
+def encoding_option(command: str, encoding: str) -> str:
+    """Return the option of `minigpt COMMAND` that reads a text in `encoding`."""
+    return f"--set data.encoding={encoding}" if command == "train" else f"--encoding {encoding}"
+
+
+def set_options(settings: Iterable[str]) -> str:
+    """Return the options that change `settings`, each KEY=VALUE."""
+    return " ".join(f"--set {shell_quote(setting)}" for setting in settings)
+
+
+def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
+    """Return the command that resumes `run`, with changed `settings` as KEY=VALUE."""
+    return f"minigpt train --resume {as_argument(run)} {set_options(settings)}".rstrip()
+
+
+def as_argument(run: Path) -> str:
+    """Return what to type for `run`: its name if it is in runs/, else its folder."""
+    from minigpt.storage.runs import RUNS
+
+    return shell_quote(run.name if run.parent == RUNS else run)
+
+
+def shell_quote(word: object) -> str:
+    """Quote `word` for this system's shell."""
+    text = escape(word)
+    return subprocess.list2cmdline([text]) if os.name == "nt" else shlex.quote(text)
