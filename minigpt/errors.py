@@ -13,6 +13,7 @@ UserError
 │   ├── RunLockedError
 │   └── RunFinishedError
 ├── CheckpointError             a checkpoint that is missing, damaged or does not fit
+│   └── NonFiniteError          a checkpoint whose model computes NaN or infinity
 ├── TrainingError               a run that had to stop: losses that are not finite, a disk that refuses
 ├── DeviceError                 a device that is not available
 ├── InsufficientMemoryError
@@ -36,12 +37,10 @@ _TERMINAL_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u206
 
 @dataclass(eq=False)
 class UserError(Exception):
-    """What is wrong, in one line. The command line prints it with a hint and exits with code 1.
-
-    Use an assert for what no user can cause.
-    """
+    """An error that a user can cause. The command line prints it with a hint and exits with code 1."""
 
     problem: str
+    """What is wrong, in one line."""
 
     def __str__(self) -> str:
         return self.problem
@@ -126,6 +125,11 @@ class CheckpointError(UserError):
 
     intact: tuple[int, ...] = ()
     """Steps of other checkpoints of the run that are intact."""
+
+
+@dataclass(eq=False)
+class NonFiniteError(CheckpointError):
+    """A checkpoint whose model computes NaN or infinity."""
 
 
 @dataclass(eq=False)

@@ -23,15 +23,6 @@ def board(
     if not folder.is_dir():
         raise UserError(f"no folder {escape(folder.absolute())}; to train a run: minigpt train")
     server = program.TensorBoard(plugins=default.get_plugins())
-    arguments = [
-        "--logdir",
-        str(folder),
-        "--port",
-        str(port),
-        "--host",
-        host,
-        "--samples_per_plugin",
-        f"images={IMAGES}",
-    ]
-    server.configure(argv=["minigpt board", *arguments])
+    options = [f"--logdir={folder}", f"--port={port}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
+    server.configure(argv=["minigpt board", *options])
     raise typer.Exit(server.main())

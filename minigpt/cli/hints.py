@@ -15,6 +15,7 @@ from minigpt.errors import (
     DownloadError,
     EncodingError,
     InsufficientMemoryError,
+    NonFiniteError,
     RunExistsError,
     RunFinishedError,
     RunNotFoundError,
@@ -91,6 +92,8 @@ def hint(error: UserError, command: str) -> str:
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps:
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
+        case NonFiniteError():
+            return "choose another checkpoint with --checkpoint"
         case TrainingError(run=run, saved_step=int(step), settings=settings):
             return f"to resume from step {step}: {resume_command(run, settings)}"
         case TrainingError(settings=settings) | InsufficientMemoryError(settings=settings) if settings:

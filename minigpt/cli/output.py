@@ -1,4 +1,4 @@
-"""What commands print: results to stdout, everything else to stderr."""
+"""Output of commands: results go to stdout or a file, everything else to stderr."""
 
 import errno
 import json
@@ -13,65 +13,69 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minigpt.errors import UserError, escape, reason, sanitize_terminal
+from minigpt.errors import OutputError, UserError, escape, reason, sanitize_terminal
 from minigpt.training.signals import ignore_broken_stderr
 
 if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
 
 GAP = "  "
-WRAPPED = 24
-"""How narrow a column is made, in characters, for a table to fit a terminal."""
+MIN_WRAPPED = 24
+"""Smallest width, in characters, of a column that is wrapped to fit the terminal."""
 
 
 def notice(*lines: str) -> None:
-    """Print lines for the person at the terminal."""
+    """Print lines to stderr."""
     for line in lines:
         with ignore_broken_stderr():
             print(escape(line), file=sys.stderr)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells below their heads, in columns.
+    """Print rows of cells in columns.
 
-    On a terminal that is too narrow the widest column is wrapped, and columns that still do not fit stand below the
-    others, beside the first one again.
+    If the terminal is too narrow, wrap the widest column. Print columns that still do not fit below the others,
+    next to a copy of the first column.
     """
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    widest, too_much = widths.index(max(widths)), sum(widths) + len(GAP) * (len(widths) - 1) - room
-    if too_much > 0:
-        widths[widest] = min(widths[widest], max(WRAPPED, int(widths[widest] - too_much)))
-    for number, columns in enumerate(_fitting(widths, room)):
+    available = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    excess = sum(widths) + len(GAP) * (len(widths) - 1) - available
+    if excess > 0:
+        widest = widths.index(max(widths))
+        widths[widest] = min(widths[widest], max(MIN_WRAPPED, int(widths[widest] - excess)))
+    for number, columns in enumerate(_column_groups(widths, available)):
         if number:
             print()
         for line in lines:
-            cells = [textwrap.wrap(line[i], widths[i]) if len(line[i]) > widths[i] else [line[i]] for i in columns]
-            for parts in zip_longest(*cells, fillvalue=""):
-                padded = (part.ljust(widths[i]) for part, i in zip(parts, columns, strict=True))
-                print(GAP.join(padded).rstrip())
+            wrapped = [textwrap.wrap(line[i], widths[i]) if len(line[i]) > widths[i] else [line[i]] for i in columns]
+            for cells in zip_longest(*wrapped, fillvalue=""):
+                print(GAP.join(cell.ljust(widths[i]) for cell, i in zip(cells, columns, strict=True)).rstrip())
 
 
-def _fitting(widths: Sequence[int], room: float) -> list[list[int]]:
-    """Return which columns of these widths stand side by side: the first, and as many as fit beside it."""
-    groups, taken = [[0]], widths[0]
+def _column_groups(widths: Sequence[int], available: float) -> list[list[int]]:
+    """Divide the columns into groups that fit the available width. Each group starts with column 0."""
+    groups, used = [[0]], widths[0]
     for column, width in enumerate(widths[1:], start=1):
-        if taken + len(GAP) + width > room and len(groups[-1]) > 1:
+        if used + len(GAP) + width > available and len(groups[-1]) > 1:
             groups.append([0])
-            taken = widths[0]
+            used = widths[0]
         groups[-1].append(column)
-        taken += len(GAP) + width
+        used += len(GAP) + width
     return groups
 
 
 def json_text(document: Any) -> str:
-    """Return a document as JSON with a line end."""
+    """Return `document` as JSON that ends in a newline."""
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def check_writable(*outs: Path | None, read: str | None = None) -> None:
-    """Raise UserError for a file that cannot be written, or would replace a result, what is `read`, or a run's file."""
+    """Check, before any work, that a command can write its output files.
+
+    Raises:
+        OutputError: A file cannot be written, belongs to a run, or is `read` or written twice by the command.
+    """
     from minigpt.storage.runs import owner
 
     taken = {os.path.realpath(read)} if read else set()
@@ -79,52 +83,54 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
         if out is None:
             continue
         try:
-            os.stat(os.path.join(out.parent, ""))  # which names what is missing or is no folder
+            os.stat(os.path.join(out.parent, ""))  # names a parent that is missing or not a folder
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(out if out.exists() else out.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error
-        if out.is_file() or not out.exists():  # what is written to a device does not replace it
+            raise _cannot_write(out, reason(error)) from error
+        if out.is_file() or not out.exists():  # a device such as /dev/null may be written twice
             if os.path.realpath(out) in taken:
-                raise UserError(
-                    f"cannot write {escape(out)}: it would replace what this command reads or writes as well"
-                )
+                raise _cannot_write(out, "this command reads it or writes it twice")
             if run := owner(out):
-                raise UserError(f"cannot write {escape(out)}: it would replace what run {escape(run.name)} keeps there")
+                raise _cannot_write(out, f"it belongs to run {run.name}")
             taken.add(os.path.realpath(out))
 
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
-    """Raise UserError for a file that would replace a text of a run, which could then not go on."""
+    """Raise OutputError if an output file is a text of the run, which could then not be resumed."""
     from minigpt.text.sources import is_read_once, open_corpus
 
     existing = [out for out in outs if out is not None and out.is_file()]
     texts: set[str] = set()
     for source in (*data.source, *data.val_source) if existing else ():
         if not (source.startswith(("builtin:", "download:")) or is_read_once(source)):
-            with suppress(UserError):  # what is gone cannot be replaced
+            with suppress(UserError):  # a missing text cannot be overwritten
                 texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
     for out in existing:
         if os.path.realpath(out) in texts:
-            raise UserError(f"cannot write {escape(out)}: it would replace the text that this run was trained on")
+            raise _cannot_write(out, "the run was trained on this text")
 
 
 def write(text: str, out: Path | None = None) -> None:
-    """Print `text`, harmless where a terminal shows it, or write it to a file. Raises UserError where it cannot."""
+    """Write `text` to a file or to stdout. Raises OutputError if the file cannot be written.
+
+    A terminal gets no control characters: a model may generate escape sequences.
+    """
     if out is None:
         print(sanitize_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
-        return
-    try:
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error
+    else:
+        write_bytes(text.encode(), out)
 
 
 def write_bytes(content: bytes, out: Path) -> None:
-    """Write a file. Raises UserError where that cannot be."""
+    """Write a file. Raises OutputError if it cannot be written."""
     try:
         out.write_bytes(content)
     except OSError as error:
-        raise UserError(f"cannot write {escape(out)}: {reason(error)}") from error
+        raise _cannot_write(out, reason(error)) from error
+
+
+def _cannot_write(out: Path, why: str) -> OutputError:
+    return OutputError(f"cannot write {escape(out)}: {escape(why)}")
