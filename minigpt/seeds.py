@@ -1,4 +1,4 @@
-"""Randomness as a function: every random draw in the project is named by a key, none by a state."""
+"""Seeds by key: each random draw has a key, so that a resumed run needs no stored random state."""
 
 import hashlib
 
@@ -9,34 +9,36 @@ ROUNDS = 4
 
 
 def mix_seed(*key: int | str) -> int:
-    """Return a 63-bit seed for `key`, such as `(seed, "epoch", 3)`; different keys give unrelated seeds."""
+    """Return a 63-bit seed for `key`, such as `(seed, "epoch", 3)`. Different keys give unrelated seeds."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def shuffled(places: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
-    """Return the images of these places under a permutation of range(size) that the seed names.
+def permute(indices: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
+    """Apply a random permutation of range(size) to `indices`. The seed decides which permutation.
 
-    The permutation is never written down, so that a text of any length can be read in random order from any point
-    on: a Feistel network (Luby and Rackoff 1988), applied again until the result is below `size`.
+    The permutation needs no table, so that training can read a long text in random order from any step. It is a
+    Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) over the next larger power of four. Results
+    beyond `size` pass through it again (https://en.wikipedia.org/wiki/Format-preserving_encryption#Cycle_walking).
     """
-    bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    low = np.uint64((1 << bits) - 1)
+    half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits in each half of an index
+    mask = np.uint64((1 << half) - 1)
+    keys = [mix_seed(seed, round_) for round_ in range(ROUNDS)]
 
-    def once(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = x >> np.uint64(bits), x & low
-        for number in range(ROUNDS):
-            left, right = right, left ^ (_mixed(right, mix_seed(seed, number)) & low)
-        return left << np.uint64(bits) | right
+    def feistel(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = x >> np.uint64(half), x & mask
+        for key in keys:
+            left, right = right, left ^ (_hash(right, key) & mask)
+        return left << np.uint64(half) | right
 
-    found = once(places.astype(np.uint64))
-    while (beyond := found >= size).any():
-        found[beyond] = once(found[beyond])
-    return found.astype(np.int64)
+    permuted = feistel(indices.astype(np.uint64))
+    while (beyond := permuted >= size).any():
+        permuted[beyond] = feistel(permuted[beyond])
+    return permuted.astype(np.int64)
 
 
-def _mixed(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Return a hash of each number (the finalizer of SplitMix64, Steele et al. 2014)."""
+def _hash(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Hash each number with the finalizer of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     x = x + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -15,12 +15,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from minigpt.config.schema import DataConfig
 from minigpt.errors import UserError
-from minigpt.seeds import mix_seed, shuffled
 from minigpt.text import dataset as data
 from minigpt.text.sources import Corpus, open_corpus, scan
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
@@ -265,7 +263,7 @@ def test_an_unknown_character_far_into_a_text_is_named_by_its_place_in_the_text(
 
 def test_tiny_shakespeare_is_split_as_everywhere(shakespeare: Path) -> None:
     """The sizes that published losses on this text refer to."""
-    found = data.prepare(DataConfig(source=(str(shakespeare),)))
+    found = data.load_dataset(DataConfig(source=(str(shakespeare),)))
     assert (len(found.train), len(found.validation)) == (1_003_854, 111_540)
     assert (found.characters, found.tokenizer.vocab_size) == (1_115_394, 65)
     text = shakespeare.read_text(encoding="utf-8")
@@ -294,19 +292,19 @@ def test_the_two_parts_never_overlap_and_lose_nothing(length: int, fraction: flo
 def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
     """All of the source trains, and what only the validation text has is in the vocabulary too."""
     config = DataConfig(source=(write(tmp_path, "aabb", "a.txt"),), val_source=(write(tmp_path, "abé", "b.txt"),))
-    found = data.prepare(config)
+    found = data.load_dataset(config)
     assert found.tokenizer.decode(found.train) == "aabb"
     assert found.tokenizer.decode(found.validation) == "abé"
     assert found.characters == 7
-    again = data.prepare(config, known=(found.fingerprint, found.tokenizer))
+    again = data.load_dataset(config, known=(found.fingerprint, found.tokenizer))
     assert np.array_equal(again.validation, found.validation)
     write(tmp_path, "abx", "b.txt")
     with pytest.raises(UserError, match=r"the text of b.txt is not the one this run was trained on"):
-        data.prepare(config, known=(found.fingerprint, found.tokenizer))
+        data.load_dataset(config, known=(found.fingerprint, found.tokenizer))
 
 
 def test_windows_line_ends_are_kept_and_said(tmp_path: Path) -> None:
-    found = data.prepare(DataConfig(source=(write(tmp_path, "ab\r\n" * 9),)))
+    found = data.load_dataset(DataConfig(source=(write(tmp_path, "ab\r\n" * 9),)))
     assert found.tokenizer.decode(found.train).startswith("ab\r\n")
     assert found.notices == ("the text has 9 carriage returns (Windows line ends), kept as characters of their own",)
 
@@ -315,16 +313,16 @@ def test_a_file_that_is_named_twice_is_told_of_where_its_end_validates(tmp_path:
     """It stands in the part that trains too."""
     a, b = write(tmp_path, "some text", "a.txt"), write(tmp_path, "some text", "b.txt")
     told = (f"{a} is read twice: what validates may be trained on too",)
-    assert data.prepare(DataConfig(source=(a, b, a))).notices == told
-    assert data.prepare(DataConfig(source=(a, b))).notices == ()
-    assert data.prepare(DataConfig(source=(a, a), val_source=(b,))).notices == ()
+    assert data.load_dataset(DataConfig(source=(a, b, a))).notices == told
+    assert data.load_dataset(DataConfig(source=(a, b))).notices == ()
+    assert data.load_dataset(DataConfig(source=(a, a), val_source=(b,))).notices == ()
 
 
 def test_validation_on_the_training_text_itself_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "abcabc", "a.txt")
     copy = write(tmp_path, "abcabc", "copy.txt")
     with pytest.raises(UserError, match=r"data\.val_source is the same text as data\.source"):
-        data.prepare(DataConfig(source=(source,), val_source=(copy,)))
+        data.load_dataset(DataConfig(source=(source,), val_source=(copy,)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs links")
@@ -334,25 +332,25 @@ def test_a_file_that_is_trained_on_and_validated_on_is_refused(tmp_path: Path) -
     (tmp_path / "link.txt").symlink_to("b.txt")
     config = DataConfig(source=sources, val_source=(str(tmp_path / "link.txt"),))
     with pytest.raises(UserError, match=r"link\.txt is in data\.source and in data\.val_source"):
-        data.prepare(config)
+        data.load_dataset(config)
     known = "+".join(scan(open_corpus(source)).fingerprint for source in (sources, sources[1]))
-    assert len(data.prepare(config, known=(known, CharTokenizer("abc"))).validation) == 6
+    assert len(data.load_dataset(config, known=(known, CharTokenizer("abc"))).validation) == 6
 
 
 @pytest.mark.parametrize(("text", "val"), [("abc", None), ("a", "abc"), ("abc", "a")])
 def test_a_text_too_short_for_one_prediction_is_one_line(tmp_path: Path, text: str, val: str | None) -> None:
     val_source = (write(tmp_path, val, "v.txt"),) if val else ()
     with pytest.raises(UserError) as caught:
-        data.prepare(DataConfig(source=(write(tmp_path, text),), val_source=val_source))
+        data.load_dataset(DataConfig(source=(write(tmp_path, text),), val_source=val_source))
     assert "the text is too short: 1 tokens for" in one_line(caught)
 
 
 def test_a_large_vocabulary_is_noticed_and_byte_named(tmp_path: Path) -> None:
     source = (write(tmp_path, "".join(map(chr, range(0x4E00, 0x4E00 + 20_001)))),)
-    (notice,) = data.prepare(DataConfig(source=source)).notices
+    (notice,) = data.load_dataset(DataConfig(source=source)).notices
     assert "20,001 distinct characters" in notice
     assert "data.tokenizer=byte" in notice
-    found = data.prepare(DataConfig(source=source, tokenizer="byte"))
+    found = data.load_dataset(DataConfig(source=source, tokenizer="byte"))
     assert found.notices == ()
     assert found.characters == 20_001
     assert found.characters_per_token == pytest.approx(1 / 3)
@@ -360,13 +358,13 @@ def test_a_large_vocabulary_is_noticed_and_byte_named(tmp_path: Path) -> None:
 
 def test_a_resumed_run_gets_its_own_tokenizer_and_refuses_another_text(tmp_path: Path) -> None:
     config = DataConfig(source=(write(tmp_path, "hello world"),))
-    first = data.prepare(config)
-    again = data.prepare(config, known=(first.fingerprint, first.tokenizer))
+    first = data.load_dataset(config)
+    again = data.load_dataset(config, known=(first.fingerprint, first.tokenizer))
     assert again.tokenizer is first.tokenizer
     assert np.array_equal(again.train, first.train)
     write(tmp_path, "hello worlds")
     with pytest.raises(UserError, match=r"the text of my.txt is not the one this run was trained on"):
-        data.prepare(config, known=(first.fingerprint, first.tokenizer))
+        data.load_dataset(config, known=(first.fingerprint, first.tokenizer))
 
 
 STDIN = """
@@ -383,15 +381,15 @@ def test_a_text_that_came_by_a_stream_can_be_sent_again(cache: Path, monkeypatch
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     sent(b"to be or not to be")
-    found = data.prepare(DataConfig(source=("-",)))
+    found = data.load_dataset(DataConfig(source=("-",)))
     known = (found.fingerprint, found.tokenizer)
     shutil.rmtree(cache)
     sent(b"to be or not to be")
-    assert data.prepare(DataConfig(source=("-",)), known=known).train.tolist() == found.train.tolist()
+    assert data.load_dataset(DataConfig(source=("-",)), known=known).train.tolist() == found.train.tolist()
     shutil.rmtree(cache)
     sent(b"to be or not to bee")
     with pytest.raises(UserError, match="is not the one this run was trained on"):
-        data.prepare(DataConfig(source=("-",)), known=known)
+        data.load_dataset(DataConfig(source=("-",)), known=known)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
@@ -401,11 +399,11 @@ def test_a_text_that_came_by_a_stream_can_be_sent_again(cache: Path, monkeypatch
 def test_a_text_from_a_pipe_is_resumed_from_the_cache(cache: Path, tmp_path: Path, gone: str) -> None:
     """As in `minigpt train <(command)`, whose pipe ends with the command line."""
     text = write(tmp_path, "to be or not to be")
-    found = data.prepare(DataConfig(source=(text,)))
+    found = data.load_dataset(DataConfig(source=(text,)))
     if not gone.startswith("/"):
         gone = str(tmp_path / "pipe")
         os.mkfifo(gone)
-    again = data.prepare(DataConfig(source=(gone,)), known=(found.fingerprint, found.tokenizer))
+    again = data.load_dataset(DataConfig(source=(gone,)), known=(found.fingerprint, found.tokenizer))
     assert (again.train.tolist(), again.validation.tolist()) == (found.train.tolist(), found.validation.tolist())
 
 
@@ -415,152 +413,11 @@ def test_a_text_from_standard_input_is_resumed_from_the_cache(cache: Path, kind:
     finished = subprocess.run(command, input="text from a pipe: é".encode(), capture_output=True, check=True)
     fingerprint, stored, characters, train = json.loads(finished.stdout)
     known = (fingerprint, data.build(kind, json.loads(stored).get("chars", "")))
-    found = data.prepare(DataConfig(source=("-",)), known=known)
+    found = data.load_dataset(DataConfig(source=("-",)), known=known)
     assert (found.train.tolist(), found.characters) == (train, characters)
     del found  # Windows moves no file that is mapped
     (folder,) = cache.iterdir()
     folder.rename(folder.with_name("elsewhere"))
     with pytest.raises(UserError) as caught:
-        data.prepare(DataConfig(source=("-",)), known=known)
+        data.load_dataset(DataConfig(source=("-",)), known=known)
     assert "read its text from standard input" in one_line(caught)
-
-
-# --- batches -------------------------------------------------------------------------------------------
-
-
-def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
-    tokens = np.arange(5000, dtype=np.uint16)
-    first = [data.batch_at(tokens, 16, 4, seed=1, step=step) for step in range(20)]
-    torch.manual_seed(99)
-    np.random.seed(99)
-    for step in reversed(range(20)):
-        x, y = data.batch_at(tokens, 16, 4, seed=1, step=step)
-        assert torch.equal(x, first[step][0])
-        assert torch.equal(y, first[step][1])
-    assert len({tuple(x[:, 0].tolist()) for x, _ in first}) == 20
-    assert not torch.equal(data.batch_at(tokens, 16, 4, seed=2, step=0)[0], first[0][0])
-
-
-def test_targets_are_the_inputs_one_later() -> None:
-    tokens = np.random.default_rng(0).integers(0, 60_000, 1000).astype(np.uint16)
-    x, y = data.batch_at(tokens, 8, 64, seed=1, step=0)
-    assert x.shape == y.shape == (64, 8)
-    assert x.dtype == y.dtype == torch.int64
-    assert torch.equal(x[:, 1:], y[:, :-1])
-    windows = {tuple(tokens[i : i + 9].tolist()) for i in range(1000 - 8)}
-    assert all((*row, last) in windows for row, last in zip(x.tolist(), y[:, -1].tolist(), strict=True))
-
-
-@pytest.mark.parametrize("places", [1, 2, 7])
-def test_every_window_is_drawn_the_first_and_the_last_too(places: int) -> None:
-    tokens = np.arange(10 + places, dtype=np.uint8)
-    x, y = data.batch_at(tokens, 10, 1000, seed=3, step=5)
-    counts = np.bincount(x[:, 0].numpy(), minlength=places)
-    assert len(counts) == places
-    assert counts.min() > 0.6 * 1000 / places
-    assert int(y.max()) == len(tokens) - 1
-
-
-@pytest.mark.parametrize("length", [1000, 1007, 1015])
-def test_a_text_is_read_whole_before_it_is_read_again_in_another_order(length: int) -> None:
-    """Windows of 8 side by side: of each epoch's none overlap, and what is left out is less than two of them."""
-    tokens = np.arange(length, dtype=np.uint16)
-    windows = (length - 1) // 8 - 1
-    rows = torch.cat([data.batch_at(tokens, 8, 5, seed=1, step=step)[0] for step in range(3 * windows)])
-    epochs = [rows[i * windows : (i + 1) * windows] for i in range(10)]
-    for epoch in epochs:
-        read = epoch.flatten().tolist()
-        assert len(set(read)) == len(read) > length - 24
-        assert max(read) - min(read) == len(read) - 1
-        assert read != sorted(read)
-    assert len({tuple(epoch[:, 0].tolist()) for epoch in epochs}) == 10
-    assert len({min(epoch.flatten().tolist()) for epoch in epochs}) > 3, "and begins elsewhere"
-
-
-def test_a_batch_larger_than_the_text_reads_it_several_times() -> None:
-    x, _ = data.batch_at(np.arange(50, dtype=np.uint8), 8, 40, seed=1, step=3)
-    assert x.shape == (40, 8)
-    assert np.bincount(x.flatten().numpy()).max() <= 11
-
-
-@given(st.integers(1, 3000), st.integers(0, 2**62))
-def test_the_order_is_a_permutation(size: int, seed: int) -> None:
-    order = shuffled(np.arange(size), size, seed)
-    assert sorted(order.tolist()) == list(range(size))
-    some = np.array([0, size // 2, size - 1])
-    assert shuffled(some, size, seed).tolist() == order[some].tolist()
-
-
-def test_orders_look_random_and_unrelated() -> None:
-    """No place comes more often than chance has it, neighbours do not stay neighbours, seeds differ."""
-    size = 101
-    orders = np.stack([shuffled(np.arange(size), size, seed) for seed in range(2000)])
-    first = np.bincount(orders[:, 0], minlength=size)
-    assert first.max() < 45  # 20 expected, and 45 is 5.6 standard deviations more
-    assert first.min() > 2
-    steps = np.abs(np.diff(orders, axis=1))
-    assert 0.015 < (steps == 1).mean() < 0.025  # 2 / 101 by chance
-    correlation = np.corrcoef(orders[:40])
-    assert np.abs(correlation - np.eye(40)).max() < 0.5
-
-
-def test_a_step_a_million_in_costs_what_the_first_does() -> None:
-    """Nothing is replayed: the millionth batch is drawn without the ones before it."""
-    tokens = np.arange(1000, dtype=np.uint16)
-
-    def seconds(step: int) -> float:
-        start = time.perf_counter()
-        for i in range(20):
-            data.batch_at(tokens, 8, 4, seed=1, step=step + i)
-        return time.perf_counter() - start
-
-    assert min(seconds(1_000_000) for _ in range(5)) < 20 * min(seconds(0) for _ in range(5))
-
-
-def test_seeds_are_pinned_and_unrelated() -> None:
-    """Another value here would make every checkpoint resume into other batches."""
-    assert shuffled(np.arange(7), 7, 1).tolist() == [0, 3, 2, 1, 6, 5, 4]
-    assert mix_seed(1337, "batch", 0) == 1_854_768_204_868_056_554
-    keys = [("a", "b"), ("ab",), ("a", "b", ""), (1,), ("1",), (1, 2), (12,), (2, 1), ()]
-    seeds = {mix_seed(*key) for key in keys}
-    assert len(seeds) == len(keys)
-    many = np.array([mix_seed(0, "batch", step) for step in range(4000)])
-    assert 0 <= many.min() <= many.max() < 2**63
-    assert abs(many.mean() / 2**62 - 1) < 0.05
-
-
-# --- evaluation windows --------------------------------------------------------------------------------
-
-
-@settings(max_examples=300)
-@given(st.data(), st.integers(2, 120), st.integers(1, 20), st.integers(1, 5))
-def test_every_token_but_the_first_is_scored_once_from_what_stands_before_it(
-    draw: st.DataObject, length: int, context: int, batch_size: int
-) -> None:
-    stride = draw.draw(st.integers(1, context) | st.just(context))
-    tokens = np.arange(length, dtype=np.uint8)
-    scored: list[int] = []
-    for x, y, new in data.evaluation_windows(tokens, context, stride, batch_size):
-        assert x.shape == y.shape
-        assert 1 <= len(x) <= batch_size
-        assert 1 <= new <= x.shape[1] <= context
-        assert torch.equal(y, x + 1), "a window is a stretch of the text, and its targets are the next tokens"
-        for row in y[:, -new:].tolist():
-            for position, token in enumerate(row):
-                seen = x.shape[1] - new + position + 1
-                least = min(token, context - stride + 1) if stride < context else 1
-                assert seen >= least, "a prediction sees what the stride promises"
-            scored += row
-    assert scored == list(range(1, length))
-
-
-def test_windows_without_a_stride_do_not_overlap() -> None:
-    tokens = np.arange(11, dtype=np.uint8)
-    rows = [row for x, _, _ in data.evaluation_windows(tokens, 4, 4, 8) for row in x.tolist()]
-    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-def test_with_a_stride_each_later_window_scores_that_many_with_all_the_context_it_can_have() -> None:
-    tokens = np.arange(11, dtype=np.uint8)
-    found = [(x.tolist(), new) for x, _, new in data.evaluation_windows(tokens, 4, 3, 8)]
-    assert found == [([[0, 1, 2, 3]], 4), ([[3, 4, 5, 6], [6, 7, 8, 9]], 3)]
