@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from minigpt.cli.hints import as_argument, resume_command, shell_quote
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
-from minigpt.errors import UserError, shell_quote
+from minigpt.errors import UnknownCharacterError, UserError
 from minigpt.training.signals import signals_as_exit
 
 if TYPE_CHECKING:
@@ -25,23 +26,23 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[
-        str | None, Option(help="Name of the run; by default the preset's or the text's, numbered.", metavar="NAME")
+        str | None, Option(help="Name of the run. Default: the preset or text, with a number.", metavar="NAME")
     ] = None,
-    resume: Annotated[str | None, Option(help="Go on with a run exactly where it stopped.", metavar="RUN")] = None,
+    resume: Annotated[str | None, Option(help="Resume a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:
-    """Train a model. Without arguments: the quickstart. With a TEXT: a preset fitted to its size."""
+    """Train a model on TEXT with settings that fit its size. Without TEXT, train the quickstart."""
     from minigpt.storage import runs
     from minigpt.training.setup import prepare_resume, prepare_run
 
     if resume is not None:
         if text or config is not None or name is not None:
-            raise UserError("--resume goes on with the run's own text, configuration and name; only --set goes with it")
+            raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
         run = runs.find_run(resume)
         with runs.lock(run):
             _train(run, prepare_resume(run, set_ or []))
     else:
         if name is not None:
-            runs.refuse_name(name)  # now, for reading the text may take minutes
+            runs.refuse_name(name)  # before reading the text, which may take minutes
         start = prepare_run(text or [], config, set_ or [])
         with runs.new_run(name, start.stem) as run:
             _train(run, start)
@@ -55,7 +56,7 @@ def _train(run: Path, start: "Start") -> None:
     config, data, checkpoint = start.config, start.data, start.checkpoint
     notice(*start.notices)
     notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
-    _tell_unknown(config.sample, data.tokenizer)
+    _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
         from minigpt.interpret.probe import attention_probe
@@ -67,25 +68,23 @@ def _train(run: Path, start: "Start") -> None:
             outcome = train(config, run, data, resume=checkpoint, probes=probes)
     except (KeyboardInterrupt, SystemExit):
         if runs.written_checkpoints(run) <= saved:
-            what = "the run is as it was" if checkpoint else "nothing was trained and nothing is kept"
-            notice(f"stopped before the first step: {what}")
+            kept = "the run has not changed" if checkpoint else "nothing was saved"
+            notice(f"stopped before the first step; {kept}")
         raise
     _report(run, outcome)
 
 
-def _tell_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
-    """Say so where a prompt of the settings cannot be drawn from to the letter."""
-    from minigpt.errors import UnknownCharacterError
-
+def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
+    """Print a line if the user's prompt for samples has characters outside the vocabulary."""
     try:
         if settings.has_own_prompt:
             tokenizer.encode(settings.prompt)
     except UnknownCharacterError as error:
-        notice(f"sample.prompt: {error}; the samples of this training begin with the nearest")
+        notice(f"sample.prompt: {error}; samples during training replace such characters")
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
-    """Return the probe that draws the same prompt's continuation at each evaluation, to watch it get better."""
+    """Return a probe that continues the same prompt at each evaluation, to show progress."""
     from minigpt.model.gpt import GPT
     from minigpt.sampling.generate import generate
     from minigpt.training.metrics import Metrics
@@ -100,24 +99,23 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 
 def _report(run: Path, outcome: "Outcome") -> None:
-    """Say how a run ended and what can be done with it; exit as a signal that ended it asks."""
-    from minigpt.storage.runs import RUNS, as_argument
+    """Print how the run ended and what to type next. Exit with the code of the signal, if one stopped it."""
+    from minigpt.storage.runs import RUNS
 
-    state, name = outcome.state, as_argument(run)
-    resume = f"minigpt train --resume {name}"
+    state, name, resume = outcome.state, as_argument(run), resume_command(run)
     if outcome.signal:
-        stopped = f"stopped by {signal.Signals(outcome.signal).name} after step {state.step}"
-        notice(f"{stopped}, everything is saved", f"  go on:  {resume}")
+        notice(f"stopped by {signal.Signals(outcome.signal).name}, saved step {state.step}", f"  resume:  {resume}")
         raise typer.Exit(128 + outcome.signal)
-    ending = "stopped early, because validation no longer improves," if outcome.stopped_early else "finished"
-    share = f"{outcome.evaluation_share:.0%} of this session went into evaluating"
-    notice(f"{ending} at step {state.step} after {state.seconds:.0f} s; {share}")
-    notice(f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}")
+    ending = "stopped early" if outcome.stopped_early else "finished"
+    notice(
+        f"{ending} at step {state.step} after {state.seconds:.0f} s, {outcome.evaluation_share:.0%} in evaluation",
+        f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}",
+    )
     if state.overfitting:
-        notice(f"overfitting since step {state.best_step}: training went on to fall, validation rose")
+        notice(f"overfitting since step {state.best_step}: training loss falls, validation loss rises")
     notice(
         f"checkpoint: {outcome.checkpoint}",
-        f"  sample:   minigpt sample {name}",
-        f"  longer:   {resume} {outcome.longer}",
-        f"  curves:   minigpt board{'' if run.parent == RUNS else ' ' + shell_quote(str(run.parent))}",
+        f"  sample:  minigpt sample {name}",
+        f"  longer:  {resume} {outcome.longer}",
+        f"  curves:  minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
     )
