@@ -17,6 +17,7 @@ UserError
 ├── TrainingError               a run that had to stop: losses that are not finite, a disk that refuses
 ├── DeviceError                 a device that is not available
 ├── InsufficientMemoryError
+├── ViewError                   a page that cannot show this model or excerpt
 └── OutputError                 a file that cannot be written
 """
 
@@ -154,6 +155,14 @@ class InsufficientMemoryError(UserError):
 
     settings: tuple[str, ...] = ()
     """Settings, as KEY=VALUE, with which it fits."""
+
+
+@dataclass(eq=False)
+class ViewError(UserError):
+    """A page that cannot show this model or excerpt."""
+
+    max_tokens: int | None = None
+    """The longest excerpt that it can show."""
 
 
 @dataclass(eq=False)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from minigpt.claims.claim import Result, figure, figures, where_is
 from minigpt.errors import UserError
-from minigpt.interpret.extract import Extraction, attending, extract, logit_lens, streaming, without_heads
-from minigpt.interpret.passage import characters
-from minigpt.interpret.scores import DISTINCT, Score, divergence, head_scores
+from minigpt.interpret.excerpt import characters
+from minigpt.interpret.extract import Activations, ablate_heads, capture_residual, extract, logit_lens, patch_attention
+from minigpt.interpret.scores import MIN_MARGIN, Score, divergence, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.model.kernels import SDPA
 from minigpt.seeds import mix_seed
@@ -62,12 +62,12 @@ class Evidence:
             return GPT(self.loaded.config.model, self.loaded.tokenizer.vocab_size).eval()
 
     @cached_property
-    def seen(self) -> list[Extraction]:
+    def seen(self) -> list[Activations]:
         """What the model computes for each window."""
         return [extract(self.model, window) for window in self.windows]
 
     @cached_property
-    def untrained(self) -> list[Extraction]:
+    def untrained(self) -> list[Activations]:
         """What it computed before it was trained."""
         return [extract(self.before, window) for window in self.windows]
 
@@ -94,7 +94,7 @@ class Evidence:
         usual, found = self.losses(), []
         for layer in range(shape.n_layer):
             for head in range(shape.n_head):
-                with without_heads(self.model, {(layer, head)}):
+                with ablate_heads(self.model, {(layer, head)}):
                     found.append(self.losses() - usual)
         return torch.stack(found, 1).view(len(self.windows), shape.n_layer, shape.n_head)
 
@@ -166,9 +166,9 @@ def places_differ(evidence: Evidence) -> tuple[str, str]:
     return judge(alike[:, 0] - alike[:, -1], VISIBLE), measured
 
 
-def _alikeness(seen: Extraction) -> list[float]:
+def _alikeness(seen: Activations) -> list[float]:
     pairs = (seen.ids[:, None] == seen.ids).triu(1)  # (T, T)
-    units = F.normalize(seen.stream, dim=-1)  # (L + 1, T, C)
+    units = F.normalize(seen.residual, dim=-1)  # (L + 1, T, C)
     return [(stream @ stream.T)[pairs].mean().item() for stream in units]
 
 
@@ -184,9 +184,9 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
         return attend_to_one
 
     shape, usual = evidence.loaded.config.model, evidence.losses()
-    with attending(evidence.model, strongest):
+    with patch_attention(evidence.model, strongest):
         hard = evidence.losses()
-    with without_heads(
+    with ablate_heads(
         evidence.model, [(layer, head) for layer in range(shape.n_layer) for head in range(shape.n_head)]
     ):
         none = evidence.losses()
@@ -232,7 +232,7 @@ def looks_at(pattern: str, share: float) -> Callable[[Evidence], tuple[str, str]
         has_place = uniform[half:].isfinite()
         found, baseline = values[half:, layer, head][has_place], uniform[half:][has_place]
         measured = f"head {layer}.{head}: {figure(found.mean())} of its attention, uniform {figure(baseline.mean())}"
-        return judge(torch.minimum(found - share, found - baseline - DISTINCT)), measured
+        return judge(torch.minimum(found - share, found - baseline - MIN_MARGIN)), measured
 
     return check
 
@@ -267,7 +267,7 @@ def written_length_tells(evidence: Evidence) -> tuple[str, str]:
 
     Rank correlation within each layer, in the mean, against heads shuffled within their layers.
     """
-    written = torch.stack([(s.weights * s.written[:, :, None]).sum(-1).mean(-1) for s in evidence.seen]).mean(0)
+    written = torch.stack([(s.weights * s.output_norms[:, :, None]).sum(-1).mean(-1) for s in evidence.seen]).mean(0)
     found, by_chance = rank_correlation(written, evidence.costs.mean(0))  # of (L, H) each
     measured = f"rank correlation {figure(found)} within layers, 95 % of shuffles below {figure(by_chance)}"
     if math.isnan(found) or written.numel() < 6:
@@ -336,8 +336,8 @@ def stream_comes_to_know(evidence: Evidence) -> tuple[str, str]:
     return judge(torch.minimum(in_order(-losses) - 0.5, losses[:, 0] - losses[:, -1] - VISIBLE)), measured
 
 
-def _lens_losses(model: GPT, seen: Extraction) -> Tensor:
-    logits = logit_lens(model, seen.stream)[:, :-1]  # (L + 1, T - 1, V)
+def _lens_losses(model: GPT, seen: Activations) -> Tensor:
+    logits = logit_lens(model, seen.residual)[:, :-1]  # (L + 1, T - 1, V)
     return torch.stack([F.cross_entropy(layer, seen.ids[1:]) for layer in logits])
 
 
@@ -361,7 +361,7 @@ def _worth_of_context(model: GPT, window: Ids) -> Tensor:
     short = ids.unfold(0, SHORT, 1)[half - SHORT : -1]  # (targets, SHORT), the last of each predicts
     found = []
     for rows in (short, ids[None, :-1]):
-        with streaming(model) as stream:
+        with capture_residual(model) as stream:
             model(rows)
         points = torch.stack(stream)  # (L + 1, B, T, C)
         last = points[:, :, -1] if len(rows) > 1 else points[:, 0, half - 1 :]  # (L + 1, targets, C)

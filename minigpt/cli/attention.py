@@ -8,31 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.options import (
-    CheckpointOption,
-    EncodingOption,
-    JsonOption,
-    RunArgument,
-    UnknownOption,
-)
-from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
-from minigpt.errors import UserError, escape, sanitize_terminal
-
-if TYPE_CHECKING:
-    from minigpt.interpret.extract import Extraction
-    from minigpt.interpret.passage import Excerpt
-    from minigpt.interpret.scores import Score
-    from minigpt.storage.checkpoint import Checkpoint
 from minigpt.cli.excerpt import (
     FileOption,
     MaxCharsOption,
     TextOption,
     ValOption,
     check_index,
-    chosen_excerpt,
+    choose_excerpt,
     notice_checkpoint,
-    notice_left_out,
+    notice_skipped,
 )
+from minigpt.cli.options import CheckpointOption, EncodingOption, JsonOption, RunArgument, UnknownOption
+from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
+from minigpt.errors import UserError, escape, sanitize_terminal
+
+if TYPE_CHECKING:
+    from minigpt.interpret.excerpt import Excerpt
+    from minigpt.interpret.extract import Activations
+    from minigpt.interpret.scores import Score
+    from minigpt.text.tokenizer import Tokenizer
 
 
 def attention(
@@ -40,105 +34,98 @@ def attention(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    layer: Annotated[int | None, Option(help="Only this layer, counted from 0.")] = None,
-    head: Annotated[int | None, Option(help="Only this head, counted from 0.")] = None,
-    query: Annotated[int | None, Option(help="The token that looks, counted from 0; by default the last.")] = None,
+    layer: Annotated[int | None, Option(help="Only this layer, from 0.")] = None,
+    head: Annotated[int | None, Option(help="Only this head, from 0.")] = None,
+    query: Annotated[
+        int | None, Option(help="List the strongest keys of this position, from 0. Default with --tty: the last.")
+    ] = None,
     probe: Annotated[
         tuple[str, str] | None,
-        Option(help="How much the places of one string look at those of another before them.", metavar="FROM TO"),
+        Option(help="Measure the attention from one string to earlier occurrences of another.", metavar="FROM TO"),
     ] = None,
-    tty: Annotated[bool, Option("--tty", help="Show the text coloured by where the query looks.")] = False,
-    png: Annotated[Path | None, Option(help="Write a picture of the weights.", metavar="F")] = None,
-    npz: Annotated[Path | None, Option(help="Write all numbers, in float32, for numpy.", metavar="F")] = None,
+    tty: Annotated[bool, Option("--tty", help="Print the text, shaded by the attention of --query.")] = False,
+    png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
+    npz: Annotated[Path | None, Option(help="Save all activations in float32 for NumPy.", metavar="FILE")] = None,
     as_json: JsonOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     max_chars: MaxCharsOption = None,
 ) -> None:
-    """Show what each head looks at in a text: scores beside what uniform attention gets, pictures, numbers."""
-    from minigpt.interpret import picture, record
+    """Show what each attention head attends to. Scores come with the baseline of uniform attention."""
+    from minigpt.interpret import export, images
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores
     from minigpt.storage.checkpoint import load_checkpoint
 
     check_writable(npz, png, read=file)
-    if probe and (tty or query is not None):
-        raise UserError("--probe excludes --tty and --query, which ask of one place")
-    if as_json and (tty or query is not None):
-        raise UserError("--json tells of all places; it excludes --tty and --query, which ask of one")
+    if (probe or as_json) and (tty or query is not None):
+        raise UserError(f"{'--probe' if probe else '--json'} covers all queries; remove --tty and --query")
     loaded = load_checkpoint(run, checkpoint)
     refuse_trained_on(loaded.config.data, npz, png)
-    passage = chosen_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
-    check_index("--layer", layer, loaded.config.model.n_layer, "layers")
-    check_index("--head", head, loaded.config.model.n_head, "heads")
-    check_index("--query", query, len(passage.ids), "tokens of the text")
-    seen = extract(loaded.model, passage.ids)
-    scores = head_scores(seen.weights, passage.characters)
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
+    config = loaded.config.model
+    check_index("--layer", layer, config.n_layer, "layers")
+    check_index("--head", head, config.n_head, "heads")
+    check_index("--query", query, len(excerpt.ids), "tokens")
+    activations = extract(loaded.model, excerpt.ids)
+    scores = head_scores(activations.weights, excerpt.characters)
     if probe:
-        scores["probe"] = _probe(loaded, passage, seen, probe)
-    chosen = [
-        (at, which)
-        for at in range(loaded.config.model.n_layer)
-        for which in range(loaded.config.model.n_head)
-        if layer in (None, at) and head in (None, which)
-    ]
+        scores["probe"] = _probe_score(loaded.tokenizer, activations, *probe)
+    layers = range(config.n_layer) if layer is None else [layer]
+    heads = range(config.n_head) if head is None else [head]
+    selected = [(layer, head) for layer in layers for head in heads]
     if npz:
-        write_bytes(record.npz(seen, passage, scores), npz)
+        write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
-        layers, heads = (sorted({pair[axis] for pair in chosen}) for axis in (0, 1))
-        part = seen.weights[layers][:, heads]
-        image = picture.head(part[0, 0]) if len(chosen) == 1 else picture.grid(part, layers, heads)
-        write_bytes(picture.png(image), png)
+        weights = activations.weights[list(layers)][:, list(heads)]
+        is_single = len(selected) == 1
+        image = images.head_image(weights[0, 0]) if is_single else images.grid_image(weights, layers, heads)
+        write_bytes(images.to_png(image), png)
     if as_json:
-        write(json_text(record.document(loaded, seen, passage, scores, chosen)))
+        write(json_text(export.to_json(loaded, activations, excerpt, scores, selected)))
         return
-    _notice_passage(loaded, passage, seen)
-    if tty or query is not None:
-        _show_query(seen, passage, chosen, len(passage.ids) - 1 if query is None else query, tty)
-    else:
-        table(*record.rows(scores, chosen))
-
-
-def _notice_passage(loaded: "Checkpoint", passage: "Excerpt", seen: "Extraction") -> None:
-    notice_left_out(passage)
+    notice_skipped(excerpt)
     notice_checkpoint(loaded)
-    notice(f"{len(passage.ids)} tokens, {passage.source}; fast path and formula agree to {seen.disagreement:.1e}")
+    notice(f"{len(excerpt.ids)} tokens, {excerpt.source}")
+    if tty or query is not None:
+        _show_query(activations, excerpt, selected, len(excerpt.ids) - 1 if query is None else query, tty)
+    else:
+        table(*export.table_rows(scores, selected))
 
 
-def _probe(loaded: "Checkpoint", passage: "Excerpt", seen: "Extraction", spans: tuple[str, str]) -> "Score":
-    """Return the score of --probe. Raises UserError when the text has no such places."""
-    from minigpt.interpret.scores import span_probe
+def _probe_score(tokenizer: "Tokenizer", activations: "Activations", source: str, target: str) -> "Score":
+    """Return the score of --probe. Raises UserError if the text has no such pair."""
+    from minigpt.interpret.scores import span_score
 
-    if not all(spans):
-        raise UserError("--probe: expected two strings that stand in the text")
-    asking, asked = (loaded.tokenizer.encode(span, "error").tolist() for span in spans)
-    score = span_probe(seen.weights, passage.ids.tolist(), asking, asked)
+    if not source or not target:
+        raise UserError("--probe: expected two strings that occur in the text")
+    query, key = (tokenizer.encode(span, "error").tolist() for span in (source, target))
+    score = span_score(activations.weights, activations.ids.tolist(), query, key)
     if math.isnan(score.uniform):
-        raise UserError(f"--probe: in the text looked at, no '{escape(spans[1])}' comes before a '{escape(spans[0])}'")
+        raise UserError(f"--probe: the excerpt has no '{escape(target)}' before a '{escape(source)}'")
     return score
 
 
 def _show_query(
-    seen: "Extraction", passage: "Excerpt", chosen: list[tuple[int, int]], query: int, coloured: bool
+    activations: "Activations", excerpt: "Excerpt", selected: list[tuple[int, int]], query: int, as_text: bool
 ) -> None:
-    """Print where one query looks: the text in colours if that was asked for, and the keys that it looks at most."""
+    """Print the strongest keys of a query, and if `as_text`, the text shaded by its attention."""
     import torch
 
     from minigpt.interpret import terminal
-    from minigpt.interpret.passage import glyph
+    from minigpt.interpret.excerpt import glyph
 
-    row = torch.stack([seen.weights[layer, head, query] for layer, head in chosen]).mean(0)  # (S,)
-    whose = "layer {} head {}".format(*chosen[0]) if len(chosen) == 1 else f"mean of {len(chosen)} heads"
-    print(f"query {query} {sanitize_terminal(glyph(passage.characters[query]))}, {whose}")
-    if coloured:
-        if os.environ.get("NO_COLOR"):
-            print(terminal.shaded(passage.characters, row, query, shutil.get_terminal_size().columns))
-        else:
-            print(terminal.coloured(passage.characters, row, query))
+    row = torch.stack([activations.weights[layer, head, query] for layer, head in selected]).mean(0)  # (S,)
+    name = "layer {} head {}".format(*selected[0]) if len(selected) == 1 else f"mean of {len(selected)} heads"
+    print(f"query {query} {sanitize_terminal(glyph(excerpt.characters[query]))}, {name}")
+    if as_text and os.environ.get("NO_COLOR"):
+        print(terminal.block_text(excerpt.characters, row, query, shutil.get_terminal_size().columns))
+    elif as_text:
+        print(terminal.colored_text(excerpt.characters, row, query))
     strongest = row[: query + 1].topk(min(10, query + 1))
     rows = [
-        (str(place), sanitize_terminal(glyph(passage.characters[place])), f"{weight:.4f}")
-        for weight, place in zip(strongest.values.tolist(), strongest.indices.tolist(), strict=True)
+        (str(key), sanitize_terminal(glyph(excerpt.characters[key])), f"{weight:.4f}")
+        for weight, key in zip(strongest.values.tolist(), strongest.indices.tolist(), strict=True)
     ]
     table(("key", "", "weight"), rows)

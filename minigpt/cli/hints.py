@@ -23,6 +23,7 @@ from minigpt.errors import (
     TrainingError,
     UnknownCharacterError,
     UserError,
+    ViewError,
     escape,
     reason,
 )
@@ -94,6 +95,8 @@ def hint(error: UserError, command: str) -> str:
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NonFiniteError():
             return "choose another checkpoint with --checkpoint"
+        case ViewError(max_tokens=int(count)):
+            return f"try --max-chars {count}"
         case TrainingError(run=run, saved_step=int(step), settings=settings):
             return f"to resume from step {step}: {resume_command(run, settings)}"
         case TrainingError(settings=settings) | InsufficientMemoryError(settings=settings) if settings:

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.options import (
-    CheckpointOption,
-    EncodingOption,
-    RunArgument,
-    UnknownOption,
-)
+from minigpt.cli.excerpt import FileOption, MaxCharsOption, TextOption, ValOption, choose_excerpt, notice_skipped
+from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
-from minigpt.cli.excerpt import FileOption, MaxCharsOption, TextOption, ValOption, chosen_excerpt, notice_left_out
 
-ABLATED = 8192
-"""Tokens of the validation split over which the loss without a head is measured."""
+ABLATION_TOKENS = 8192
+"""How many tokens of the validation split --ablate uses."""
+LARGE, MAX_SIZE = 4_000_000, 16_000_000
+"""Sizes of a page, in bytes: from LARGE on a notice says so; beyond MAX_SIZE it takes --force."""
 
 
 def inspect(
@@ -28,90 +25,96 @@ def inspect(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    compare: Annotated[str | None, Option(help="Another run, to see the same text beside.", metavar="RUN")] = None,
-    steps: Annotated[
-        str | None, Option(help="Show how heads formed, over these checkpoints of the run.", metavar="all|N,...")
+    compare: Annotated[
+        str | None, Option(help="Add a comparison with another run on the same text.", metavar="RUN")
     ] = None,
-    ablate: Annotated[bool, Option("--ablate", help="Measure what the loss is without each head.")] = False,
+    steps: Annotated[
+        str | None,
+        Option(help="Show how heads form during training, over these checkpoints of the run.", metavar="all|N,..."),
+    ] = None,
+    ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.")] = False,
     detail: Annotated[
-        bool, Option("--detail", help="Add a worked example with all numbers, for 64 tokens at most.")
+        bool, Option("--detail", help="Add a worked example with all numbers. Uses at most 64 tokens.")
     ] = False,
-    layers: Annotated[str | None, Option(help="Only these layers, counted from 0.", metavar="N,...")] = None,
-    out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="F")] = Path("inspect.html"),
-    open_: Annotated[bool, Option("--open", help="Show the page in the browser.")] = False,
-    force: Annotated[bool, Option("--force", help="Write a page of more than 16 MB.")] = False,
+    layers: Annotated[str | None, Option(help="Show only these layers, from 0.", metavar="N,...")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="The file to write.", metavar="FILE")] = Path("inspect.html"),
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    force: Annotated[bool, Option("--force", help="Write the page even if it exceeds 16 MB.")] = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     max_chars: MaxCharsOption = None,
 ) -> None:
-    """Write one web page, complete in itself, to explore what a model does with a text."""
+    """Write an interactive page that shows what a model computes for a text. It is one file and works offline."""
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.viewer import inspect_page
-    from minigpt.viewer.views import STAGED
+    from minigpt.viewer.page import build_page
+    from minigpt.viewer.views import MAX_STAGES
 
     check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
     if detail and max_chars is None:
-        max_chars = STAGED
-    passage = chosen_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
-    notice_left_out(passage)
-    other = load_checkpoint(compare) if compare else None
+        max_chars = MAX_STAGES
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
+    notice_skipped(excerpt)
     with tqdm(unit="head", disable=None if ablate else True, leave=False) as bar:
 
-        def tell(done: int, total: int) -> None:
+        def show_progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        page = inspect_page(
-            loaded, passage,
-            layers=_numbers("--layers", layers) if layers is not None else None,
+        page = build_page(
+            loaded,
+            excerpt,
+            layers=_integers("--layers", layers) if layers is not None else None,
             detail=detail,
-            ablate=loaded.validation[:ABLATED] if ablate else None,
-            steps=(load_checkpoint(path) for path in _film(loaded, steps)),  # one at a time
-            compare=other, force=force, say=notice,
-            progress=tell,
-        )  # fmt: skip
-    write_bytes(page.encode(), out)
-    notice(f"wrote {escape(out)}, {len(page.encode()) / 1e6:.2f} MB; it needs no network and can be mailed")
+            ablation_tokens=loaded.validation[:ABLATION_TOKENS] if ablate else None,
+            steps=(load_checkpoint(path) for path in _checkpoints(loaded, steps)),  # in memory one at a time
+            compare=load_checkpoint(compare) if compare else None,
+            progress=show_progress,
+        ).encode()
+    size = f"{len(page) / 1e6:.2f} MB"
+    if len(page) > MAX_SIZE and not force:
+        raise UserError(f"the page would have {size}, more than 16 MB; reduce --layers or --max-chars, or add --force")
+    write_bytes(page, out)
+    notice(f"wrote {escape(out)}, {size}" + ("; reduce --layers or --max-chars for less" * (len(page) > LARGE)))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 
 
-def _film(loaded: "Checkpoint", steps: str | None) -> list[Path]:
-    """Return the checkpoints of the run that a film is made of. Raises UserError for a step that is not there."""
+def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
+    """Return the checkpoint folders that --steps names. Raises UserError if one is missing."""
     from minigpt.storage.runs import checkpoint_steps, step_folder
 
     if steps is None:
         return []
-    folder = loaded.path.parent.parent
-    there = checkpoint_steps(folder)
-    if not there:
-        raise UserError("--steps: a checkpoint folder by itself has no others; name the run")
-    chosen = _spread(there) if steps == "all" else _numbers("--steps", steps)
-    if steps == "all" and len(chosen) < len(there):
-        notice(f"a film has {len(chosen)} checkpoints at most: these are spread over the {len(there)} there are")
-    for step in chosen:
-        if step not in there:
-            raise UserError(f"--steps: there is no checkpoint of step {step}, only {', '.join(map(str, there))}")
-    if len(chosen) == 1:
-        notice("a film of one step: --set train.keep_last=20 makes a run keep more of its checkpoints")
-    return [step_folder(folder, step) for step in sorted(set(chosen))]
+    run = loaded.path.parent.parent
+    existing = checkpoint_steps(run)
+    if not existing:
+        raise UserError("--steps needs a run, not the folder of one checkpoint")
+    selected = _spread(existing) if steps == "all" else _integers("--steps", steps)
+    if steps == "all" and len(selected) < len(existing):
+        notice(f"showing {len(selected)} of {len(existing)} checkpoints, evenly spread")
+    for step in selected:
+        if step not in existing:
+            raise UserError(f"--steps: no checkpoint of step {step}; the run has {', '.join(map(str, existing))}")
+    if len(selected) == 1:
+        notice("the run has one checkpoint; train with --set train.keep_last=20 to keep more")
+    return [step_folder(run, step) for step in sorted(set(selected))]
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """Return as many of the steps as a film can have, from the first to the last."""
-    from minigpt.viewer.views import MOST_STEPS
+    """Return as many evenly spread steps as the page can show, with the first and the last."""
+    from minigpt.viewer.views import MAX_STEPS
 
-    count = min(MOST_STEPS, len(steps))
-    return sorted({steps[round(at * (len(steps) - 1) / max(1, count - 1))] for at in range(count)})
+    count = min(MAX_STEPS, len(steps))
+    return sorted({steps[round(i * (len(steps) - 1) / max(1, count - 1))] for i in range(count)})
 
 
-def _numbers(option: str, given: str) -> list[int]:
+def _integers(option: str, value: str) -> list[int]:
     try:
-        return [int(part) for part in given.split(",")]
+        return [int(part) for part in value.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {given}: expected whole numbers separated by commas") from error
+        raise UserError(f"{option} {value}: expected whole numbers separated by commas") from error

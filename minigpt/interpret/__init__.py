@@ -1,1 +1,1 @@
-"""Looking into a trained model: attention, head scores, a page to explore, and claims about attention to check."""
+"""Attention and head scores of a trained model: extraction, images, and exports."""

@@ -1,8 +1,8 @@
-"""What a model computes for one text: scores, attention weights, what each head writes, the residual stream.
+"""Record what a model computes for one text: attention weights, head outputs, and the residual stream.
 
-The model is not changed and has no flag for it. While it computes as always, its attention is listened to where it
-takes queries, keys and values (`Kernels.sdpa`), and its blocks by hooks. From the same queries and keys the explicit
-twin (`model.attention_weights`) gives the weights that the fast path never stores, and each time the two are compared.
+The model itself has no recording mode. Its attention kernel is wrapped to capture queries, keys and values, and hooks
+capture the residual stream. The reference implementation (`attention_weights`) then computes the weights, which the
+fast kernel never stores. `extract` compares the outputs of the two.
 
 Letters in shapes: T time (queries), S keys, H heads, D head size, C width, L layers, V vocabulary.
 """
@@ -16,45 +16,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.errors import UserError
+from minigpt.errors import NonFiniteError, UserError
 from minigpt.model.gpt import GPT, Attention, attention_weights, causal_mask, eval_mode
 from minigpt.model.kernels import SDPA, best_for
 from minigpt.text.tokenizer import Ids
 
-AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""How far the fast path and the explicit one may lie apart, as a share of the largest value that a head attends to."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""The largest accepted difference between kernel and reference, relative to the largest value of a head."""
 
 
 @dataclass(frozen=True)
-class Extraction:
-    """All that happened inside for one text of T tokens, in float32 on the CPU."""
+class Activations:
+    """What a model computed for one text of T tokens, in float32 on the CPU."""
 
     ids: Tensor
     """The tokens, (T,)."""
     q: Tensor
-    """Queries as they meet the keys, normalised and rotated where the model does that, (L, H, T, D)."""
+    """Queries after normalization and RoPE, (L, H, T, D)."""
     k: Tensor
-    """Keys, (L, H, T, D)."""
+    """Keys after normalization and RoPE, (L, H, T, D)."""
     v: Tensor
     """Values, (L, H, T, D)."""
     weights: Tensor
-    """Attention weights of query t over key s, (L, H, T, S): rows sum to 1, the future has 0."""
-    stream: Tensor
-    """The residual stream before the first block and after each, (L + 1, T, C)."""
+    """Attention weights, (L, H, T, S). Each row sums to 1; future keys have weight 0."""
+    residual: Tensor
+    """The residual stream before the first block and after each block, (L + 1, T, C)."""
     logits: Tensor
     """Logits of the next token at each position, (T, V)."""
-    written: Tensor
-    """Length of what a head would write into the stream for weight 1 on a key, |v_s W_O|, (L, H, S)."""
-    disagreement: float
-    """How far the outputs of a head by the two paths lie apart at most, as a share of its largest value."""
+    output_norms: Tensor
+    """|v_s W_O|, (L, H, S): the length of a head's output if it attends only to key s."""
+    max_error: float
+    """The largest difference between kernel and reference, relative to the largest value of the head."""
 
     @property
-    def heads(self) -> Tensor:
-        """What each head found: the values weighted by attention, (L, H, T, D)."""
+    def head_outputs(self) -> Tensor:
+        """The values weighted by attention, (L, H, T, D)."""
         return self.weights @ self.v
 
-    def scores(self, layer: int, head: int) -> dict[str, Tensor]:
-        """Return the stages of one head, (T, S) each: `raw` q k^T, `scaled` by 1/sqrt(D), `masked`, and `softmax`."""
+    def attention_stages(self, layer: int, head: int) -> dict[str, Tensor]:
+        """Return the steps of one head, (T, S) each: `raw` q k^T, `scaled` by 1/sqrt(D), `masked`, and `softmax`."""
         q, k = self.q[layer, head], self.k[layer, head]
         raw = q @ k.T
         scaled = raw / math.sqrt(q.size(-1))
@@ -63,122 +63,116 @@ class Extraction:
 
 
 @torch.no_grad()
-def extract(model: GPT, ids: Ids) -> Extraction:
-    """Return what `model` computes for the tokens `ids` (T,), as many as its context at most, dropout off.
+def extract(model: GPT, ids: Ids) -> Activations:
+    """Run `model` on the tokens `ids` (T,) without dropout and return its activations.
 
-    Raises UserError where the explicit path does not agree with the fast one: then what would be shown is not what
-    the model does.
+    Raises:
+        NonFiniteError: The activations are not finite.
+        UserError: Kernel and reference disagree, so the weights would not be the model's own.
     """
     assert 0 < len(ids) <= model.config.context, f"{len(ids)} tokens, the context is {model.config.context}"
     tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))  # (T,)
-    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    captured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def listen(layer: int, sdpa: SDPA) -> SDPA:
-        def sdpa_and_keep(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+    def capture(layer: int, sdpa: SDPA) -> SDPA:
+        def capturing_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
             y = sdpa(q, k, v, dropout, mask)  # (1, H, T, D)
-            seen.append((q[0], k[0], v[0], y[0]))
+            captured.append((q[0], k[0], v[0], y[0]))
             return y
 
-        return sdpa_and_keep
+        return capturing_sdpa
 
-    with eval_mode(model), attending(model, listen), streaming(model) as stream:
+    with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
-    if not all(part.isfinite().all() for part in (*stream, logits)):
-        raise UserError("the model's activations are not finite; choose an earlier one with --checkpoint")
-    precision = seen[0][3].dtype
-    q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*seen, strict=True))  # (L, H, T, D) each
+    if not all(part.isfinite().all() for part in (*residual, logits)):
+        raise NonFiniteError("the model's activations are not finite")
+    dtype = captured[0][3].dtype
+    q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*captured, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)
-    apart = (weights @ v - y).abs().amax((-1, -2)) / v.abs().amax((-1, -2)).clamp_min(1e-12)  # (L, H)
-    disagreement = apart.max().item()
-    if not disagreement <= AGREEMENT[precision]:
-        layer, head = divmod(int(apart.argmax()), apart.size(1))
+    errors = (weights @ v - y).abs().amax((-1, -2)) / v.abs().amax((-1, -2)).clamp_min(1e-12)  # (L, H)
+    max_error = errors.max().item()
+    if not max_error <= TOLERANCE[dtype]:
+        layer, head = divmod(int(errors.argmax()), errors.size(1))
         raise UserError(
-            f"the attention shown would not be the model's: in head {layer}.{head} its fast path differs from the "
-            f"explicit one by {disagreement:.1e} of the largest value"
+            f"cannot show the attention of layer {layer}, head {head}: the model's kernel and the reference "
+            f"implementation differ by {max_error:.1e}, relative to the largest value"
         )
-    return Extraction(
+    return Activations(
         ids=tokens,
         q=q, k=k, v=v, weights=weights,
-        stream=torch.cat(stream).float().cpu(),
+        residual=torch.cat(residual).float().cpu(),
         logits=logits.float().cpu(),
-        written=written_lengths(model, v),
-        disagreement=disagreement,
+        output_norms=torch.stack([(v[layer] @ output_weights(model, layer)).norm(dim=-1) for layer in range(len(v))]),
+        max_error=max_error,
     )  # fmt: skip
 
 
 @contextmanager
-def streaming(model: GPT) -> Iterator[list[Tensor]]:
-    """Within the block, collect the residual stream before the first block of `model` and after each, (B, T, C)."""
-    stream: list[Tensor] = []
+def capture_residual(model: GPT) -> Iterator[list[Tensor]]:
+    """Within the block, collect the residual stream before the first layer and after each layer, (B, T, C)."""
+    residual: list[Tensor] = []
     hooks = [
-        model.blocks[0].register_forward_pre_hook(lambda block, given: stream.append(given[0])),
-        *(block.register_forward_hook(lambda block, given, x: stream.append(x)) for block in model.blocks),
+        model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
+        *(block.register_forward_hook(lambda block, inputs, x: residual.append(x)) for block in model.blocks),
     ]
     try:
-        yield stream
+        yield residual
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def written_lengths(model: GPT, v: Tensor) -> Tensor:
-    """Return |v_s W_O[h]|, (L, H, S), for values v (L, H, S, D): how much attention to a key would write at weight 1.
-
-    A weight says how much a head looks, not what it does with what it sees (Kobayashi et al. 2020, section 3).
-    """
-    return torch.stack([(v[layer] @ head_outputs(model, layer)).norm(dim=-1) for layer in range(len(v))])
-
-
-def head_outputs(model: GPT, layer: int) -> Tensor:
-    """Return the rows of W_O that belong to each head, (H, D, C): concat(heads) W_O is the sum of head W_O[head]."""
-    weight = attentions(model)[layer].proj.weight.detach().float().cpu()  # (C, H D)
+def output_weights(model: GPT, layer: int) -> Tensor:
+    """Return the rows of W_O that belong to each head, (H, D, C). The layer's output is the sum over heads."""
+    weight = attention_layers(model)[layer].proj.weight.detach().float().cpu()  # (C, H D)
     return weight.T.reshape(model.config.n_head, -1, model.config.n_embd)
 
 
 @contextmanager
-def attending(model: GPT, change: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
-    """Within the block, let layer l of `model` attend by `change(l, its own way)`; then put its own way back."""
-    layers = attentions(model)
+def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
+    """Within the block, replace the attention kernel of each layer by `patch(layer, kernel)`."""
+    layers = attention_layers(model)
     before = [attention.kernels for attention in layers]
     device = model.token_embedding.weight.device
     try:
         for layer, attention in enumerate(layers):
             own = attention.kernels or best_for(device)
-            attention.kernels = replace(own, sdpa=change(layer, own.sdpa))
+            attention.kernels = replace(own, sdpa=patch(layer, own.sdpa))
         yield
     finally:
         for attention, kernels in zip(layers, before, strict=True):
             attention.kernels = kernels
 
 
-def attentions(model: GPT) -> list[Attention]:
-    """Return the attention of each layer."""
+def attention_layers(model: GPT) -> list[Attention]:
+    """Return the attention module of each layer."""
     return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 @contextmanager
-def without_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-    """Within the block, let these heads, (layer, head) from 0, write nothing: their outputs are zero."""
+def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
+    """Within the block, set the output of these heads to zero. A head is (layer, head), both from 0."""
 
-    def silence(layer: int, sdpa: SDPA) -> SDPA:
-        silent = [head for at, head in heads if at == layer]
+    def ablate(layer: int, sdpa: SDPA) -> SDPA:
+        ablated = [head for at, head in heads if at == layer]
 
-        def sdpa_without(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+        def ablated_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
             y = sdpa(q, k, v, dropout, mask).clone()  # (B, H, T, D)
-            y[:, silent] = 0
+            y[:, ablated] = 0
             return y
 
-        return sdpa_without if silent else sdpa
+        return ablated_sdpa if ablated else sdpa
 
-    with attending(model, silence):
+    with patch_attention(model, ablate):
         yield
 
 
-def logit_lens(model: GPT, stream: Tensor) -> Tensor:
-    """Return the logits (..., V) that the model would give, were each point of `stream` (..., C) its last.
+def logit_lens(model: GPT, residual: Tensor) -> Tensor:
+    """Apply the last norm and the unembedding to any point of the residual stream (..., C): logits (..., V).
 
-    nostalgebraist 2020, "interpreting GPT: the logit lens".
+    See nostalgebraist 2020, "interpreting GPT: the logit lens",
+    https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens
     """
     device = model.token_embedding.weight.device
     with torch.no_grad(), eval_mode(model):
-        return model.unembed(stream.to(device)).float().cpu()
+        return model.unembed(residual.to(device)).float().cpu()

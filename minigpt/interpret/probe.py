@@ -1,4 +1,4 @@
-"""Watching heads form: attention pictures and head scores in TensorBoard at each evaluation of a run."""
+"""Log attention to TensorBoard at each evaluation, to watch how heads form during training."""
 
 import math
 from collections.abc import Callable
@@ -6,48 +6,45 @@ from collections.abc import Callable
 import numpy as np
 
 from minigpt.errors import UserError
-from minigpt.interpret import picture
+from minigpt.interpret.excerpt import characters, glyph
 from minigpt.interpret.extract import extract
-from minigpt.interpret.passage import characters, glyph
+from minigpt.interpret.images import grid_image, to_png
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
 
-WATCHED = 128
-"""Tokens at the start of the validation split that are looked at: the same at each evaluation."""
+PROBE_TOKENS = 128
+"""How many tokens from the start of the validation split are probed, at every evaluation the same."""
 
-PROJECTED = 4096
-"""Of a larger vocabulary no embeddings are written."""
+MAX_PROJECTED = 4096
+"""Embeddings are logged for vocabularies of at most this size."""
 
 
 def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
-    """Return the probe that `train` calls, as (step, model, metrics).
+    """Return the function that training calls at each evaluation, as (step, model, metrics).
 
-    It writes `attention/grid`, the weights of all heads as a picture; `heads/PATTERN`, the score of the head that
-    follows that pattern most; per layer the mean distance and entropy of its heads; and for the projector the
-    embeddings of the characters, where they are not too many to be told apart.
+    It logs an image of all heads (`attention/grid`), the best head for each pattern (`heads/PATTERN`), the mean
+    distance and entropy of each layer, and the token embeddings for TensorBoard's projector.
     """
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
-        ids = np.asarray(data.validation[: min(WATCHED, model.config.context)])
+        ids = np.asarray(data.validation[: min(PROBE_TOKENS, model.config.context)])
         try:
-            seen = extract(model, ids)
-        except UserError as error:  # no reason to end a run
+            activations = extract(model, ids)
+        except UserError as error:  # a failed probe must not end the run
             metrics.say(f"step {step}: {error}")
             return
-        scores = head_scores(seen.weights, characters(data.tokenizer, ids))
+        scores = head_scores(activations.weights, characters(data.tokenizer, ids))
         scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
         for name in ("distance", "entropy"):
             means = scores[name].values.mean(-1).tolist()
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
         metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
-        image = picture.grid(seen.weights, range(len(seen.weights)), range(model.config.n_head))
-        metrics.image(step, "attention/grid", picture.png(image), image.size)
-        if (vocab_size := data.tokenizer.vocab_size) <= PROJECTED:
-            signs = characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))
-            metrics.embedding(
-                "characters", model.token_embedding.weight.detach().cpu(), [glyph(sign) for sign in signs]
-            )
+        image = grid_image(activations.weights, range(model.config.n_layer), range(model.config.n_head))
+        metrics.image(step, "attention/grid", to_png(image), image.size)
+        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED:
+            labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
+            metrics.embedding("characters", model.token_embedding.weight.detach().cpu(), labels)
 
     return probe

@@ -1,6 +1,6 @@
-"""What a head looks at, as numbers, each beside what a head that looks everywhere alike would get.
+"""Scores of attention heads, each with the value that uniform attention would get as its baseline.
 
-Only the queries from the second on count: the first character has nothing to choose from.
+Scores count queries from the second on, because the first token can only attend to itself.
 """
 
 import math
@@ -14,169 +14,168 @@ from torch import Tensor
 from minigpt.model.gpt import causal_mask
 
 PATTERNS = {
-    "previous": "the character before",
-    "self": "the character itself",
-    "first": "the first character of the text, where heads often rest (Xiao et al. 2023, attention sinks)",
-    "same": "earlier places of the same character",
-    "induction": "what followed the same character earlier (Olsson et al. 2022)",
-    "word": "the start of the word that the character is in",
-    "line": "the start of the line that the character is in",
-    "next": "the character after: exactly 0 in a causal model",
+    "previous": "the previous character",
+    "self": "the query itself",
+    "first": "the first character of the text, often an attention sink (Xiao et al. 2023)",
+    "same": "earlier occurrences of the same character",
+    "induction": "the characters that followed earlier occurrences of the same character (Olsson et al. 2022)",
+    "word": "the first character of the current word",
+    "line": "the first character of the current line",
+    "next": "the next character; always 0 in a causal model",
 }
-"""Keys that a head may look at: share of the attention that goes there, over the queries that have such keys."""
+"""The keys of each pattern. The score is the share of attention on them, averaged over queries that have such keys."""
 MEASURES = {
-    "distance": "how many characters back, in the mean",
-    "distance without first": "the same without what goes to the first character",
-    "entropy": "how spread the attention is, in nats",
-    "top": "share of the attention that the strongest key gets",
+    "distance": "mean distance to the attended keys, in characters",
+    "distance without first": "the same, ignoring attention to the first character",
+    "entropy": "entropy of the attention weights, in nats",
+    "top": "weight of the strongest key",
 }
-DISTINCT = 0.15
-"""How far above the uniform baseline the largest pattern of a head lies at least, to give the head its name."""
-MOST_COMPARED = 1 << 26
-"""Pairs of heads times queries times keys that `divergence` compares, about: of a longer text every n-th query."""
+MIN_MARGIN = 0.15
+"""A head is named after its best pattern if that score exceeds the uniform baseline by this much."""
+MAX_COMPARED = 1 << 26
+"""Upper limit for pairs of heads times queries times keys in `divergence`. Beyond it, queries are subsampled."""
 BROAD = 0.9
-"""Share of the largest possible entropy from which a head without a pattern is called broad."""
+"""A head without a pattern is broad if its entropy reaches this share of the maximum."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number for each head, (L, H); what uniform attention gets; nan where the text has no such place."""
+    """One score of all heads. It is nan if no query of the text has such keys."""
 
     values: Tensor
+    """The score of each head, (L, H)."""
     uniform: float
+    """The baseline: the score of uniform attention."""
 
     @property
     def lift(self) -> Tensor:
-        """How many times the baseline, (L, H)."""
+        """The score relative to the baseline, (L, H)."""
         return self.values / self.uniform if self.uniform else torch.full_like(self.values, math.nan)
 
 
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
-    """Return all scores of attention weights (L, H, T, S) over a text of T tokens, by the names above."""
+    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, then MEASURES."""
     T = len(characters)
     weights = weights.double()
-    both = torch.cat((weights.flatten(0, 1), _uniform(T)[None]))  # (L H + 1, T, S)
-    found = {name: mass(both, keys) for name, keys in patterns(characters).items()} | measures(both)
-    return {name: Score(scores[:-1].view(weights.shape[:2]), scores[-1].item()) for name, scores in found.items()}
+    rows = torch.cat((weights.flatten(0, 1), _uniform(T)[None]))  # (L H + 1, T, S)
+    scores = {name: attention_share(rows, keys) for name, keys in pattern_keys(characters).items()} | measures(rows)
+    return {name: Score(score[:-1].view(weights.shape[:2]), score[-1].item()) for name, score in scores.items()}
 
 
 def _uniform(T: int) -> Tensor:
-    """Return the weights of a query that looks at all it may see alike, (T, S)."""
+    """Return uniform causal attention, (T, S)."""
     mask = causal_mask(T, T, torch.device("cpu")).double()
     return mask / mask.sum(-1, keepdim=True)
 
 
-def span_probe(weights: Tensor, ids: Sequence[int], asking: Sequence[int], asked: Sequence[int]) -> Score:
-    """Return the share of weights (L, H, T, S) that tokens of one passage give to those of another before it.
+def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: Sequence[int]) -> Score:
+    """Return the attention (L, H, T, S) from one string to another, for example from a pronoun to a noun.
 
-    All places in `ids` where `asking` stands are queries, and their keys all where `asked` stands that end before; for
-    a pronoun and a noun, say, or two mentions of one name. The values are nan where there are none.
+    The queries are all occurrences of the tokens `query` in `ids`. Their keys are all earlier occurrences of the
+    tokens `key`. The score is nan if there are none.
     """
     T = len(ids)
     keys = torch.zeros(T, T, dtype=torch.bool)
-    for query in _places(ids, asking):
-        for key in _places(ids, asked):
-            if key.stop <= query.start:
-                keys[query, key] = True
-    return Score(mass(weights.double(), keys), mass(_uniform(T), keys).item())
+    for query_span in _occurrences(ids, query):
+        for key_span in _occurrences(ids, key):
+            if key_span.stop <= query_span.start:
+                keys[query_span, key_span] = True
+    return Score(attention_share(weights.double(), keys), attention_share(_uniform(T), keys).item())
 
 
-def _places(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
-    """Return where `part` stands in `ids`."""
+def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
     slices = (slice(start, start + len(part)) for start in range(len(ids) - len(part) + 1))
-    return [place for place in slices if list(ids[place]) == list(part)]
+    return [span for span in slices if list(ids[span]) == list(part)]
 
 
-def mass(weights: Tensor, keys: Tensor) -> Tensor:
-    """Return the share of `weights` (..., T, S) on the marked `keys` (T, S), mean over the queries that have one."""
-    asked = keys.any(-1)  # (T,)
-    asked[:1] = False
-    return (weights * keys).sum(-1)[..., asked].mean(-1)
+def attention_share(weights: Tensor, keys: Tensor) -> Tensor:
+    """Return the share of `weights` (..., T, S) on `keys` (T, S, bool), averaged over queries that have a key."""
+    queries = keys.any(-1)  # (T,)
+    queries[:1] = False
+    return (weights * keys).sum(-1)[..., queries].mean(-1)
 
 
-def patterns(characters: Sequence[str]) -> dict[str, Tensor]:
-    """Return which keys each pattern means for each query, (T, S)."""
+def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
+    """Return the keys of each pattern for each query, as masks (T, S)."""
     T = len(characters)
-    at = torch.arange(T)
-    known = {character: number for number, character in enumerate(dict.fromkeys(characters))}
-    kind = torch.tensor([known[character] for character in characters], dtype=torch.long)
-    past = at[:, None] > at  # (T, S)
-    same = (kind[:, None] == kind) & past
+    position = torch.arange(T)
+    number = {character: i for i, character in enumerate(dict.fromkeys(characters))}
+    token = torch.tensor([number[character] for character in characters], dtype=torch.long)
+    past = position[:, None] > position  # (T, S)
+    same = (token[:, None] == token) & past
     after_same = torch.zeros_like(same)
     after_same[:, 1:] = same[:, :-1]
-    words = [in_word(character) for character in characters]
-    lines = [character not in "\n\r" for character in characters]
     return {
-        "previous": at[:, None] - 1 == at,
-        "self": at[:, None] == at,
-        "first": (at == 0).expand(T, T),
+        "previous": position[:, None] - 1 == position,
+        "self": position[:, None] == position,
+        "first": (position == 0).expand(T, T),
         "same": same,
         "induction": after_same & past,
-        "word": _starts(words),
-        "line": _starts(lines),
-        "next": at[:, None] + 1 == at,
+        "word": _segment_starts([is_word_character(character) for character in characters]),
+        "line": _segment_starts([character not in "\n\r" for character in characters]),
+        "next": position[:, None] + 1 == position,
     }
 
 
-def in_word(character: str) -> bool:
-    """Return whether a character is part of a word, as marks on its letters are. A byte above 127 nearly always is."""
+def is_word_character(character: str) -> bool:
+    """Return whether `character` is part of a word. Combining marks and bytes above 127 count as letters."""
     if len(character) > 1:
         return True
     return character.isalnum() or character in "'’_" or unicodedata.category(character).startswith("M")
 
 
-def _starts(inside: Sequence[bool]) -> Tensor:
-    """Return, for each place in a stretch but its first, the place where that stretch starts, as a mask (T, S)."""
-    starts = torch.zeros(len(inside), len(inside), dtype=torch.bool)
+def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
+    """Mark the start of the current segment for each position in it but the first, as a mask (T, S)."""
+    starts = torch.zeros(len(is_inside), len(is_inside), dtype=torch.bool)
     start = 0
-    for place, is_inside in enumerate(inside):
-        if not is_inside:
-            start = place + 1
-        elif place > start:
-            starts[place, start] = True
+    for position, inside in enumerate(is_inside):
+        if not inside:
+            start = position + 1
+        elif position > start:
+            starts[position, start] = True
     return starts
 
 
 def measures(weights: Tensor) -> dict[str, Tensor]:
-    """Return distance with and without the first character, entropy, and the strongest weight, of (N, T, S): (N,)."""
+    """Return the MEASURES of attention weights (N, T, S), (N,) each."""
     T = weights.size(-1)
-    back = (torch.arange(T)[:, None] - torch.arange(T)).double()  # (T, S)
+    distance = (torch.arange(T)[:, None] - torch.arange(T)).double()  # (T, S)
     later = weights[:, 1:]
     rest = weights[:, 2:, 1:]
-    left = rest.sum(-1)  # (N, T - 2)
-    distances = (rest * back[2:, 1:]).sum(-1) / left.clamp_min(1e-12)
-    kept = left > 1e-6
+    rest_sum = rest.sum(-1)  # (N, T - 2)
+    rest_distance = (rest * distance[2:, 1:]).sum(-1) / rest_sum.clamp_min(1e-12)
+    counted = rest_sum > 1e-6
     return {
-        "distance": (later * back[1:]).sum(-1).mean(-1),
-        "distance without first": (distances * kept).sum(-1) / kept.sum(-1),
+        "distance": (later * distance[1:]).sum(-1).mean(-1),
+        "distance without first": (rest_distance * counted).sum(-1) / counted.sum(-1),
         "entropy": torch.special.entr(later).sum(-1).mean(-1),
         "top": later.amax(-1).mean(-1) if T > 1 else later.sum((-1, -2)) * math.nan,
     }
 
 
-def kinds(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return a name for each head, (L, H): the pattern furthest above its baseline, or `broad`, or `mixed`."""
+def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
+    """Return a name for each head, (L, H): its best pattern relative to the baseline, or `broad`, or `mixed`."""
     names = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     entropy = scores["entropy"]
     layers, heads = entropy.values.shape
-    above = torch.stack([scores[name].values - scores[name].uniform for name in names]) if names else None
+    margins = torch.stack([scores[name].values - scores[name].uniform for name in names]) if names else None
 
     def kind(layer: int, head: int) -> str:
-        if above is not None and above[:, layer, head].max() >= DISTINCT:
-            return names[int(above[:, layer, head].argmax())]
+        if margins is not None and margins[:, layer, head].max() >= MIN_MARGIN:
+            return names[int(margins[:, layer, head].argmax())]
         return "broad" if entropy.values[layer, head] >= BROAD * entropy.uniform else "mixed"
 
     return [[kind(layer, head) for head in range(heads)] for layer in range(layers)]
 
 
 def divergence(weights: Tensor) -> Tensor:
-    """Return how differently two heads look, (L H, L H): Jensen-Shannon divergence over ln 2, mean over queries.
+    """Return the Jensen-Shannon divergence between all pairs of heads, (L H, L H), averaged over queries.
 
-    Of many heads over a long text, every few queries alone are taken.
+    It is divided by ln 2, so that 1 means disjoint attention. Long texts with many heads use a subset of the queries.
     """
-    few = math.ceil(weights.numel() * weights.size(0) * weights.size(1) / MOST_COMPARED)
-    rows = weights[:, :, 1::few].double().flatten(0, 1)  # (L H, queries, S)
-    spread = torch.special.entr(rows).sum(-1)  # (L H, queries)
+    stride = math.ceil(weights.numel() * weights.size(0) * weights.size(1) / MAX_COMPARED)
+    rows = weights[:, :, 1::stride].double().flatten(0, 1)  # (L H, queries, S)
+    entropy = torch.special.entr(rows).sum(-1)  # (L H, queries)
     mixed = torch.stack([torch.special.entr((rows + row) / 2).sum(-1) for row in rows])  # (L H, L H, queries)
-    apart: Tensor = (mixed - (spread[:, None] + spread) / 2) / math.log(2)  # (L H, L H, queries)
-    return apart.mean(-1).clamp(0, 1)
+    result: Tensor = (mixed - (entropy[:, None] + entropy) / 2) / math.log(2)  # (L H, L H, queries)
+    return result.mean(-1).clamp(0, 1)

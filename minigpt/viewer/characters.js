@@ -6,7 +6,7 @@ state.with = 0;
 
 /** Returns the table chosen, as a function of row and column. */
 function circuit() {
-  const { signs, cosine } = page.characters;
+  const { symbols: signs, cosine } = page.characters;
   const n = signs.length;
   if (state.circuit === 'cosine') return (row, column) => cosine[row * n + column];
   const start = (state.layer * H + state.head) * n * n;
@@ -15,7 +15,7 @@ function circuit() {
 
 /** Returns the columns with the greatest numbers of a row, found by Python: here they are rounded to few steps. */
 function greatestOf(row) {
-  const found = page.characters.greatest[state.circuit];
+  const found = page.characters.top[state.circuit];
   const [, n, count] = found.shape;
   const start = ((state.circuit === 'cosine' ? 0 : state.layer * H + state.head) * n + row) * count;
   return Array.from(found.subarray(start, start + count));
@@ -38,10 +38,10 @@ views.push({
   name: 'characters',
   title: 'Characters',
   build(panel) {
-    const { signs } = page.characters;
-    const names = signs.map((number, place) => [place, page.signs[number][1]]);
-    state.of = Math.max(0, signs.indexOf(page.text.signs[state.query]));
-    state.with = Math.max(0, signs.indexOf(page.text.signs[currentKey()]));
+    const { symbols: signs } = page.characters;
+    const names = signs.map((number, place) => [place, page.symbols[number][1]]);
+    state.of = Math.max(0, signs.indexOf(page.text.symbols[state.query]));
+    state.with = Math.max(0, signs.indexOf(page.text.symbols[currentKey()]));
     this.how = make('p', { class: 'how' });
     this.note = make('p', { class: 'note', 'aria-live': 'polite' });
     this.best = make('p', {});
@@ -49,8 +49,8 @@ views.push({
       if (isClick) change({ of: row, with: column });
     });
     const cut =
-      signs.length < page.characters.of
-        ? `${signs.length} of ${page.characters.of} characters, those most frequent in the text among them. `
+      signs.length < page.characters.vocab_size
+        ? `${signs.length} of ${page.characters.vocab_size} characters, those most frequent in the text among them. `
         : '';
     panel.append(
       this.how,
@@ -83,7 +83,7 @@ views.push({
     );
   },
   sentence(value, row, column) {
-    const [a, b] = [row, column].map(place => page.signs[page.characters.signs[place]][1]);
+    const [a, b] = [row, column].map(place => page.symbols[page.characters.symbols[place]][1]);
     const of = headName(state.layer, state.head);
     if (state.circuit === 'cosine')
       return `The embeddings of ${a} and ${b} have a cosine of about ${value.toFixed(2)}.`;
@@ -99,7 +99,7 @@ views.push({
   },
   draw() {
     const value = circuit();
-    const n = page.characters.signs.length;
+    const n = page.characters.symbols.length;
     const row = Array.from({ length: n }, (_, column) => value(state.of, column));
     const name = `${state.circuit} ${state.circuit === 'cosine' ? '' : `${state.layer} ${state.head}`}`;
     if (this.drawn !== name) {
@@ -112,7 +112,7 @@ views.push({
       }
       Object.assign(this, { drawn: name, low, high });
     }
-    const signAt = place => page.signs[page.characters.signs[place]][0];
+    const signAt = place => page.symbols[page.characters.symbols[place]][0];
     this.heat.draw({
       name,
       rows: n,
@@ -123,11 +123,11 @@ views.push({
       cross: [state.of, state.with],
       colour: (r, c) => ramp((value(r, c) - this.low) / (this.high - this.low || 1)),
     });
-    const [, asked] = page.signs[page.characters.signs[state.of]];
+    const [, asked] = page.symbols[page.characters.symbols[state.of]];
     this.how.textContent = MEANING[state.circuit];
     this.note.textContent = this.sentence(row[state.with], state.of, state.with);
     const named = greatestOf(state.of).map(
-      place => `${page.signs[page.characters.signs[place]][1]} ${row[place].toPrecision(2)}`,
+      place => `${page.symbols[page.characters.symbols[place]][1]} ${row[place].toPrecision(2)}`,
     );
     this.best.textContent = `Greatest in the row of ${asked}, about: ${named.join(', ')}.`;
     this.heat.canvas.setAttribute('aria-label', `${MEANING[state.circuit]} ${this.best.textContent}`);

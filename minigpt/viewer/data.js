@@ -3,7 +3,7 @@
 // Everything counts from 0. A layer is named by its place among the layers of the page; `layerName` gives its number.
 
 const page = JSON.parse(document.getElementById('data').textContent);
-const T = page.text.signs.length;
+const T = page.text.symbols.length;
 const L = page.layers.length;
 const H = page.heads;
 
@@ -71,7 +71,7 @@ const strongestOf = (layer, head, q) => page.attention.strongest[(layer * H + he
 /** Returns for each key up to q its share of |weight · v W_O|, how much the head writes because of it. */
 function writtenOf(layer, head, q) {
   const start = (layer * H + head) * T;
-  const parts = weightsOf(layer, head, q).map((weight, k) => weight * page.attention.written[start + k]);
+  const parts = weightsOf(layer, head, q).map((weight, k) => weight * page.attention.output_norms[start + k]);
   const sum = parts.reduce((a, b) => a + b, 0) || 1;
   return parts.map(part => part / sum);
 }
@@ -104,9 +104,9 @@ function rollout(layer, q) {
   return shares.map(share => share / sum);
 }
 
-const sign = place => page.signs[page.text.signs[place]][0];
-const spoken = place => page.signs[page.text.signs[place]][1];
-const isUnseen = place => page.signs[page.text.signs[place]][2] === 1;
+const sign = place => page.symbols[page.text.symbols[place]][0];
+const spoken = place => page.symbols[page.text.symbols[place]][1];
+const isUnseen = place => page.symbols[page.text.symbols[place]][2] === 1;
 
 /** Writes a share with two decimals, which is as many as its level has. */
 const two = share => (share > 0 && share < 0.005 ? '<0.01' : share.toFixed(2));

@@ -1,4 +1,4 @@
-"""The file itself: HTML with its style, its scripts and its data inside, and a policy that lets nothing else in."""
+"""Put data, style and scripts into one HTML file with a content security policy that allows nothing else."""
 
 import base64
 import hashlib
@@ -16,43 +16,43 @@ SCRIPTS = (
     *("data", "state", "colours", "text", "matrix", "overview", "tables", "predictions"),
     *("characters", "positions", "worked", "time", "keys", "main"),
 )
-"""In the order in which they are joined."""
+"""The scripts, in the order in which the page joins them."""
 
 
 def assemble(
-    data: Mapping[str, Any], picture: bytes, title: str, version: str, facts: Mapping[str, str], warnings: Sequence[str]
+    data: Mapping[str, Any], image: bytes, title: str, version: str, facts: Mapping[str, str], warnings: Sequence[str]
 ) -> str:
-    """Return the page for `data`, with a PNG of all heads for where scripts do not run."""
+    """Return the page as HTML. Browsers without JavaScript show `image`, a PNG of all heads."""
     style = _asset("page.css")
     script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    said = (f"<div><dt>{_text(name)}</dt><dd><bdi>{_text(value)}</bdi></dd></div>" for name, value in facts.items())
+    items = (f"<div><dt>{_text(name)}</dt><dd><bdi>{_text(value)}</bdi></dd></div>" for name, value in facts.items())
     return Template(_asset("page.html")).substitute(
         policy=policy,
         title=_text(title),
         version=_text(version),
-        facts="".join(said),
+        facts="".join(items),
         warnings="".join(f'<p class="warning">{_text(line)}</p>' for line in warnings),
-        picture=base64.b64encode(picture).decode("ascii"),
+        image=base64.b64encode(image).decode("ascii"),
         style=style,
-        data=embedded(data),
+        data=embed_json(data),
         script=script,
     )
 
 
-def embedded(data: Mapping[str, Any]) -> str:
-    """Return JSON in ASCII that is safe between script tags: none of its characters can end or open one."""
+def embed_json(data: Mapping[str, Any]) -> str:
+    """Return `data` as ASCII JSON that cannot close its script element or open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _text(words: str) -> str:
-    return html.escape(escape(words))
+def _text(text: str) -> str:
+    return html.escape(escape(text))
 
 
 def _asset(name: str) -> str:

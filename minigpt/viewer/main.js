@@ -132,7 +132,7 @@ function start() {
   viewer.addEventListener('keydown', pressed);
   document.getElementById('agreement').textContent =
     `The weights come from the explicit formula; the model's fast path agrees with it within ` +
-    `${page.attention.disagreement} of a head's largest value. ` +
+    `${page.attention.max_error} of a head's largest value. ` +
     `Rows add up to 1 within ${page.attention.row_error}. Weights are stored to two decimals.`;
   change(fromAddress(location.hash));
   window.addEventListener('hashchange', event => change(fromAddress(new URL(event.newURL).hash)));

@@ -28,7 +28,7 @@ function summary(layer, head) {
 /** Says what the loss does without a head, or how to find out. */
 function lossWithout(layer, head) {
   if (!page.ablation) return 'not measured; --ablate measures it';
-  return `${signed(page.ablation.rises[layer][head])} nats`;
+  return `${signed(page.ablation.increases[layer][head])} nats`;
 }
 
 /** Draws one head small: each pixel is the greatest weight under it. */
@@ -96,7 +96,7 @@ views.push({
       make('strong', { text: headName(layer, head) }),
       make('span', { class: 'badge', text: WORDS[kinds[layer][head]] }),
       make('span', { text: `entropy ${short(values.entropy[layer][head])}` }),
-      make('span', { text: page.ablation ? `without: ${signed(page.ablation.rises[layer][head])}` : '' }),
+      make('span', { text: page.ablation ? `without: ${signed(page.ablation.increases[layer][head])}` : '' }),
     );
     return { layer, head, canvas, button, kind: kinds[layer][head] };
   },
@@ -105,7 +105,7 @@ views.push({
       layer: card => card.layer * H + card.head,
       entropy: card => page.scores.values.entropy[card.layer][card.head],
       distance: card => page.scores.values.distance[card.layer][card.head],
-      loss: card => -page.ablation.rises[card.layer][card.head],
+      loss: card => -page.ablation.increases[card.layer][card.head],
     }[state.sort];
     const name = `${theme()} ${state.sort} ${state.filter}`;
     if (this.drawn !== name) {

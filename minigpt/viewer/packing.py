@@ -1,8 +1,8 @@
-"""Numbers as short text for the page: bytes, deflated, in base 85. `data.js` reads them back.
+"""Pack arrays as short text: quantized, compressed with zlib, encoded in base 85. `data.js` unpacks them.
 
-Attention weights are most of a page: 6 layers of 6 heads over 256 characters are 1.2 million of them. Each becomes one
-byte, the number of its level. Levels are spaced like the square root, as the eye sees the shading, and none reaches
-over a boundary of two decimals: what the page writes as 0.43 is a float32 weight that rounds to 0.43.
+Attention weights make up most of a page: 6 layers of 6 heads over 256 characters are 1.2 million numbers. Each one
+becomes a byte, the index of its level. Levels are spaced by square root, like the shading. No level crosses a
+boundary between two decimals, so the page shows 0.43 exactly if the float32 weight rounds to 0.43.
 """
 
 import base64
@@ -15,83 +15,86 @@ import numpy.typing as npt
 from torch import Tensor
 
 Packed = dict[str, Any]
-"""What data.js reads: `type`, `shape`, and `data`; of scaled tables also `low` and `step`, one for each."""
-CLOSE = 0.0118
-"""How far the root of a weight lies from that of its level at most: three of the 255 steps of a colour."""
-SAFE = bytes.maketrans(b"<>&", b".,:")
-"""The digits of base 85 that mean something in HTML, and what stands for them."""
+"""`type`, `shape` and `data` of an array; scaled tables also have `low` and `step`, one number per table."""
+MAX_ROOT_ERROR = 0.0118
+"""The largest difference between the square roots of a weight and its level: three of 255 color steps."""
+HTML_SAFE = bytes.maketrans(b"<>&", b".,:")
+"""Replacements for the base-85 digits that have a meaning in HTML."""
 
 
 def _levels() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return three arrays.
+    """Build the levels.
 
-    The number of the first level of each of the 101 hundredths, and one past the last level, (102,); where each level
-    begins, as the root of a weight, (levels,); the weight that each stands for, (levels,). Level 0 stands for 0.
+    Returns:
+        The first level of each hundredth from 0.00 to 1.00, and the number of levels, (102,).
+        The square root of the smallest weight of each level, (levels,).
+        The weight that each level stands for, (levels,). Level 0 is weight 0.
     """
-    first, begins, values = [0], [0.0], [0.0]
+    first, lower_bounds, values = [0], [0.0], [0.0]
     for hundredth in range(101):
-        low = math.sqrt(max(CLOSE**2, (hundredth - 0.5) / 100))
+        low = math.sqrt(max(MAX_ROOT_ERROR**2, (hundredth - 0.5) / 100))
         high = math.sqrt(min(100, hundredth + 0.5) / 100)
-        bounds = np.linspace(low, high, math.ceil((high - low) / (2 * CLOSE)) + 1)  # (levels + 1,)
-        begins += bounds[:-1].tolist()
+        bounds = np.linspace(low, high, math.ceil((high - low) / (2 * MAX_ROOT_ERROR)) + 1)  # (levels + 1,)
+        lower_bounds += bounds[:-1].tolist()
         values += (((bounds[:-1] + bounds[1:]) / 2) ** 2).tolist() if len(bounds) > 2 else [hundredth / 100]
         first.append(len(values))
-    return np.array(first), np.array(begins), np.array(values)
+    return np.array(first), np.array(lower_bounds), np.array(values)
 
 
-FIRST, BEGINS, LEVELS = _levels()
+FIRST_LEVELS, LOWER_BOUNDS, LEVELS = _levels()
 
 
 def to_levels(weights: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
     """Return the level of each weight between 0 and 1, in the same shape."""
     exact = weights.astype(np.float64)
     hundredth = np.rint(exact * 100).astype(np.intp)
-    found = np.searchsorted(BEGINS, np.sqrt(exact), side="right") - 1
-    levels: npt.NDArray[np.uint8] = np.clip(found, FIRST[hundredth], FIRST[hundredth + 1] - 1).astype(np.uint8)
+    found = np.searchsorted(LOWER_BOUNDS, np.sqrt(exact), side="right") - 1
+    levels: npt.NDArray[np.uint8] = np.clip(found, FIRST_LEVELS[hundredth], FIRST_LEVELS[hundredth + 1] - 1).astype(
+        np.uint8
+    )
     return levels
 
 
 def pack_attention(weights: Tensor) -> Packed:
-    """Pack weights (..., T, T): of each query its keys up to itself, row after row."""
-    T = weights.size(-1)
-    rows, columns = np.tril_indices(T)
+    """Pack the lower triangles of attention weights (..., T, T), row by row."""
+    rows, columns = np.tril_indices(weights.size(-1))
     return _packed("u8", to_levels(weights.numpy()[..., rows, columns]))
 
 
-def pack_whole(numbers: Tensor) -> Packed:
-    """Pack whole numbers from 0 to 65535."""
+def pack_integers(numbers: Tensor) -> Packed:
+    """Pack integers from 0 to 65535."""
     values = numbers.numpy()
-    kind = "u8" if values.max(initial=0) < 256 else "u16"
-    return _packed(kind, values.astype(np.uint8 if kind == "u8" else "<u2"))
+    is_small = values.max(initial=0) < 256
+    return _packed("u8", values.astype(np.uint8)) if is_small else _packed("u16", values.astype("<u2"))
 
 
 def pack_scaled(tables: Tensor, steps: int) -> Packed:
-    """Pack tables (N, ...) of any numbers: in each, so many equal steps from its least number to its greatest."""
+    """Pack tables (N, ...) of numbers. Each is quantized to `steps` equal steps between its minimum and maximum."""
     values = tables.double().flatten(1).numpy()
     low, high = values.min(1), values.max(1)
     step = np.where(high > low, (high - low) / steps, 1.0)
-    numbers = np.rint((values - low[:, None]) / step[:, None])
-    packed = _packed(*(("u8", numbers.astype(np.uint8)) if steps < 256 else ("u16", numbers.astype("<u2"))))
-    return packed | {"shape": list(tables.shape), "low": _short(low), "step": _short(step)}
+    codes = np.rint((values - low[:, None]) / step[:, None])
+    packed = _packed("u8", codes.astype(np.uint8)) if steps < 256 else _packed("u16", codes.astype("<u2"))
+    return packed | {"shape": list(tables.shape), "low": _rounded(low), "step": _rounded(step)}
 
 
-def _short(values: npt.NDArray[np.float64]) -> list[float]:
+def _rounded(values: npt.NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.9g}") for value in values]
 
 
 def pack_exact(numbers: Tensor) -> Packed:
-    """Pack float32 numbers as they are."""
+    """Pack float32 numbers without loss."""
     return _packed("f32", numbers.float().numpy().astype("<f4"))
 
 
 def _packed(kind: str, values: npt.NDArray[Any]) -> Packed:
     content = np.ascontiguousarray(values).tobytes()
-    deflated = min((_deflated(content, how) for how in (zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY)), key=len)
-    digits = base64.b85encode(deflated).translate(SAFE)
+    # Repetitions among weights are mostly chance: coding them costs more than Huffman codes alone.
+    compressed = min((_compressed(content, how) for how in (zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY)), key=len)
+    digits = base64.b85encode(compressed).translate(HTML_SAFE)
     return {"type": kind, "shape": list(values.shape), "data": digits.decode("ascii")}
 
 
-def _deflated(content: bytes, strategy: int) -> bytes:
-    """Return `content` deflated: with Z_HUFFMAN_ONLY without the repetitions that are mostly chance among weights."""
-    packer = zlib.compressobj(9, strategy=strategy)
-    return packer.compress(content) + packer.flush()
+def _compressed(content: bytes, strategy: int) -> bytes:
+    compressor = zlib.compressobj(9, strategy=strategy)
+    return compressor.compress(content) + compressor.flush()

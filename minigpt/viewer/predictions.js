@@ -7,7 +7,7 @@ function guesses(row, place) {
   const [, , top] = page.predictions.permille.shape;
   return Array.from({ length: top }, (_, i) => {
     const at = (row * T + place) * top + i;
-    const [shown, name] = page.signs[page.predictions.signs[at]];
+    const [shown, name] = page.symbols[page.predictions.symbols[at]];
     return [shown, name, page.predictions.permille[at] / 1000];
   });
 }
@@ -18,7 +18,7 @@ views.push({
   name: 'next',
   title: 'Next character',
   build(panel) {
-    const { surprise } = page.predictions;
+    const { surprisal: surprise } = page.predictions;
     const most = Math.max(...surprise, 1);
     this.strip = textStrip('The text, shaded by surprise; the selected character is the query', cells => {
       cells.forEach((cell, place) => {
@@ -66,7 +66,7 @@ views.push({
       const came = place + 1 < T ? percent(page.predictions.actual[row * (T - 1) + place] / 1000) : '–';
       this.cells[row].at(-1).textContent = came;
     }
-    const bits = page.predictions.surprise[place];
+    const bits = page.predictions.surprisal[place];
     const [, name, share] = guesses(layersOfLens() - 1, place)[0];
     this.note.textContent =
       `After ${place} ${spoken(place)} the model expects ${name} (${percent(share)}). ` +

@@ -67,7 +67,7 @@ function address() {
 
 /** Reads an address like #l=2&h=3&q=17&v=text; of these parts what it does not name is as at the start, nonsense too. */
 function fromAddress(hash) {
-  const [layer, head, query] = page.scores.start;
+  const [layer, head, query] = page.scores.initial;
   const several = Array.from({ length: Math.min(H, 4) }, (_, first) => first);
   const found = { layer, head, query, key: null, several, written: false };
   Object.assign(found, { view: 'text', mode: 'one', scope: 'layer', group: 'character' });

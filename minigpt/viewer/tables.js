@@ -117,7 +117,7 @@ views.push({
     );
     const about = make('dl', { class: 'about' });
     for (const name of names)
-      about.append(make('div', {}, make('dt', { text: name }), make('dd', { text: page.scores.about[name] })));
+      about.append(make('div', {}, make('dt', { text: name }), make('dd', { text: page.scores.descriptions[name] })));
     panel.append(
       make('p', {
         class: 'how',
@@ -180,7 +180,7 @@ views.push({
   build(panel) {
     if (!page.ablation)
       return panel.append(missing('What the loss does when a head is silenced appears with', '--ablate'));
-    const { loss, rises, tokens } = page.ablation;
+    const { loss, increases: rises, tokens } = page.ablation;
     const most = Math.max(...rises.flat().map(Math.abs), 1e-9);
     this.cells = [];
     const rows = rises.map((row, layer) => [

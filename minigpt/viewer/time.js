@@ -59,7 +59,7 @@ views.push({
       });
       panel.append(
         make('h2', { text: name === 'entropy' ? 'entropy, in nats' : `${name}, in characters` }),
-        make('p', { text: `${page.scores.about[name]}; means: ${means}` }),
+        make('p', { text: `${page.scores.descriptions[name]}; means: ${means}` }),
         canvas,
       );
       return [name, canvas];
@@ -116,9 +116,9 @@ views.push({
   name: 'film',
   title: 'Film',
   build(panel) {
-    if (!page.film)
+    if (!page.training)
       return panel.append(missing('How heads form in the course of training appears with', '--steps all'));
-    const { frames } = page.film;
+    const { frames } = page.training;
     this.slider = make('input', {
       type: 'range',
       min: 0,
@@ -163,8 +163,8 @@ views.push({
     return undefined;
   },
   draw() {
-    if (!page.film) return;
-    const { frames, n } = page.film;
+    if (!page.training) return;
+    const { frames, n } = page.training;
     state.frame = Math.min(state.frame, frames.length - 1);
     const frame = frames[state.frame];
     this.slider.value = state.frame;
@@ -173,7 +173,7 @@ views.push({
     this.note.textContent = `step ${frame.step.toLocaleString('en')}, validation loss, measured last: ${loss}`;
     for (const { layer, head, canvas, badge, button } of this.cards) {
       const start = (layer * H + head) * before(n);
-      drawSmall(canvas, n, (row, column) => frame.small[start + before(row) + column]);
+      drawSmall(canvas, n, (row, column) => frame.thumbnails[start + before(row) + column]);
       badge.textContent = WORDS[frame.kinds[layer][head]];
       canvas.setAttribute('aria-label', `${headName(layer, head)} at step ${frame.step}: ${badge.textContent}`);
       markCurrent(button, layer === state.layer && head === state.head);

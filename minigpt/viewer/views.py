@@ -1,4 +1,4 @@
-"""What each view of the page shows, as plain numbers ready for JSON; the page itself only draws.
+"""The data of each view of the page, ready for JSON. The scripts only display it.
 
 Letters in shapes: T time (queries), S keys, L layers, H heads, D head size, C width, V vocabulary, N characters shown.
 """
@@ -14,320 +14,342 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.errors import UserError
-from minigpt.interpret.extract import Extraction, extract, head_outputs, logit_lens, without_heads
-from minigpt.interpret.passage import Excerpt, characters, glyph
-from minigpt.interpret.scores import MEASURES, PATTERNS, Score, divergence, head_scores, in_word, kinds
+from minigpt.errors import UserError, ViewError
+from minigpt.interpret.excerpt import Excerpt, characters, glyph
+from minigpt.interpret.extract import Activations, ablate_heads, extract, logit_lens, output_weights
+from minigpt.interpret.scores import (
+    MEASURES,
+    PATTERNS,
+    Score,
+    divergence,
+    head_kinds,
+    head_scores,
+    is_word_character,
+)
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import rope_by_torch
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import CHECKPOINTS
-from minigpt.text.tokenizer import Ids
+from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.training.evaluate import evaluate
-from minigpt.viewer.packing import pack_attention, pack_exact, pack_scaled, pack_whole
+from minigpt.viewer.packing import pack_attention, pack_exact, pack_integers, pack_scaled
 
-STAGED = 64
-"""Characters whose scores before the softmax are in the page, and that the worked example and the lines take."""
+MAX_STAGES = 64
+"""How many tokens have scores before the softmax in the page. The worked example needs all of them."""
 TOP = 5
-"""Next characters named for each position and layer."""
-SMALL = 32
-"""Pixels along a thumbnail of the film."""
+"""How many next characters are named for each position and layer."""
+THUMBNAIL = 32
+"""The side of a thumbnail, in pixels."""
 COARSE = 15
-"""Steps from the least to the greatest number, in tables of which there are many: 31 would cost a tenth of a page."""
-MOST_STEPS = 20
-MOST_CELLS = 1 << 18
-"""Cells of all tables of characters by characters together, at most."""
-SPOKEN = {" ": "space", "\n": "newline", "\t": "tab", "\r": "carriage return"}
+"""Quantization steps of tables that exist once per head: with 31, pages would grow by a tenth."""
+MAX_STEPS = 20
+MAX_CELLS = 1 << 18
+"""Upper limit for the cells of all QK tables together, and of all OV tables."""
+NAMES = {" ": "space", "\n": "newline", "\t": "tab", "\r": "carriage return"}
 Data = dict[str, Any]
 
 
 # --- the text ------------------------------------------------------------------------------------------
 
 
-class Signs:
-    """The characters that the page shows, numbered as they are asked for: what is drawn and what is read aloud."""
+class Symbols:
+    """The characters of the page, numbered in order of first use."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def number(self, character: str) -> int:
         """Return the number of a character."""
-        return self.numbers.setdefault(character, len(self.numbers))
+        return self._numbers.setdefault(character, len(self._numbers))
 
     def rows(self) -> list[list[Any]]:
-        """Return for each number its sign, its name, and whether the sign stands for something unseen."""
-        return [[glyph(c), spoken(c), int(glyph(c) != c)] for c in self.numbers]
+        """Return for each number the glyph, the name, and whether the glyph replaces an invisible character."""
+        return [[glyph(c), character_name(c), int(glyph(c) != c)] for c in self._numbers]
 
 
-def spoken(character: str) -> str:
-    """Return how a character is called where it is read aloud or stands in a sentence."""
-    if character in SPOKEN:
-        return SPOKEN[character]
+def character_name(character: str) -> str:
+    """Return the name of a character for sentences and screen readers."""
+    if character in NAMES:
+        return NAMES[character]
     if len(character) > 1:
         return f"byte {character.removeprefix(chr(92) + 'x')}"
     if glyph(character) != character:
         return unicodedata.name(character, f"U+{ord(character):04X}").lower()
-    if unicodedata.bidirectional(character) in ("R", "AL"):  # isolated, or it would turn the numbers after it
+    if unicodedata.bidirectional(character) in ("R", "AL"):  # isolate it, or it would reorder the numbers that follow
         return f"\u2068{character}\u2069"
     return character
 
 
-def text_view(passage: Excerpt, signs: Signs) -> Data:
-    """Return the text as numbers of signs, and where its words and lines begin."""
+def text_view(excerpt: Excerpt, symbols: Symbols) -> Data:
+    """Return the symbol of each position, and the positions at which words and lines start."""
     words, lines = [0], [0]
-    for place in range(1, len(passage.characters)):
-        before, character = passage.characters[place - 1 : place + 1]
-        if not (in_word(before) and in_word(character)):
-            words.append(place)
+    for position in range(1, len(excerpt.characters)):
+        before, character = excerpt.characters[position - 1 : position + 1]
+        if not (is_word_character(before) and is_word_character(character)):
+            words.append(position)
         if before == "\n":
-            lines.append(place)
-    return {"signs": [signs.number(c) for c in passage.characters], "words": words, "lines": lines}
+            lines.append(position)
+    return {"symbols": [symbols.number(c) for c in excerpt.characters], "words": words, "lines": lines}
 
 
 # --- attention -----------------------------------------------------------------------------------------
 
 
-def attention_view(seen: Extraction) -> Data:
-    """Return all weights, the strongest key of each query, and how much each head would write for each key."""
+def attention_view(activations: Activations) -> Data:
+    """Return all weights, the strongest key of each query, and the output norm of each key."""
     return {
-        "weights": pack_attention(seen.weights),
-        "strongest": pack_whole(seen.weights.argmax(-1)),
-        "written": pack_scaled(seen.written.flatten(0, 1), 1023),
-        "row_error": f"{(seen.weights.double().sum(-1) - 1).abs().max().item():.1g}",
-        "disagreement": f"{seen.disagreement:.1g}",
+        "weights": pack_attention(activations.weights),
+        "strongest": pack_integers(activations.weights.argmax(-1)),
+        "output_norms": pack_scaled(activations.output_norms.flatten(0, 1), 1023),
+        "row_error": f"{(activations.weights.double().sum(-1) - 1).abs().max().item():.1g}",
+        "max_error": f"{activations.max_error:.1g}",
     }
 
 
-def stages_view(seen: Extraction) -> Data:
-    """Return the scores q k^T before scaling and mask of the first characters, (L, H, n, n)."""
-    n = min(STAGED, seen.weights.size(-1))
-    raw = seen.q[:, :, :n] @ seen.k[:, :, :n].transpose(-2, -1)
-    steps = 65535 if len(seen.ids) <= STAGED else COARSE
-    return {"n": n, "raw": pack_scaled(raw.flatten(0, 1), steps), "coarse": steps < 256}
+def stages_view(activations: Activations) -> Data:
+    """Return the scores q k^T of the first n tokens, before scaling and mask, (L, H, n, n)."""
+    n = min(MAX_STAGES, activations.weights.size(-1))
+    raw = activations.q[:, :, :n] @ activations.k[:, :, :n].transpose(-2, -1)
+    steps = 65535 if len(activations.ids) <= MAX_STAGES else COARSE
+    return {"n": n, "raw": pack_scaled(raw.flatten(0, 1), steps), "coarse": steps == COARSE}
 
 
-def scores_view(seen: Extraction, passage: Excerpt) -> Data:
-    """Return all scores of all heads with their baselines, the kind of each head, and how heads differ."""
-    scores = head_scores(seen.weights, passage.characters)
+def scores_view(activations: Activations, excerpt: Excerpt) -> Data:
+    """Return the scores and kinds of all heads, their baselines, and the divergence between heads."""
+    scores = head_scores(activations.weights, excerpt.characters)
     return {
-        "about": PATTERNS | MEASURES,
+        "descriptions": PATTERNS | MEASURES,
         "patterns": list(PATTERNS),
-        "values": {name: numbers(score.values) for name, score in scores.items()},
-        "uniform": {name: number(score.uniform) for name, score in scores.items()},
-        "kinds": kinds(scores),
-        "divergence": pack_scaled(divergence(seen.weights)[None], 255) if len(seen.ids) > 1 else None,
-        "start": start(seen, scores),
+        "values": {name: _table(score.values) for name, score in scores.items()},
+        "uniform": {name: _number(score.uniform) for name, score in scores.items()},
+        "kinds": head_kinds(scores),
+        "divergence": pack_scaled(divergence(activations.weights)[None], 255) if len(activations.ids) > 1 else None,
+        "initial": _initial_selection(activations, scores),
     }
 
 
-def start(seen: Extraction, scores: dict[str, Score]) -> list[int]:
-    """Return the layer, head and query that the page opens with: a head with a pattern, where it looks at one key."""
-    T, H = len(seen.ids), seen.weights.size(1)
-    told = [scores[name] for name in ("previous", "same", "induction", "word", "line")]
-    told = [score for score in told if not math.isnan(score.uniform)]
-    above = torch.stack([(score.values - score.uniform).nan_to_num(-1) for score in told]).amax(0) if told else None
-    layer, head = divmod(int(above.argmax()), H) if above is not None else (0, 0)
-    late = torch.arange(T) >= T // 2
-    return [layer, head, int((seen.weights[layer, head].amax(-1) * late).argmax())]
+def _initial_selection(activations: Activations, scores: dict[str, Score]) -> list[int]:
+    """Return the layer, head and query selected at first: the clearest pattern, and its most focused late query."""
+    T, H = len(activations.ids), activations.weights.size(1)
+    shown = [scores[name] for name in ("previous", "same", "induction", "word", "line")]
+    margins = [(s.values - s.uniform).nan_to_num(-1) for s in shown if not math.isnan(s.uniform)]
+    layer, head = divmod(int(torch.stack(margins).amax(0).argmax()), H) if margins else (0, 0)
+    is_late = torch.arange(T) >= T // 2
+    return [layer, head, int((activations.weights[layer, head].amax(-1) * is_late).argmax())]
 
 
-def number(value: float) -> float | None:
-    """Return a number short enough for the page, or None where there is none."""
+def _number(value: float) -> float | None:
+    """Round to four digits; nan becomes None."""
     return None if math.isnan(value) else float(f"{value:.4g}")
 
 
-def numbers(values: Tensor) -> list[list[float | None]]:
-    """Return a table (L, H) of numbers short enough for the page."""
-    return [[number(value) for value in row] for row in values.tolist()]
+def _table(values: Tensor) -> list[list[float | None]]:
+    """Round a table (L, H) of numbers."""
+    return [[_number(value) for value in row] for row in values.tolist()]
 
 
-def predictions_view(loaded: Checkpoint, seen: Extraction, signs: Signs) -> Data:
-    """Return what would come next by the stream before the first layer and after each: the top, and what did come.
+def predictions_view(model: GPT, tokenizer: Tokenizer, activations: Activations, symbols: Symbols) -> Data:
+    """Return the most likely next characters by the logit lens, and the probability of the actual one.
 
-    The last row is the model's own prediction.
+    Row 0 reads the embedding, row l + 1 the residual stream after layer l. The last row is the model's prediction.
     """
-    lens = logit_lens(loaded.model, seen.stream).double().log_softmax(-1)  # (L + 1, T, V)
-    top = lens.topk(min(TOP, lens.size(-1)), dim=-1)
-    named = characters(loaded.tokenizer, top.indices.flatten().numpy())
-    came = lens[:, :-1].gather(-1, seen.ids[None, 1:, None].expand(len(lens), -1, -1))[..., 0]  # (L + 1, T - 1)
-    surprise = F.cross_entropy(seen.logits[:-1].double(), seen.ids[1:], reduction="none") / math.log(2)
+    log_probs = logit_lens(model, activations.residual).double().log_softmax(-1)  # (L + 1, T, V)
+    top = log_probs.topk(min(TOP, log_probs.size(-1)), dim=-1)
+    names = characters(tokenizer, top.indices.flatten().numpy())
+    following = activations.ids[None, 1:, None].expand(len(log_probs), -1, -1)
+    actual = log_probs[:, :-1].gather(-1, following)[..., 0]  # (L + 1, T - 1)
+    losses = F.cross_entropy(activations.logits[:-1].double(), activations.ids[1:], reduction="none")
     return {
-        "signs": pack_whole(torch.tensor([signs.number(c) for c in named]).view(top.indices.shape)),
-        "permille": pack_whole((top.values.exp() * 1000).round().long()),
-        "actual": pack_whole((came.exp() * 1000).round().long()),
-        "surprise": [number(bits) for bits in surprise.tolist()],
+        "symbols": pack_integers(torch.tensor([symbols.number(c) for c in names]).view(top.indices.shape)),
+        "permille": pack_integers((top.values.exp() * 1000).round().long()),
+        "actual": pack_integers((actual.exp() * 1000).round().long()),
+        "surprisal": [_number(nats / math.log(2)) for nats in losses.tolist()],  # in bits
     }
 
 
-# --- what characters do to each other ------------------------------------------------------------------
+# --- embeddings and circuits ---------------------------------------------------------------------------
 
 
 def characters_view(
-    loaded: Checkpoint, seen: Extraction, passage: Excerpt, layers: Sequence[int], signs: Signs
+    model: GPT, tokenizer: Tokenizer, activations: Activations, layers: Sequence[int], symbols: Symbols
 ) -> Data:
-    """Return the cosines of embeddings, and of each head who looks for whom (QK) and what that raises (OV)."""
-    model, V = loaded.model, loaded.tokenizer.vocab_size
-    chosen = _most_frequent(seen, V, len(layers) * model.config.n_head)
-    ids = torch.tensor(chosen)
+    """Return the cosine similarity of embeddings, and the QK and OV circuit of each head (Elhage et al. 2021)."""
+    V, config = tokenizer.vocab_size, model.config
+    selected = _most_frequent(activations, V, len(layers) * config.n_head)
+    ids = torch.tensor(selected)
     with torch.no_grad():
         embeddings = model.token_embedding.weight[ids.to(model.token_embedding.weight.device)].float()  # (N, C)
         cosine = F.normalize(embeddings, dim=-1) @ F.normalize(embeddings, dim=-1).T
-        tables = [_circuits(model, layer, embeddings) for layer in layers]
-        last = seen.stream[-1] - (seen.stream[-1].mean(-1, keepdim=True) if model.config.norm == "layernorm" else 0)
-        size = last.square().mean(-1).sqrt().mean()  # what the last norm divides by, in the mean over the text
-        qk, ov = (torch.cat(parts).cpu() for parts in zip(*tables, strict=True))  # (L H, N, N)
+        circuits = [_circuits(model, layer, embeddings) for layer in layers]
+        qk, ov = (torch.cat(parts).cpu() for parts in zip(*circuits, strict=True))  # (L H, N, N)
+        last = activations.residual[-1]
+        last = last - last.mean(-1, keepdim=True) if config.norm == "layernorm" else last
+        scale = last.square().mean(-1).sqrt().mean()  # the divisor of the last norm, averaged over the text
     others = cosine.clone().fill_diagonal_(-math.inf)[None]
-    count = min(TOP, len(chosen) - 1)
+    count = min(TOP, len(selected) - 1)
     return {
-        "signs": [signs.number(c) for c in characters(loaded.tokenizer, ids.numpy())],
-        "of": V,
+        "symbols": [symbols.number(c) for c in characters(tokenizer, ids.numpy())],
+        "vocab_size": V,
         "cosine": pack_scaled(cosine[None].cpu(), 255),
         "qk": pack_scaled(qk, COARSE),
-        "ov": pack_scaled(ov / size.clamp_min(1e-6), COARSE),
-        "greatest": {
-            name: pack_whole(values.topk(count).indices)  # (1 or L H, N, count)
+        "ov": pack_scaled(ov / scale.clamp_min(1e-6), COARSE),
+        "top": {
+            name: pack_integers(values.topk(count).indices)  # (1 or L H, N, count)
             for name, values in (("cosine", others.cpu()), ("qk", qk), ("ov", ov))
         },
     }
 
 
-def _most_frequent(seen: Extraction, V: int, heads: int) -> list[int]:
-    """Return the ids whose tables fit into a page: all, or the most frequent of the text, in the order of their ids."""
-    fit = min(256 if V <= 256 else 128, int(math.sqrt(MOST_CELLS / heads)))
-    if fit >= V:
+def _most_frequent(activations: Activations, V: int, heads: int) -> list[int]:
+    """Return the ids to show, sorted: all, or those most frequent in the text if their tables would be too large."""
+    limit = min(256 if V <= 256 else 128, int(math.sqrt(MAX_CELLS / heads)))
+    if limit >= V:
         return list(range(V))
-    counts = Counter(seen.ids.tolist())
-    return sorted(sorted(range(V), key=lambda i: (-counts[i], i))[:fit])
+    counts = Counter(activations.ids.tolist())
+    return sorted(sorted(range(V), key=lambda i: (-counts[i], i))[:limit])
 
 
 def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Return QK and OV of one layer, (H, N, N) each, as if the stream held nothing but a character's embedding.
+    """Return the QK and OV circuits of one layer, (H, N, N) each, as if its input were a bare embedding.
 
-    QK is the score that the query of the row's character gives to the key of the column's, with positions as they are
-    left out, or with rotary ones the key one place before. OV is what attending fully to the row's character adds to
-    the logit of the column's, the mean over columns taken off, before the division by the last norm.
+    QK is the score of the row's character as the query and the column's as the key. Positions are left out; with RoPE
+    the key is one position before. OV is the change of the column's logit if the head attends only to the row's
+    character, relative to the row's mean and before the last norm divides.
     """
     block, config = cast(Block, model.blocks[layer]), model.config
     D = config.head_size
-    stream = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
-    ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(stream)[None])  # (H, N, D) each
+    inputs = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
+    ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(inputs)[None])  # (H, N, D) each
     if config.position == "rotary":
         q = rope_by_torch(q, rope_cos_sin(2, D)[:, 1].to(q.device))
-    written = v.cpu() @ head_outputs(model, layer)  # (H, N, C)
+    outputs = v.cpu() @ output_weights(model, layer)  # (H, N, C)
     if config.norm == "layernorm":
-        written = written - written.mean(-1, keepdim=True)
+        outputs = outputs - outputs.mean(-1, keepdim=True)
     gains: Tensor = model.norm.weight.cpu()
-    raised = (written * gains) @ embeddings.cpu().T  # (H, N, N)
-    return q @ k.transpose(-2, -1) / math.sqrt(D), raised - raised.mean(-1, keepdim=True)
+    logits = (outputs * gains) @ embeddings.cpu().T  # (H, N, N)
+    return q @ k.transpose(-2, -1) / math.sqrt(D), logits - logits.mean(-1, keepdim=True)
 
 
 def positions_view(model: GPT, T: int) -> Data:
-    """Return the table of positions, where there is one, (T, C), and what the page needs to say of the others."""
+    """Return the kind of positions, the head size and width, and the table of position vectors (T, C) if any."""
     config = model.config
     table = model.position_embedding.weight[:T] if config.position == "learned" else model.positions
-    found: Data = {"kind": config.position, "head_size": config.head_size, "width": config.n_embd}
+    view: Data = {"kind": config.position, "head_size": config.head_size, "width": config.n_embd}
     if table is not None:
-        found["table"] = pack_scaled(table[:T].detach().float().cpu()[None], 63)
-    return found
+        view["table"] = pack_scaled(table[:T].detach().float().cpu()[None], 63)
+    return view
 
 
-# --- what is only computed when asked for --------------------------------------------------------------
+# --- optional views ------------------------------------------------------------------------------------
 
 
-def detail_view(model: GPT, seen: Extraction, layers: Sequence[int]) -> Data:
+def detail_view(model: GPT, activations: Activations, layers: Sequence[int]) -> Data:
     """Return queries, keys, values and W_O of all heads, for the worked example."""
-    outputs = torch.stack([head_outputs(model, layer) for layer in layers])  # (L, H, D, C)
+    weights = torch.stack([output_weights(model, layer) for layer in layers])  # (L, H, D, C)
     return {
-        "q": pack_exact(seen.q), "k": pack_exact(seen.k), "v": pack_exact(seen.v),
-        "outputs": pack_scaled(outputs.flatten(0, 1), 65535),
+        "q": pack_exact(activations.q), "k": pack_exact(activations.k), "v": pack_exact(activations.v),
+        "output_weights": pack_scaled(weights.flatten(0, 1), 65535),
     }  # fmt: skip
 
 
 def ablation_view(
-    loaded: Checkpoint, tokens: Ids, layers: Sequence[int], progress: Callable[[int, int], object] | None
+    model: GPT,
+    tokenizer: Tokenizer,
+    tokens: Ids,
+    layers: Sequence[int],
+    progress: Callable[[int, int], object] | None = None,
 ) -> Data:
-    """Return the loss over `tokens`, and how much it rises when one head writes nothing, (L, H)."""
-    model, heads = loaded.model, loaded.model.config.n_head
+    """Return the loss over `tokens`, and how much it increases without each head, (L, H)."""
 
-    def loss(silent: Sequence[tuple[int, int]]) -> float:
-        with without_heads(model, silent):
-            return evaluate(model, tokens, loaded.tokenizer).loss
+    def loss_without(*heads: tuple[int, int]) -> float:
+        with ablate_heads(model, heads):
+            return evaluate(model, tokens, tokenizer).loss
 
-    base = loss([])
-    rises: list[list[float]] = []
+    loss = loss_without()
+    increases: list[list[float]] = []
     for layer in layers:
-        rises.append([])
-        for head in range(heads):
-            rises[-1].append(round(loss([(layer, head)]) - base, 5))
+        increases.append([])
+        for head in range(model.config.n_head):
+            increases[-1].append(round(loss_without((layer, head)) - loss, 5))
             if progress:
-                progress(sum(map(len, rises)), len(layers) * heads)
-    return {"loss": round(base, 4), "tokens": len(tokens), "rises": rises}
+                progress(sum(map(len, increases)), len(layers) * model.config.n_head)
+    return {"loss": round(loss, 4), "tokens": len(tokens), "increases": increases}
 
 
-def film_view(
-    steps: Iterable[Checkpoint], passage: Excerpt, layers: Sequence[int], shape: tuple[int, int]
+def training_view(
+    steps: Iterable[Checkpoint], excerpt: Excerpt, layers: Sequence[int], shape: tuple[int, int]
 ) -> Data | None:
-    """Return small pictures and scores of all heads at each checkpoint, or None. UserError for another model's."""
+    """Return thumbnails and scores of all heads at each checkpoint, or None without checkpoints.
+
+    All checkpoints must have `shape`, which is (layers, heads).
+    """
     frames: list[Data] = []
-    for loaded in steps:
-        if len(frames) == MOST_STEPS:
-            raise UserError(f"--steps: a film has {MOST_STEPS} checkpoints at most; name fewer")
-        if (loaded.config.model.n_layer, loaded.config.model.n_head) != shape:
-            raise UserError(f"--steps: {run_name(loaded)} at step {loaded.meta.step} is a model of another shape")
-        seen = chosen_layers(extract(loaded.model, passage.ids), layers)
-        scores = head_scores(seen.weights, passage.characters)
-        loss = loaded.meta.validation_loss
+    for checkpoint in steps:
+        if len(frames) == MAX_STEPS:
+            raise ViewError(f"the page shows at most {MAX_STEPS} checkpoints of a run")
+        if (checkpoint.config.model.n_layer, checkpoint.config.model.n_head) != shape:
+            name, step = run_name(checkpoint), checkpoint.meta.step
+            raise ViewError(f"the model of {name} at step {step} has another number of layers or heads")
+        activations = select_layers(extract(checkpoint.model, excerpt.ids), layers)
+        scores = head_scores(activations.weights, excerpt.characters)
         frames.append({
-            "step": loaded.meta.step,
-            "loss": None if loss is None else round(loss, 4),
-            "small": pack_attention(shrunk(seen.weights, SMALL)),
-            "kinds": kinds(scores),
-            "values": {name: numbers(score.values) for name, score in scores.items()},
+            "step": checkpoint.meta.step,
+            "loss": _loss(checkpoint),
+            "thumbnails": pack_attention(downsample(activations.weights)),
+            "kinds": head_kinds(scores),
+            "values": {name: _table(score.values) for name, score in scores.items()},
         })  # fmt: skip
-    return {"n": min(SMALL, len(passage.ids)), "frames": frames} if frames else None
+    return {"n": min(THUMBNAIL, len(excerpt.ids)), "frames": frames} if frames else None
 
 
-def compare_view(loaded: Checkpoint, other: Checkpoint, passage: Excerpt, layers: Sequence[int] | None) -> Data:
-    """Return the attention of another run over the same text. Raises UserError where it cannot read that text."""
-    same = loaded.tokenizer.to_json() == other.tokenizer.to_json()
+def compare_view(
+    checkpoint: Checkpoint, other: Checkpoint, excerpt: Excerpt, layers: Sequence[int] | None = None
+) -> Data:
+    """Return the attention of the model `other` over the same text."""
+    name, config = run_name(other), other.config.model
+    same = checkpoint.tokenizer.to_json() == other.tokenizer.to_json()
     try:
-        ids = passage.ids if same else other.tokenizer.encode(loaded.tokenizer.decode(passage.ids))
+        ids = excerpt.ids if same else other.tokenizer.encode(checkpoint.tokenizer.decode(excerpt.ids))
     except UserError as error:
-        raise UserError(f"--compare: {run_name(other)} cannot read this text: {error}") from error
-    if characters(other.tokenizer, ids) != passage.characters:
-        raise UserError(f"--compare: {run_name(other)} cuts the text into other tokens, so places do not correspond")
-    if len(ids) > other.config.model.context:
-        context = other.config.model.context
-        raise UserError(f"--compare: {run_name(other)} reads {context} characters at most; give --max-chars {context}")
-    shown = [layer for layer in layers or range(other.config.model.n_layer) if layer < other.config.model.n_layer]
+        raise ViewError(f"cannot compare with {name}: {error}") from error
+    if characters(other.tokenizer, ids) != excerpt.characters:
+        raise ViewError(f"cannot compare with {name}: it splits the text into other tokens")
+    if len(ids) > config.context:
+        raise ViewError(
+            f"cannot compare with {name}: its context is {config.context} tokens", max_tokens=config.context
+        )
+    shown = [layer for layer in range(config.n_layer) if layers is None or layer in layers]
     if not shown:
-        raise UserError(f"--compare: {run_name(other)} has {other.config.model.n_layer} layers, none of --layers")
-    seen = chosen_layers(extract(other.model, ids), shown)
-    scores = head_scores(seen.weights, passage.characters)
+        raise ViewError(f"cannot compare with {name}: it has {config.n_layer} layers, none of the selected ones")
+    activations = select_layers(extract(other.model, ids), shown)
     return {
-        "name": run_name(other), "step": other.meta.step, "layers": shown, "heads": seen.weights.size(1),
-        "loss": other.meta.validation_loss and round(other.meta.validation_loss, 4),
-        "weights": pack_attention(seen.weights), "kinds": kinds(scores),
+        "name": name, "step": other.meta.step, "loss": _loss(other),
+        "layers": shown, "heads": config.n_head,
+        "weights": pack_attention(activations.weights),
+        "kinds": head_kinds(head_scores(activations.weights, excerpt.characters)),
     }  # fmt: skip
 
 
 # --- shared --------------------------------------------------------------------------------------------
 
 
-def run_name(loaded: Checkpoint) -> str:
-    """Return the name of the run that a checkpoint belongs to, without the folders above."""
-    folder = loaded.path.parent.parent if loaded.path.parent.name == CHECKPOINTS else loaded.path
+def run_name(checkpoint: Checkpoint) -> str:
+    """Return the name of the checkpoint's run, without the folders above it."""
+    folder = checkpoint.path.parent.parent if checkpoint.path.parent.name == CHECKPOINTS else checkpoint.path
     return folder.name or folder.resolve().name
 
 
-def chosen_layers(seen: Extraction, layers: Sequence[int]) -> Extraction:
-    """Return an extraction with these layers only; the stream keeps all of its points."""
-    at = list(layers)
-    parts = {name: getattr(seen, name)[at] for name in ("q", "k", "v", "weights", "written")}
-    return replace(seen, **parts)
+def _loss(checkpoint: Checkpoint) -> float | None:
+    loss = checkpoint.meta.validation_loss
+    return None if loss is None else round(loss, 4)
 
 
-def shrunk(weights: Tensor, side: int) -> Tensor:
-    """Return weights (L, H, T, T) as pictures of at most `side` pixels: each the greatest weight under it."""
-    side = min(side, weights.size(-1))
-    return F.adaptive_max_pool2d(weights, side)
+def select_layers(activations: Activations, layers: Sequence[int]) -> Activations:
+    """Return the activations of these layers only. The residual stream stays whole."""
+    parts = {name: getattr(activations, name)[list(layers)] for name in ("q", "k", "v", "weights", "output_norms")}
+    return replace(activations, **parts)
+
+
+def downsample(weights: Tensor) -> Tensor:
+    """Reduce weights (L, H, T, T) to thumbnails; each pixel is the largest weight under it."""
+    return F.adaptive_max_pool2d(weights, min(THUMBNAIL, weights.size(-1)))

@@ -31,7 +31,7 @@ function writtenBy(vector) {
   const { head_size: D, width: C } = page.positions;
   const start = (state.layer * H + state.head) * D * C;
   return Array.from({ length: C }, (_, c) =>
-    vector.reduce((all, number, d) => all + number * page.detail.outputs[start + d * C + c], 0),
+    vector.reduce((all, number, d) => all + number * page.detail.output_weights[start + d * C + c], 0),
   );
 }
 
@@ -40,7 +40,7 @@ function distances(work, key) {
   const { layer, head, query } = state;
   const first = (layer * H + head) * T;
   const table = page.stages.raw.subarray(first * T, (first + T) * T); // of all tokens, for there are 64 at most
-  const lengths = page.attention.written.subarray(first, first + T);
+  const lengths = page.attention.output_norms.subarray(first, first + T);
   const gap = (ours, theirs) => Math.max(...ours.map((number, place) => Math.abs(number - theirs[place])));
   const scores = table.subarray(query * T, (query + 1) * T);
   return {

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from looked_into import TEXT, checkpoint, passage
+from random_models import TEXT, checkpoint, excerpt
 
-from minigpt.interpret.extract import Extraction, extract
+from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.scores import divergence
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.viewer import inspect_page, packing, views
+from minigpt.viewer import packing, views
+from minigpt.viewer.page import build_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWS = (
     *("text", "overview", "matrix", "lines", "heads", "spread", "worked", "next"),
-    *("characters", "positions", "ablation", "film", "compare"),
+    *("characters", "positions", "ablation", "training", "compare"),
 )
 SERIOUS = ("serious", "critical")
 SLACK = 5
@@ -125,7 +126,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 @dataclass(frozen=True)
 class Made:
     loaded: Checkpoint
-    seen: Extraction
+    seen: Activations
     content: str
     characters: list[str]
 
@@ -137,9 +138,10 @@ class Made:
 def made() -> Made:
     """A page with everything in it: 64 characters, 2 layers of 3 heads."""
     loaded = checkpoint(layers=2, heads=3, width=48, context=64)
-    text = passage(loaded, TEXT[:64])
-    content = inspect_page(
-        loaded, text, detail=True, ablate=text.ids, compare=checkpoint(layers=3, heads=2, seed=3, name="other"),
+    text = excerpt(loaded, TEXT[:64])
+    content = build_page(
+        loaded, text, detail=True, ablation_tokens=text.ids,
+        compare=checkpoint(layers=3, heads=2, seed=3, name="other"),
         steps=[checkpoint(heads=3, width=48, step=step, seed=step) for step in (1, 2, 3)],
     )  # fmt: skip
     return Made(loaded, extract(loaded.model, text.ids), content, text.characters)
@@ -185,8 +187,8 @@ def test_every_view_opens_by_keyboard_alone_and_nothing_complains(page: Shown) -
 
 def test_a_page_without_extras_says_how_to_get_them(opened: Opener) -> None:
     loaded = checkpoint()
-    shown = opened(inspect_page(loaded, passage(loaded)))
-    options = {"worked": "--detail", "ablation": "--ablate", "film": "--steps", "compare": "--compare"}
+    shown = opened(build_page(loaded, excerpt(loaded)))
+    options = {"worked": "--detail", "ablation": "--ablate", "training": "--steps", "compare": "--compare"}
     for view in VIEWS:
         shown.go(view=view)
         words = shown.tab.inner_text(f"#panel-{view}")
@@ -330,7 +332,7 @@ def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
 @pytest.mark.parametrize("stage", ["raw", "scaled", "masked"])
 def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -> None:
     page.go(view="matrix", layer=1, head=2, stage=stage)
-    exact = made.seen.scores(1, 2)[stage].numpy()
+    exact = made.seen.attention_stages(1, 2)[stage].numpy()
     found = page.ask(
         """() => {
           const { value, n } = stageOf(state.stage);
@@ -348,11 +350,11 @@ def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -
 def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: Made) -> None:
     page.go(view="worked", layer=1, head=1, query=33)
     found = page.ask(
-        "(() => { const w = workOut(); return { weights: w.weights, written: w.written, raw: w.raw }; })()"
+        "(() => { const w = workOut(); return { weights: w.weights, written: w.output_norms, raw: w.raw }; })()"
     )
     assert np.abs(np.array(found["weights"]) - made.weights(1, 1, 33)).max() < 1e-6
     weight = made.loaded.model.blocks[1].attention.proj.weight.detach().numpy()
-    written = made.seen.heads[1, 1, 33].numpy() @ weight[:, 16:32].T
+    written = made.seen.head_outputs[1, 1, 33].numpy() @ weight[:, 16:32].T
     assert np.abs(np.array(found["written"]) - written).max() < 1e-3
     ticks = page.tab.locator("#panel-worked .checks li")
     assert len(ticks.all()) == 3
@@ -394,7 +396,7 @@ def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: M
     alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
     page.go(view="characters")
     page.go(circuit="cosine", of=7)
-    names = [views.spoken(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
+    names = [views.character_name(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
     best = page.tab.inner_text("#panel-characters p:not([class])")
     assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
     page.go(circuit="qk", layer=1, head=2)
@@ -420,7 +422,7 @@ def test_heads_that_are_alike_are_named_without_a_pointer(page: Shown, made: Mad
 def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> None:
     text = HOSTILE["right to left"]
     loaded = checkpoint(text, context=64)
-    shown = opened(inspect_page(loaded, passage(loaded, text)))
+    shown = opened(build_page(loaded, excerpt(loaded, text)))
     shown.go(query=6, key=5)
     assert "query 6 \u2068ג\u2069, strongest" in shown.ask("reading()")
     shown.go(group="word")
@@ -440,7 +442,7 @@ def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> N
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - shares[45, :46]).max() < 0.02
     assert "about" in page.reading()
     page.go(mode="one", layer=0, written=True)
-    shares = heads[0] * made.seen.written[0, 0].numpy()
+    shares = heads[0] * made.seen.output_norms[0, 0].numpy()
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - (shares / shares.sum())[:46]).max() < 0.02
     page.go(written=False, group="line")
     start = TEXT.rindex("\n", 0, 45) + 1
@@ -454,7 +456,7 @@ def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> N
 
 def test_a_page_without_the_layers_below_offers_no_rollout(opened: Opener) -> None:
     loaded = checkpoint(layers=2)
-    shown = opened(inspect_page(loaded, passage(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
+    shown = opened(build_page(loaded, excerpt(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
     assert shown.ask("state.mode") == "one"
     assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
 
@@ -515,7 +517,7 @@ HOSTILE = {
 def test_any_text_is_shown_as_it_is(opened: Opener, kind: str) -> None:
     text = HOSTILE[kind]
     loaded = checkpoint(text, context=64, name=text)
-    shown = opened(inspect_page(loaded, passage(loaded, text, source=text), detail=True))
+    shown = opened(build_page(loaded, excerpt(loaded, text, source=text), detail=True))
     dialogs: list[str] = []
     shown.tab.on("dialog", lambda dialog: dialogs.append(dialog.message))
     for view in VIEWS:
@@ -596,7 +598,7 @@ def test_a_large_page_is_quick(opened: Opener) -> None:
     """6 layers of 6 heads over 256 characters: first view in 2 s, a cursor move in 50 ms, few nodes."""
     letters = TEXT * 4
     loaded = checkpoint(letters, layers=6, heads=6, width=96)
-    shown = opened(inspect_page(loaded, passage(loaded, letters)))
+    shown = opened(build_page(loaded, excerpt(loaded, letters)))
     assert shown.ask("T") == 256
     assert shown.ask("firstView") < 2000 * SLACK
     for view in VIEWS:

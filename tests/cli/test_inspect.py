@@ -11,16 +11,16 @@ import pytest
 import torch
 from command_line import VERSE, Cli, called
 from google.protobuf import text_format
-from looked_into import cells
-from minigpt.cli.inside import _spread
 from PIL import Image
+from random_models import cells
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_plugin
 from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 
-from minigpt.interpret import picture
-from minigpt.interpret.extract import Extraction, extract
+from minigpt.cli.inspect import _spread
+from minigpt.interpret import images
+from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.probe import attention_probe
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import TokenDataset
@@ -71,7 +71,7 @@ def test_the_record_is_what_the_model_computes(cli: Cli, folder: Path, tmp_path:
     loaded = load_checkpoint(folder / "runs/verse")
     seen = extract(loaded.model, loaded.tokenizer.encode(text))
     with np.load(record) as arrays:
-        for name in ("ids", "weights", "q", "k", "v", "heads", "stream", "logits", "written"):
+        for name in ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits", "output_norms"):
             assert np.array_equal(arrays[name], getattr(seen, name).numpy()), name
         assert "".join(arrays["characters"]) == text
         previous = arrays["score/previous"][1, 0]
@@ -99,14 +99,14 @@ def test_a_probe_stands_beside_its_baseline(cli: Cli, tmp_path: Path) -> None:
     assert "does not know '@'" in cli("attention", *text, "--probe", "@", "date").error
 
 
-def split_seen(folder: Path, checkpoint: str | None = None) -> Extraction:
+def split_seen(folder: Path, checkpoint: str | None = None) -> Activations:
     """What a checkpoint of the run makes of the start of its validation split."""
     loaded = load_checkpoint(folder / "runs/verse", checkpoint)
     return extract(loaded.model, loaded.tokenizer.encode(VERSE[int(0.9 * len(VERSE)) :][:32]))
 
 
 def test_pictures_of_all_heads_and_of_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    file, shades = tmp_path / "heads.png", picture.shades(split_seen(folder).weights)
+    file, shades = tmp_path / "heads.png", images.to_shades(split_seen(folder).weights)
     for choice, layers, heads in (([], [0, 1], [0, 1]), (["--layer", 1], [1], [0, 1]), (["--head", 1], [0, 1], [1])):
         assert cli("attention", "--png", file, *choice).code == 0
         with Image.open(file) as image:
@@ -136,7 +136,7 @@ def test_where_a_query_looks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_longer_text_shows_its_last_part_and_says_so(cli: Cli) -> None:
     done = cli("attention", "--file", "verse.txt", "--json")
     assert json.loads(done.out)["text"] == VERSE[-32:]
-    assert json.loads(done.out)["left_out"] == len(VERSE) - 32
+    assert json.loads(done.out)["skipped"] == len(VERSE) - 32
     assert f"looking at the last 32 of {len(VERSE):,} tokens" in cli("attention", "--file", "verse.txt").err
     few = json.loads(cli("attention", "--file", "-", "--max-chars", 5, "--json", stdin=b"too short").out)
     assert few["text"] == "short"
@@ -232,8 +232,8 @@ def test_a_page_of_a_run_is_one_file(cli: Cli, folder: Path) -> None:
     cli("inspect")
     assert page.read_bytes() == before
     data = page_data(page)
-    assert (data["run"], data["ablation"], data["film"], data["compare"], data["detail"]) == ("verse", *[None] * 4)
-    assert len(data["text"]["signs"]) == 32
+    assert (data["run"], data["ablation"], data["training"], data["compare"], data["detail"]) == ("verse", *[None] * 4)
+    assert len(data["text"]["symbols"]) == 32
 
 
 def test_all_that_a_page_can_hold(cli: Cli, tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_all_that_a_page_can_hold(cli: Cli, tmp_path: Path) -> None:
     assert cli("inspect", "verse", *options, "--text", "hath all too short", "-o", out).code == 0
     data = page_data(out)
     assert data["layers"] == [1]
-    assert len(data["text"]["signs"]) == 18
-    assert np.array(data["ablation"]["rises"]).shape == (1, 2)
-    assert [frame["step"] for frame in data["film"]["frames"]] == [2, 4]
+    assert len(data["text"]["symbols"]) == 18
+    assert np.array(data["ablation"]["increases"]).shape == (1, 2)
+    assert [frame["step"] for frame in data["training"]["frames"]] == [2, 4]
     assert data["compare"]["name"] == "verse"
     assert data["detail"] is not None
 
@@ -319,9 +319,9 @@ def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.
     loaded = load_checkpoint(folder / "runs/verse")
     ids = loaded.tokenizer.encode(VERSE)
     data = TokenDataset(ids, ids, loaded.tokenizer, "", len(VERSE))
-    monkeypatch.setattr("minigpt.interpret.extract.AGREEMENT", {torch.float32: -1.0})
+    monkeypatch.setattr("minigpt.interpret.extract.TOLERANCE", {torch.float32: -1.0})
     attention_probe(data)(7, loaded.model, SimpleNamespace(say=said.append))
-    assert said[0].startswith("step 7: the attention shown would not be the model's")
+    assert said[0].startswith("step 7: cannot show the attention of layer 0, head ")
 
 
 # ---- TensorBoard ----
@@ -332,7 +332,9 @@ def test_heads_can_be_watched_in_tensorboard(folder: Path) -> None:
     assert [image.step for image in events.Images("attention/grid")] == [0, 2, 4]
     seen = split_seen(folder, "last")
     with Image.open(io.BytesIO(events.Images("attention/grid")[-1].encoded_image_string)) as image:
-        assert np.abs(cells(image, 2, 2, 32) - picture.shades(seen.weights).astype(int)).max() <= 1  # but for rounding
+        assert (
+            np.abs(cells(image, 2, 2, 32) - images.to_shades(seen.weights).astype(int)).max() <= 1
+        )  # but for rounding
     previous = seen.weights.diagonal(-1, 2, 3).mean(-1).max()
     (*_, last) = events.Scalars("heads/previous")
     assert (last.step, last.value) == (4, pytest.approx(previous.item(), abs=1e-6))

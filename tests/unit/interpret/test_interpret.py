@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from looked_into import cells
 from PIL import Image
+from random_models import cells
 from torch import Tensor
 
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError
-from minigpt.interpret import picture, terminal
-from minigpt.interpret.extract import Extraction, attending, extract, logit_lens, without_heads
-from minigpt.interpret.passage import characters, glyph
-from minigpt.interpret.scores import MEASURES, PATTERNS, divergence, head_scores, kinds, patterns, span_probe
+from minigpt.interpret import images, terminal
+from minigpt.interpret.excerpt import characters, glyph
+from minigpt.interpret.extract import Activations, ablate_heads, extract, logit_lens, patch_attention
+from minigpt.interpret.scores import MEASURES, PATTERNS, divergence, head_kinds, head_scores, pattern_keys, span_score
 from minigpt.model.gpt import GPT
 from minigpt.model.kernels import CPU, TORCH
 from minigpt.sampling.decode import KVCache, decoder
@@ -55,22 +55,22 @@ def test_what_is_extracted_is_what_the_model_computes(family: str, position: str
         hook.remove()
     seen = extract(model, ids)
     assert torch.equal(seen.logits, logits)
-    assert seen.disagreement < 1e-5
+    assert seen.max_error < 1e-5
     assert seen.weights.shape == (L, H, T, T)
-    assert seen.stream.shape == (L + 1, T, 16)
+    assert seen.residual.shape == (L + 1, T, 16)
     assert (seen.weights.sum(-1) - 1).abs().max() < 1e-5
     assert seen.weights.triu(1).abs().max() == 0
     for layer, block in enumerate(model.blocks):
-        joined = seen.heads[layer].transpose(0, 1).reshape(T, 16)
+        joined = seen.head_outputs[layer].transpose(0, 1).reshape(T, 16)
         assert torch.allclose(block.attention.proj(joined), outputs[layer], atol=1e-5)
         for head in range(H):
-            stages = seen.scores(layer, head)
+            stages = seen.attention_stages(layer, head)
             assert torch.allclose(stages["softmax"], seen.weights[layer, head], atol=1e-6)
             assert torch.allclose(stages["raw"] / math.sqrt(8), stages["scaled"])
             assert (stages["masked"].triu(1)[0, 1:] == -math.inf).all()
             direct = seen.v[layer, head] @ block.attention.proj.weight[:, 8 * head : 8 * head + 8].T
-            assert torch.allclose(seen.written[layer, head], direct.norm(dim=-1), atol=1e-5)
-    assert torch.allclose(logit_lens(model, seen.stream)[-1], logits, atol=1e-5)
+            assert torch.allclose(seen.output_norms[layer, head], direct.norm(dim=-1), atol=1e-5)
+    assert torch.allclose(logit_lens(model, seen.residual)[-1], logits, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -89,7 +89,7 @@ def test_bfloat16_agrees_to_its_own_rounding() -> None:
     model = model_of()
     with torch.autocast("cpu", torch.bfloat16):
         seen = extract(model, some_ids())
-    assert 1e-5 < seen.disagreement < 0.05
+    assert 1e-5 < seen.max_error < 0.05
     assert (seen.weights - extract(model, some_ids()).weights).abs().max() < 0.1
 
 
@@ -99,7 +99,7 @@ def test_a_fast_path_that_does_something_else_is_not_shown() -> None:
     def everyone_alike(layer: int, attend: Any) -> Any:
         return lambda q, k, v, *_: v.mean(2, keepdim=True).expand_as(v)
 
-    with attending(model, everyone_alike), pytest.raises(UserError, match="differs from the explicit one by"):
+    with patch_attention(model, everyone_alike), pytest.raises(UserError, match="cannot show the attention"):
         extract(model, some_ids())
     with torch.no_grad():  # of one layer only, whose values are small, so that the others' outputs are far larger
         model.blocks[1].attention.qkv.weight[32:] *= 1e-5
@@ -108,9 +108,12 @@ def test_a_fast_path_that_does_something_else_is_not_shown() -> None:
     def one_layer_alike(layer: int, attend: Any) -> Any:
         return everyone_alike(layer, attend) if layer == 1 else attend
 
-    with attending(model, one_layer_alike), pytest.raises(UserError, match=r"in head 1\.[01] its fast path differs"):
+    with (
+        patch_attention(model, one_layer_alike),
+        pytest.raises(UserError, match=r"layer 1, head [01]"),
+    ):
         extract(model, some_ids())
-    assert extract(model, some_ids()).disagreement < 1e-5
+    assert extract(model, some_ids()).max_error < 1e-5
 
 
 @pytest.mark.parametrize("length", [1, 12])
@@ -124,7 +127,7 @@ def test_a_head_that_is_silenced_writes_nothing() -> None:
     model, ids = model_of(bias=False), torch.tensor(some_ids()[None].astype(int))
     with torch.no_grad():
         usual = model(ids)
-        with without_heads(model, {(1, 0)}):
+        with ablate_heads(model, {(1, 0)}):
             without = model(ids)
             cache, forward = KVCache.empty(model, 1), decoder(model)
             in_pieces = torch.cat([forward(part, cache) for part in ids.split([5, 3, 1], 1)], 1)
@@ -173,11 +176,11 @@ looks at the query itself."""
 
 
 @pytest.fixture(scope="module")
-def by_hand() -> Extraction:
+def by_hand() -> Activations:
     return extract(hand_built(), CharTokenizer("abcdef").encode(TEXT))
 
 
-def test_heads_built_by_hand_get_the_scores_they_must(by_hand: Extraction) -> None:
+def test_heads_built_by_hand_get_the_scores_they_must(by_hand: Activations) -> None:
     scores = head_scores(by_hand.weights, list(TEXT))
     value = {name: score.values for name, score in scores.items()}
     assert value["previous"][0, 0] == pytest.approx(1, abs=1e-6)
@@ -194,28 +197,28 @@ def test_heads_built_by_hand_get_the_scores_they_must(by_hand: Extraction) -> No
     assert value["top"][0, 0] == pytest.approx(1, abs=1e-6)
     assert (value["next"] == 0).all()
     assert by_hand.weights.triu(1).max() == 0
-    names = kinds(scores)
+    names = head_kinds(scores)
     assert names[0] == ["previous", "broad", "first", "self"]
     assert names[1][0] == "induction"
 
 
-def test_a_probe_measures_what_one_string_gives_another_before_it(by_hand: Extraction) -> None:
+def test_a_probe_measures_what_one_string_gives_another_before_it(by_hand: Activations) -> None:
     ids = by_hand.ids.tolist()  # f a b c a d b c b a e a c b d e
-    found = span_probe(by_hand.weights, ids, asking=[4], asked=[0])  # e at 10 and 15 asks a at 1, 4, 9, 11
+    found = span_score(by_hand.weights, ids, query=[4], key=[0])  # e at 10 and 15 asks a at 1, 4, 9, 11
     assert found.values[0, 0] == pytest.approx(1 / 2, abs=1e-6)  # the character before: a at 10, d at 15
     assert found.values[0, 1] == pytest.approx(found.uniform, abs=1e-6)
     assert found.values[0, 2] == pytest.approx(0, abs=1e-6)
     assert found.uniform == pytest.approx((3 / 11 + 4 / 16) / 2)
-    first = span_probe(by_hand.weights, ids, asking=[1, 2], asked=[5, 0])  # bc, twice, asks fa
+    first = span_score(by_hand.weights, ids, query=[1, 2], key=[5, 0])  # bc, twice, asks fa
     assert first.values[0, 2] == pytest.approx(1, abs=1e-6)
     assert first.values[0, 0] == pytest.approx(1 / 4, abs=1e-6)  # b at 2 alone has a before it
-    assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[4]).uniform)  # no e before the only f
-    assert math.isnan(span_probe(by_hand.weights, ids, asking=[5], asked=[5]).uniform)  # nor another f; itself is none
-    again = span_probe(by_hand.weights, ids, asking=[4], asked=[4])  # e at 15 asks e at 10
+    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[4]).uniform)  # no e before the only f
+    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[5]).uniform)  # nor another f; itself is none
+    again = span_score(by_hand.weights, ids, query=[4], key=[4])  # e at 15 asks e at 10
     assert again.uniform == pytest.approx(1 / 16)
-    same = span_probe(by_hand.weights, [0, 1, 2, 0, 1, *[3] * 11], asking=[0, 1], asked=[0, 1])
+    same = span_score(by_hand.weights, [0, 1, 2, 0, 1, *[3] * 11], query=[0, 1], key=[0, 1])
     assert same.uniform == pytest.approx((2 / 4 + 2 / 5) / 2), "the second ab asks the first, and not itself"
-    assert math.isnan(span_probe(by_hand.weights, [0, 0, 0, *[1] * 13], asking=[0, 0], asked=[0, 0]).uniform)
+    assert math.isnan(span_score(by_hand.weights, [0, 0, 0, *[1] * 13], query=[0, 0], key=[0, 0]).uniform)
 
 
 def test_baselines_are_those_of_uniform_attention() -> None:
@@ -229,7 +232,7 @@ def test_baselines_are_those_of_uniform_attention() -> None:
 
 
 def test_patterns_mark_the_keys_they_mean() -> None:
-    keys = {name: found.nonzero().tolist() for name, found in patterns(list("ab cb\nx")).items()}
+    keys = {name: found.nonzero().tolist() for name, found in pattern_keys(list("ab cb\nx")).items()}
     assert keys["same"] == [[4, 1]]
     assert keys["induction"] == [[4, 2]]
     assert keys["word"] == [[1, 0], [4, 3]]
@@ -240,19 +243,19 @@ def test_patterns_mark_the_keys_they_mean() -> None:
 
 @pytest.mark.parametrize("words", ["हिन्दी भाषा", "cafe\u0301s nai\u0308ve"])
 def test_marks_are_parts_of_the_words_that_they_stand_in(words: str) -> None:
-    starts, space = patterns(list(words))["word"], words.index(" ")
+    starts, space = pattern_keys(list(words))["word"], words.index(" ")
     for place in range(1, len(words)):
         start = 0 if place < space else space + 1
         assert starts[place].nonzero().flatten().tolist() == ([start] if place not in (space, start) else [])
 
 
 def test_induction_looks_at_earlier_places_only() -> None:
-    assert patterns(list("aab"))["induction"].nonzero().tolist() == []
-    assert patterns(list("aaba"))["induction"].nonzero().tolist() == [[3, 1], [3, 2]]
+    assert pattern_keys(list("aab"))["induction"].nonzero().tolist() == []
+    assert pattern_keys(list("aaba"))["induction"].nonzero().tolist() == [[3, 1], [3, 2]]
 
 
 def test_bytes_of_a_letter_are_part_of_its_word() -> None:
-    keys = patterns(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
+    keys = pattern_keys(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
     assert keys == [[1, 0], [2, 0], [3, 0], [4, 0]]
 
 
@@ -263,11 +266,11 @@ def test_texts_without_such_places_have_no_score_there(text: str) -> None:
     assert scores.keys() == PATTERNS.keys() | MEASURES.keys()
     if T == 1:
         assert all(math.isnan(score.uniform) for score in scores.values())
-        assert kinds(scores) == [["mixed"] * 2] * 2
+        assert head_kinds(scores) == [["mixed"] * 2] * 2
     assert all(score.values.shape == (2, 2) for score in scores.values())
 
 
-def test_heads_differ_from_others_and_not_from_themselves(by_hand: Extraction) -> None:
+def test_heads_differ_from_others_and_not_from_themselves(by_hand: Activations) -> None:
     apart = divergence(by_hand.weights)
     assert apart.diagonal().abs().max() < 1e-9
     assert torch.allclose(apart, apart.T)
@@ -291,59 +294,59 @@ def test_bytes_that_are_no_characters_are_shown_as_numbers() -> None:
     assert glyph("\\xC3") == "\\xC3"
 
 
-def test_pictures_show_the_weights(by_hand: Extraction) -> None:
-    one = picture.head(by_hand.weights[0, 0])
+def test_pictures_show_the_weights(by_hand: Activations) -> None:
+    one = images.head_image(by_hand.weights[0, 0])
     factor = one.width // 16
     at = np.asarray(one)[::factor, ::factor]
-    assert (at == picture.shades(by_hand.weights[0, 0])).all()
-    assert at[5, 4] == picture.STEPS - 1
-    image = Image.open(io.BytesIO(picture.png(picture.grid(by_hand.weights, range(2), range(4)))))
+    assert (at == images.to_shades(by_hand.weights[0, 0])).all()
+    assert at[5, 4] == images.SHADES - 1
+    image = Image.open(io.BytesIO(images.to_png(images.grid_image(by_hand.weights, range(2), range(4)))))
     found = cells(image, 2, 4, 16)  # four heads beside each other, two layers
-    assert (found == picture.shades(by_hand.weights)).all()
+    assert (found == images.to_shades(by_hand.weights)).all()
     assert found[0][:, 5, [0, 4, 5]].argmax(0).tolist() == [2, 0, 3]  # who looks at the first, the one before, itself
     for shown in (one, image):
-        assert (np.reshape(shown.getpalette(), (-1, 3)) == picture.PALETTE).all()
+        assert (np.reshape(shown.getpalette(), (-1, 3)) == images.PALETTE).all()
 
 
-def test_a_part_of_the_heads_keeps_its_numbers(by_hand: Extraction) -> None:
+def test_a_part_of_the_heads_keeps_its_numbers(by_hand: Activations) -> None:
     part = by_hand.weights[1:, 2:]
-    first = np.asarray(picture.grid(part, [1], [2, 3]))
-    again, other = np.asarray(picture.grid(part, [1], [2, 3])), np.asarray(picture.grid(part, [0], [0, 1]))
+    first = np.asarray(images.grid_image(part, [1], [2, 3]))
+    again, other = np.asarray(images.grid_image(part, [1], [2, 3])), np.asarray(images.grid_image(part, [0], [0, 1]))
     assert (first == again).all()
-    margin = picture.MARGIN
+    margin = images.MARGIN
     assert (first[:margin] != other[:margin]).any()  # head 2 and head 3, not 0 and 1
     assert (first[margin:, :margin] != other[margin:, :margin]).any()
     assert (first[margin:, margin:] == other[margin:, margin:]).all()
 
 
 def test_shades_rise_with_the_weight() -> None:
-    shades = picture.shades(torch.linspace(0, 1, 1001)).astype(int)
+    shades = images.to_shades(torch.linspace(0, 1, 1001)).astype(int)
     assert (np.diff(shades) >= 0).all()
-    assert (shades[0], shades[-1]) == (0, picture.STEPS - 1)
-    light = picture.PALETTE[: picture.STEPS].astype(int).sum(1)
+    assert (shades[0], shades[-1]) == (0, images.SHADES - 1)
+    light = images.PALETTE[: images.SHADES].astype(int).sum(1)
     assert (np.diff(light) <= 0).all()  # readable in grey
 
 
 def test_a_terminal_shows_weights_with_colours_and_without() -> None:
     row = torch.tensor([0.0, 0.25, 0.5, 0.25])
-    coloured = terminal.coloured(list("a\n\x1bd"), row, 3)
+    coloured = terminal.colored_text(list("a\n\x1bd"), row, 3)
     assert coloured.count(terminal.RESET) == 4
     assert "\x1b[48" in coloured
     assert "\x1b\x1b" not in coloured  # the text's own escape drives nothing
-    assert terminal.shaded(list("a\n\x1bd"), row, 3) == "a↵\n ▓\n␛d\n█^"
+    assert terminal.block_text(list("a\n\x1bd"), row, 3) == "a↵\n ▓\n␛d\n█^"
 
 
 def test_marks_without_a_width_take_no_column() -> None:
     """Most of them are no combining characters in Unicode's narrow sense."""
-    assert [terminal.columns(word) for word in ("กำลัง", "हिन्दी", "e\u0301", "我", "a\u20dd")] == [4, 5, 1, 2, 1]
+    assert [terminal.display_width(word) for word in ("กำลัง", "हिन्दी", "e\u0301", "我", "a\u20dd")] == [4, 5, 1, 2, 1]
 
 
 def test_blocks_stand_below_their_characters_however_wide() -> None:
     text = list("我a\u0301吃b")
-    lines = terminal.shaded(text, torch.tensor([1.0, 0, 1.0, 0, 0]), 4, width=6).splitlines()
+    lines = terminal.block_text(text, torch.tensor([1.0, 0, 1.0, 0, 0]), 4, width=6).splitlines()
     assert lines == ["我a◌\u0301吃", "██ █  ", "b", "^"]
     for line, blocks in zip(lines[::2], lines[1::2], strict=True):
-        assert terminal.columns(line) == len(blocks) <= 6
+        assert terminal.display_width(line) == len(blocks) <= 6
 
 
 def test_a_model_whose_activations_are_not_finite_is_one_line() -> None:
@@ -351,5 +354,5 @@ def test_a_model_whose_activations_are_not_finite_is_one_line() -> None:
     model = model_of()
     with torch.no_grad():
         model.blocks[0].mlp.up.weight.fill_(3e38)
-    with pytest.raises(UserError, match="activations are not finite; choose an earlier one with --checkpoint"):
+    with pytest.raises(UserError, match="activations are not finite"):
         extract(model, some_ids())

@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from looked_into import TEXT, cells, checkpoint, passage
 from PIL import Image
+from random_models import TEXT, cells, checkpoint, excerpt
 
 from minigpt.errors import UserError
-from minigpt.interpret import page as page_of
-from minigpt.interpret import picture
-from minigpt.interpret.extract import Extraction, extract, without_heads
-from minigpt.interpret.passage import of_the_model
+from minigpt.interpret import images
+from minigpt.interpret.excerpt import generated_excerpt
+from minigpt.interpret.extract import Activations, ablate_heads, extract
 from minigpt.model.gpt import attention_weights
 from minigpt.sampling.generate import generate_ids
 from minigpt.training.evaluate import evaluate
-from minigpt.viewer import document, inspect_page, packing, views
+from minigpt.viewer import document, packing, views
+from minigpt.viewer import page as page_of
+from minigpt.viewer.page import build_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 HOSTILE += "\u2028\u2029אבג e\u0301\u200d👩\u200d🚀\x00\x1b我想吃酸菜鱼\n\t\r\x85\xa0<!--]]>"
@@ -123,7 +124,7 @@ def test_scaled_tables_are_as_exact_as_their_steps(steps: int) -> None:
 def test_exact_numbers_come_back_bit_for_bit() -> None:
     numbers = torch.randn(4, 5)
     assert (unpacked(packing.pack_exact(numbers)) == numbers.numpy()).all()
-    assert (unpacked(packing.pack_whole(torch.arange(300))) == np.arange(300)).all()
+    assert (unpacked(packing.pack_integers(torch.arange(300))) == np.arange(300)).all()
 
 
 # ---- the file ----
@@ -131,21 +132,21 @@ def test_exact_numbers_come_back_bit_for_bit() -> None:
 
 def test_the_same_checkpoint_and_text_give_the_same_bytes() -> None:
     first, second = checkpoint(), checkpoint()
-    assert inspect_page(first, passage(first)) == inspect_page(second, passage(second))
+    assert build_page(first, excerpt(first)) == build_page(second, excerpt(second))
 
 
 def test_everything_asked_for_is_in_the_page() -> None:
     loaded = checkpoint(context=64)
-    text = passage(loaded, TEXT[:60])
+    text = excerpt(loaded, TEXT[:60])
     other = checkpoint(layers=3, seed=5, name="other", context=64)
-    plain = data_of(inspect_page(loaded, text))
-    assert [plain[name] for name in ("detail", "ablation", "film", "compare")] == [None] * 4
+    plain = data_of(build_page(loaded, text))
+    assert [plain[name] for name in ("detail", "ablation", "training", "compare")] == [None] * 4
     steps = [checkpoint(step=step, seed=step) for step in (1, 2)]
     full = data_of(
-        inspect_page(loaded, text, detail=True, ablate=text.ids, steps=iter(steps), compare=other, layers=[1])
+        build_page(loaded, text, detail=True, ablation_tokens=text.ids, steps=iter(steps), compare=other, layers=[1])
     )
     assert full["layers"] == [1]
-    assert [frame["step"] for frame in full["film"]["frames"]] == [1, 2]
+    assert [frame["step"] for frame in full["training"]["frames"]] == [1, 2]
     assert full["compare"]["layers"] == [1]
     seen = extract(loaded.model, text.ids)
     assert (unpacked(full["detail"]["q"]) == seen.q[1:].numpy()).all()
@@ -156,28 +157,30 @@ def test_the_ablation_is_the_loss_without_the_head() -> None:
     loaded = checkpoint()
     tokens = loaded.tokenizer.encode(TEXT)
     told: list[tuple[int, int]] = []
-    found = data_of(inspect_page(loaded, passage(loaded), ablate=tokens, progress=lambda *done: told.append(done)))
+    found = data_of(
+        build_page(loaded, excerpt(loaded), ablation_tokens=tokens, progress=lambda *done: told.append(done))
+    )
     base = evaluate(loaded.model, tokens, loaded.tokenizer).loss
-    with without_heads(loaded.model, [(1, 0)]):
+    with ablate_heads(loaded.model, [(1, 0)]):
         without = evaluate(loaded.model, tokens, loaded.tokenizer).loss
-    assert found["ablation"]["rises"][1][0] == pytest.approx(without - base, abs=1e-5)
+    assert found["ablation"]["increases"][1][0] == pytest.approx(without - base, abs=1e-5)
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_predictions_are_the_models_own() -> None:
     loaded = checkpoint()
-    text = passage(loaded)
-    found = data_of(inspect_page(loaded, text))
+    text = excerpt(loaded)
+    found = data_of(build_page(loaded, text))
     logits = loaded.model(torch.tensor(text.ids[None].astype(int)))[0].detach()
     shown = unpacked(found["predictions"]["permille"])[-1, 7]
     exact = logits[7].softmax(-1).topk(5)
     assert np.abs(shown / 1000 - exact.values.numpy()).max() <= 0.0006
-    signs = unpacked(found["predictions"]["signs"])[-1, 7]
-    assert [found["signs"][i][1] for i in signs] == [
-        views.spoken(loaded.tokenizer.decode([i])) for i in exact.indices.tolist()
+    signs = unpacked(found["predictions"]["symbols"])[-1, 7]
+    assert [found["symbols"][i][1] for i in signs] == [
+        views.character_name(loaded.tokenizer.decode([i])) for i in exact.indices.tolist()
     ]
     surprise = -logits[7].log_softmax(-1)[int(text.ids[8])].item() / math.log(2)
-    assert found["predictions"]["surprise"][7] == pytest.approx(surprise, rel=1e-3)
+    assert found["predictions"]["surprisal"][7] == pytest.approx(surprise, rel=1e-3)
 
 
 @pytest.mark.parametrize(("family", "position"), [("modern", "rotary"), ("classic", "learned"), ("modern", "none")])
@@ -186,11 +189,11 @@ def test_the_qk_table_is_the_score_that_one_layer_gives(family: str, position: s
     loaded = checkpoint("ab", family=family, position=position, context=8)
     if position == "learned":
         torch.nn.init.zeros_(loaded.model.position_embedding.weight)
-    text = passage(loaded, "ba")
+    text = excerpt(loaded, "ba")
     seen = extract(loaded.model, text.ids)
-    found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Signs())["qk"])
+    found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Symbols())["qk"])
     for head in range(2):
-        score = seen.scores(0, head)["scaled"][1, 0].item()
+        score = seen.attention_stages(0, head)["scaled"][1, 0].item()
         span = found[head].max() - found[head].min()
         assert found[head][0, 1] == pytest.approx(score, abs=span / 15)
 
@@ -198,14 +201,14 @@ def test_the_qk_table_is_the_score_that_one_layer_gives(family: str, position: s
 def test_the_ov_table_is_what_a_head_adds_to_the_logits() -> None:
     """A character alone looks at itself: its row is what the head writes, through the last norm and the embedding."""
     loaded = checkpoint("abcdefgh", context=8)
-    model, text = loaded.model, passage(loaded, "c")
+    model, text = loaded.model, excerpt(loaded, "c")
     seen = extract(model, text.ids)
-    found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Signs())["ov"])  # (L H, N, N)
-    size = seen.stream[-1, 0].square().mean().sqrt()
+    found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Symbols())["ov"])  # (L H, N, N)
+    size = seen.residual[-1, 0].square().mean().sqrt()
     D = model.config.n_embd // model.config.n_head
     for head in range(model.config.n_head):
         weight = model.blocks[0].attention.proj.weight.detach()[:, head * D : (head + 1) * D]  # type: ignore[union-attr, index]
-        written = model.norm.weight.detach() * (weight @ seen.heads[0, head, 0])  # (C,)
+        written = model.norm.weight.detach() * (weight @ seen.head_outputs[0, head, 0])  # (C,)
         raised = model.token_embedding.weight.detach() @ written / size  # (V,)
         span = found[head].max() - found[head].min()
         assert span > 0
@@ -215,14 +218,14 @@ def test_the_ov_table_is_what_a_head_adds_to_the_logits() -> None:
 def test_a_model_of_width_one_has_a_page() -> None:
     """Less its own mean its stream is nothing, by which the last norm would divide."""
     loaded = checkpoint("ab", heads=1, width=1, family="classic", position="learned", context=8)
-    assert data_of(inspect_page(loaded, passage(loaded, "ba")))["heads"] == 1
+    assert data_of(build_page(loaded, excerpt(loaded, "ba")))["heads"] == 1
 
 
 @pytest.mark.parametrize("length", [1, 30])
 def test_what_a_model_of_bytes_draws_itself_is_shown_byte_by_byte(length: int) -> None:
     """Read back from text, bytes that are no character would be others, or none."""
     loaded = checkpoint(byte=True, context=64)
-    drawn = of_the_model(loaded, length)
+    drawn = generated_excerpt(loaded, length)
     settings = loaded.config.sample.model_copy(update={"length": length})
     prompt = torch.tensor(loaded.tokenizer.encode(settings.prompt).astype("int64"))
     assert drawn.ids.tolist() == [int(token) for token, _ in generate_ids(loaded.model, prompt, settings)]
@@ -231,16 +234,16 @@ def test_what_a_model_of_bytes_draws_itself_is_shown_byte_by_byte(length: int) -
 
 def test_large_vocabularies_show_the_most_frequent_characters() -> None:
     loaded = checkpoint("".join(map(chr, range(0x4E00, 0x4E00 + 400))) + TEXT, byte=False)
-    found = data_of(inspect_page(loaded, passage(loaded)))["characters"]
-    assert len(found["signs"]) == 128
-    assert found["of"] > 400
-    named = {found_sign[1] for found_sign in (data_of(inspect_page(loaded, passage(loaded)))["signs"])}
+    found = data_of(build_page(loaded, excerpt(loaded)))["characters"]
+    assert len(found["symbols"]) == 128
+    assert found["vocab_size"] > 400
+    named = {found_sign[1] for found_sign in (data_of(build_page(loaded, excerpt(loaded)))["symbols"])}
     assert {"e", "space", "newline"} <= named
 
 
 def test_hostile_text_neither_ends_nor_opens_a_tag() -> None:
     loaded = checkpoint(HOSTILE, name="</script><img src=x onerror=alert(1)>&\"'\u202e")
-    page = inspect_page(loaded, passage(loaded, HOSTILE, source=HOSTILE))
+    page = build_page(loaded, excerpt(loaded, HOSTILE, source=HOSTILE))
     parts = Parts(page)
     assert sum(tag == "img" for tag, _ in parts.tags) == 1  # that of noscript
     assert sum(tag == "script" for tag, _ in parts.tags) == sum(tag == "/script" for tag, _ in parts.tags) == 2
@@ -249,14 +252,14 @@ def test_hostile_text_neither_ends_nor_opens_a_tag() -> None:
     assert not set("<>&\u2028\u2029\x00") & set(content)
     assert "\x00" not in page
     assert "\u202e" not in page
-    shown = [data_of(page)["signs"][i] for i in data_of(page)["text"]["signs"]]
+    shown = [data_of(page)["symbols"][i] for i in data_of(page)["text"]["symbols"]]
     assert len(shown) == len(HOSTILE)
     assert all(sign.strip() and sign.isprintable() for sign, _, _ in shown)
 
 
 def test_the_policy_allows_the_pages_own_script_and_style_only() -> None:
     loaded = checkpoint()
-    page = inspect_page(loaded, passage(loaded))
+    page = build_page(loaded, excerpt(loaded))
     parts = Parts(page)
     (policy,) = [a["content"] for tag, a in parts.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; ")
@@ -279,7 +282,7 @@ def test_text_reaches_the_page_as_text_only() -> None:
 
 def test_the_page_names_no_folder_and_no_time() -> None:
     loaded = checkpoint()
-    page = inspect_page(loaded, passage(loaded))
+    page = build_page(loaded, excerpt(loaded))
     assert "/nowhere" not in page
     assert not re.search(r"\b20\d\d-\d\d-\d\d", page)
 
@@ -288,13 +291,13 @@ def test_the_page_names_no_folder_and_no_time() -> None:
 def test_a_reader_without_scripts_sees_all_heads(length: int) -> None:
     """The weights themselves, or of a longer text the greatest of each few, in 32 shades."""
     loaded = checkpoint(layers=3, heads=4)
-    text = passage(loaded, TEXT[:length])
-    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', inspect_page(loaded, text))
+    text = excerpt(loaded, TEXT[:length])
+    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', build_page(loaded, text))
     image = Image.open(io.BytesIO(base64.b64decode(found)))
     assert image.width > image.height > 3 * 64
     weights = extract(loaded.model, text.ids).weights
-    shades = picture.shades(weights if length == 32 else views.shrunk(weights, 32))
-    assert np.abs(cells(image, 3, 4, 32) - shades.astype(int)).max() <= 0.5 / 31 * picture.STEPS + 1
+    shades = images.to_shades(weights if length == 32 else views.downsample(weights))
+    assert np.abs(cells(image, 3, 4, 32) - shades.astype(int)).max() <= 0.5 / 31 * images.SHADES + 1
     colours = image.convert("L")
     assert colours.getextrema()[0] < 100 < 240 < colours.getextrema()[1]
 
@@ -302,15 +305,15 @@ def test_a_reader_without_scripts_sees_all_heads(length: int) -> None:
 def test_six_layers_of_six_heads_over_256_characters_are_less_than_a_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = peaky(6, 6, 256)
 
-    def with_other_weights(model: Any, ids: Any) -> Extraction:
+    def with_other_weights(model: Any, ids: Any) -> Activations:
         seen = extract(model, ids)
-        return Extraction(**{**vars(seen), "weights": weights})
+        return Activations(**{**vars(seen), "weights": weights})
 
     monkeypatch.setattr(page_of, "extract", with_other_weights)
     letters = "".join(map(chr, range(33, 33 + 65)))
     loaded = checkpoint(letters, layers=6, heads=6, width=96, context=256)
     text = "".join(np.random.default_rng(0).choice(list(letters), 256))
-    size = len(inspect_page(loaded, passage(loaded, text)).encode())
+    size = len(build_page(loaded, excerpt(loaded, text)).encode())
     assert size < 1_000_000, f"{size:,} bytes"
 
 
@@ -323,11 +326,11 @@ def words_of(page: str) -> str:
 
 def test_run_step_loss_and_source_are_on_the_page() -> None:
     loaded = checkpoint(step=1234, loss=1.2345, name="my run")
-    words = words_of(inspect_page(loaded, passage(loaded, source="validation split from 0")))
+    words = words_of(build_page(loaded, excerpt(loaded, source="validation split from 0")))
     for said in ("my run", "1,234", "1.2345", "2 layers x 2 heads", "validation split from 0"):
         assert said in words
     assert "untrained" not in words
-    assert "Attention is not by itself an explanation" in inspect_page(loaded, passage(loaded))
+    assert "Attention is not by itself an explanation" in build_page(loaded, excerpt(loaded))
 
 
 @pytest.mark.parametrize(
@@ -340,18 +343,18 @@ def test_run_step_loss_and_source_are_on_the_page() -> None:
 )
 def test_an_untrained_model_is_called_so(changes: dict[str, Any], said: str | None) -> None:
     loaded = checkpoint(**changes)
-    words = words_of(inspect_page(loaded, passage(loaded)))
+    words = words_of(build_page(loaded, excerpt(loaded)))
     assert (said in words) if said else ("chance" not in words)
 
 
 def test_a_cut_text_is_said() -> None:
     loaded = checkpoint()
-    assert "300 tokens before these are left out" in words_of(inspect_page(loaded, passage(loaded, left_out=300)))
+    assert "300 tokens before these are left out" in words_of(build_page(loaded, excerpt(loaded, skipped=300)))
 
 
 def test_what_cannot_be_shown_is_one_helpful_line() -> None:
     loaded = checkpoint()
-    text = passage(loaded)
+    text = excerpt(loaded)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("--layers: this model has layers 0 to 1", {"layers": [2]}),
         ("--layers: this model has layers 0 to 1", {"layers": []}),
@@ -364,55 +367,55 @@ def test_what_cannot_be_shown_is_one_helpful_line() -> None:
     ]
     accented = checkpoint("\xe9" + TEXT)
     for said, options in cases:
-        asked = (accented, passage(accented, "\xe9" + TEXT)) if said == "other tokens" else (loaded, text)
+        asked = (accented, excerpt(accented, "\xe9" + TEXT)) if said == "other tokens" else (loaded, text)
         with pytest.raises(UserError, match=re.escape(said)) as caught:
-            inspect_page(*asked, **options)
+            build_page(*asked, **options)
         assert "\n" not in str(caught.value)
 
 
 def test_a_huge_page_needs_force_and_a_large_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = checkpoint()
-    text = passage(loaded)
-    size = len(inspect_page(loaded, text).encode())
+    text = excerpt(loaded)
+    size = len(build_page(loaded, text).encode())
     monkeypatch.setattr(page_of, "LARGE", size - 1)
     said: list[str] = []
-    page = inspect_page(loaded, text, say=said.append)
+    page = build_page(loaded, text, say=said.append)
     assert len(said) == 1
     assert "--layers or --max-chars" in said[0]
     monkeypatch.setattr(page_of, "TOO_LARGE", size - 1)
     with pytest.raises(UserError, match=r"--layers or --max-chars .* --force"):
-        inspect_page(loaded, text)
-    assert inspect_page(loaded, text, force=True) == page
+        build_page(loaded, text)
+    assert build_page(loaded, text, force=True) == page
 
 
 @pytest.mark.parametrize("text", ["a", "\n", "ap"])
 @pytest.mark.parametrize("vocabulary", ["", TEXT])
 def test_the_smallest_texts_and_vocabularies(text: str, vocabulary: str) -> None:
     loaded = checkpoint(text[0] + vocabulary if vocabulary else text, context=8)
-    assert len(data_of(inspect_page(loaded, passage(loaded, text), detail=True))["text"]["signs"]) == len(text)
+    assert len(data_of(build_page(loaded, excerpt(loaded, text), detail=True))["text"]["symbols"]) == len(text)
 
 
 def test_bytes_are_named() -> None:
     loaded = checkpoint(byte=True)
-    found = data_of(inspect_page(loaded, passage(loaded, "a é\n")))
-    assert [found["signs"][i][:2] for i in found["text"]["signs"]] == [
+    found = data_of(build_page(loaded, excerpt(loaded, "a é\n")))
+    assert [found["symbols"][i][:2] for i in found["text"]["symbols"]] == [
         ["a", "a"], ["␣", "space"], ["\\xC3", "byte C3"], ["\\xA9", "byte A9"], ["↵", "newline"],
     ]  # fmt: skip
 
 
 def test_words_and_lines_begin_where_they_should() -> None:
     loaded = checkpoint("it's a b\nc")
-    found = data_of(inspect_page(loaded, passage(loaded, "it's a b\nc")))["text"]
+    found = data_of(build_page(loaded, excerpt(loaded, "it's a b\nc")))["text"]
     assert found["words"] == [0, 4, 5, 6, 7, 8, 9]
     assert found["lines"] == [0, 9]
 
 
 def test_weights_shown_are_those_of_the_explicit_formula() -> None:
     loaded = checkpoint()
-    text = passage(loaded)
+    text = excerpt(loaded)
     seen = extract(loaded.model, text.ids)
     exact = attention_weights(seen.q, seen.k).numpy()
     T = len(text.ids)
     rows, columns = np.tril_indices(T)
-    found = packing.LEVELS[unpacked(data_of(inspect_page(loaded, text))["attention"]["weights"])]
+    found = packing.LEVELS[unpacked(data_of(build_page(loaded, text))["attention"]["weights"])]
     assert [f"{a:.2f}" for a in found.ravel()] == [f"{a:.2f}" for a in exact[..., rows, columns].ravel()]

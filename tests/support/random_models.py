@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
-from minigpt.interpret import picture
-from minigpt.interpret.passage import Excerpt, characters
+from minigpt.interpret import images
+from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import CorpusInfo, Environment, Metadata, TrainState
@@ -44,18 +44,18 @@ def checkpoint(
     return Checkpoint(model, tokenizer, RunConfig(data=data, model=config), meta, Path(f"/nowhere/{name}"))
 
 
-def passage(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", left_out: int = 0) -> Excerpt:
+def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", skipped: int = 0) -> Excerpt:
     """Return `text` as `loaded` reads it."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
-    return Excerpt(ids, characters(loaded.tokenizer, ids), source, left_out)
+    return Excerpt(ids, characters(loaded.tokenizer, ids), source, skipped)
 
 
 def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
     """Return what a grid of heads shows: for each weight the number in the palette of its colour, (L, H, T, T)."""
-    side = (image.width - picture.MARGIN) // heads
-    factor = (side - picture.GAP) // tokens
-    assert image.size == (picture.MARGIN + heads * side, picture.MARGIN + layers * side)
+    side = (image.width - images.MARGIN) // heads
+    factor = (side - images.GAP) // tokens
+    assert image.size == (images.MARGIN + heads * side, images.MARGIN + layers * side)
     down, right = (
-        (picture.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens)) for count in (layers, heads)
+        (images.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens)) for count in (layers, heads)
     )  # (L, T) and (H, T)
     return np.asarray(image)[down[:, None, :, None], right[None, :, None, :]]

@@ -1,0 +1,113 @@
+"""Activations and scores as NPZ, as JSON, and as rows of a table."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigpt.errors import escape
+from minigpt.interpret.excerpt import Excerpt
+from minigpt.interpret.extract import Activations
+from minigpt.interpret.scores import MEASURES, Score, head_kinds
+from minigpt.storage.checkpoint import Checkpoint
+
+LEARNED = 0.05
+"""A model has learned something if its loss is this far below the loss of a uniform guess, in nats."""
+
+
+def untrained_warning(checkpoint: Checkpoint) -> str | None:
+    """Return a warning if the model is no better than a uniform guess over the vocabulary, else None."""
+    metadata = checkpoint.meta
+    if metadata.step == 0:
+        return "This model is untrained (step 0)."
+    uniform, loss = math.log(metadata.vocab_size), metadata.validation_loss
+    if loss is None or min(loss, metadata.state.train_loss or math.inf) < uniform - LEARNED:
+        return None
+    return (
+        f"This model has learned almost nothing: its validation loss is {loss:.3f}, "
+        f"and a uniform guess has {uniform:.3f}."
+    )
+
+
+def to_npz(activations: Activations, excerpt: Excerpt, scores: Mapping[str, Score]) -> bytes:
+    """Return an NPZ file with all activations in float32, the tokens, and the scores of each head (L, H).
+
+    NumPy drops NUL characters from `characters`; use `ids` if the text may contain them.
+    """
+    names = ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits", "output_norms")
+    arrays: dict[str, Any] = {name: getattr(activations, name).numpy() for name in names}
+    arrays["characters"] = np.array(excerpt.characters)
+    for name, score in scores.items():
+        arrays[f"score/{name}"], arrays[f"uniform/{name}"] = score.values.numpy(), np.float64(score.uniform)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def to_json(
+    checkpoint: Checkpoint,
+    activations: Activations,
+    excerpt: Excerpt,
+    scores: Mapping[str, Score],
+    selected: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """Return the excerpt and the scores of the selected heads, (layer, head) each, and the weights of a single head."""
+    kinds = head_kinds(scores)
+    document = {
+        "checkpoint": escape(checkpoint.path),
+        "step": checkpoint.meta.step,
+        "validation_loss": checkpoint.meta.validation_loss,
+        "text": checkpoint.tokenizer.decode(excerpt.ids),
+        "characters": excerpt.characters,
+        "source": excerpt.source,
+        "skipped": excerpt.skipped,
+        "max_error": activations.max_error,
+        "heads": [
+            {
+                "layer": layer,
+                "head": head,
+                "kind": kinds[layer][head],
+                "scores": {name: _score(score, layer, head) for name, score in scores.items()},
+            }
+            for layer, head in selected
+        ],
+    }
+    if len(selected) == 1:
+        document["weights"] = activations.weights[selected[0]].tolist()
+    return document
+
+
+def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
+    numbers = {
+        "value": score.values[layer, head].item(),
+        "uniform": score.uniform,
+        "lift": score.lift[layer, head].item(),
+    }
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def table_rows(
+    scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and the rows of a table of the selected heads. The first row is the uniform baseline.
+
+    Patterns show their lift, as ×1.5. A `probe` score is shown alone.
+    """
+    kinds = head_kinds(scores)
+    columns = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]
+    rows = [("uniform", "", *(_number(scores[name].uniform) for name in columns))]
+    for layer, head in selected:
+        values = (_with_lift(name, scores[name], layer, head) for name in columns)
+        rows.append((f"{layer}.{head}", kinds[layer][head], *values))
+    return ("head", "kind", *columns), rows
+
+
+def _with_lift(name: str, score: Score, layer: int, head: int) -> str:
+    value, lift = score.values[layer, head].item(), score.lift[layer, head].item()
+    return _number(value) + (f" ×{lift:.1f}" if name not in MEASURES and math.isfinite(lift) else "")
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,120 @@
+"""Build the page for one checkpoint and one excerpt: one HTML file that works offline.
+
+`views.py` computes the data of each view, `packing.py` compresses it, and `document.py` puts it into `page.html`
+together with the style and the scripts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from minigpt import __version__
+from minigpt.errors import UserError, ViewError, escape
+from minigpt.interpret.excerpt import Excerpt
+from minigpt.interpret.export import untrained_warning
+from minigpt.interpret.extract import extract
+from minigpt.interpret.images import grid_image, to_png
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import Ids
+from minigpt.viewer import views
+from minigpt.viewer.document import assemble
+from minigpt.viewer.packing import LEVELS
+
+
+def build_page(
+    checkpoint: Checkpoint,
+    excerpt: Excerpt,
+    *,
+    layers: Sequence[int] | None = None,
+    detail: bool = False,
+    ablation_tokens: Ids | None = None,
+    steps: Iterable[Checkpoint] = (),
+    compare: Checkpoint | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> str:
+    """Return the page as HTML. The same checkpoint and excerpt give the same bytes.
+
+    Args:
+        checkpoint: The model to show.
+        excerpt: The text that the model reads.
+        layers: The layers to show. None shows all.
+        detail: Add the worked example.
+        ablation_tokens: Measure the loss over these tokens without each head.
+        steps: Checkpoints of the run, in order, to show how heads form during training.
+        compare: Another model that reads the same text.
+        progress: Called after each ablated head with (heads done, heads in total).
+
+    Raises:
+        ViewError: A view cannot show this model or excerpt.
+    """
+    config, model = checkpoint.config.model, checkpoint.model
+    selected = _check_layers(layers, config.n_layer)
+    if detail and len(excerpt.ids) > views.MAX_STAGES:
+        raise ViewError(
+            f"the worked example shows at most {views.MAX_STAGES} tokens, not {len(excerpt.ids)}",
+            max_tokens=views.MAX_STAGES,
+        )
+    activations = views.select_layers(extract(model, excerpt.ids), selected)
+    symbols = views.Symbols()
+    data: dict[str, Any] = {
+        "run": escape(views.run_name(checkpoint)),
+        "layers": selected,
+        "heads": config.n_head,
+        "levels": [round(level, 6) for level in LEVELS.tolist()],
+        "text": views.text_view(excerpt, symbols),
+        "attention": views.attention_view(activations),
+        "stages": views.stages_view(activations),
+        "scores": views.scores_view(activations, excerpt),
+        "predictions": views.predictions_view(model, checkpoint.tokenizer, activations, symbols),
+        "characters": views.characters_view(model, checkpoint.tokenizer, activations, selected, symbols),
+        "positions": views.positions_view(model, len(excerpt.ids)),
+        "detail": views.detail_view(model, activations, selected) if detail else None,
+        "training": views.training_view(steps, excerpt, selected, (config.n_layer, config.n_head)),
+        "compare": views.compare_view(checkpoint, compare, excerpt, layers) if compare else None,
+        # Last, because it takes longest: errors of the other views come first.
+        "ablation": None
+        if ablation_tokens is None
+        else views.ablation_view(model, checkpoint.tokenizer, ablation_tokens, selected, progress),
+    }
+    data["symbols"] = symbols.rows()
+    # With 32 shades the PNG is a third smaller.
+    preview = (31 * views.downsample(activations.weights).sqrt()).round().div(31).square()
+    return assemble(
+        data,
+        to_png(grid_image(preview, selected, range(config.n_head))),
+        title=f"{views.run_name(checkpoint)}, step {checkpoint.meta.step}",
+        version=__version__,
+        facts=_facts(checkpoint, excerpt),
+        warnings=_warnings(checkpoint, excerpt, selected),
+    )
+
+
+def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:
+    selected = sorted(set(range(count) if layers is None else layers))
+    if not selected or not 0 <= selected[0] <= selected[-1] < count:
+        raise UserError(f"no such layer: this model has layers 0 to {count - 1}")
+    return selected
+
+
+def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
+    config, metadata = checkpoint.config.model, checkpoint.meta
+    loss = "not measured" if metadata.validation_loss is None else f"{metadata.validation_loss:.4f} nats"
+    return {
+        "run": views.run_name(checkpoint),
+        "step": f"{metadata.step:,}",
+        "validation loss": loss,
+        "model": f"{config.family}, {config.n_layer} layers × {config.n_head} heads, width {config.n_embd}, "
+        f"context {config.context}, {config.position} positions, {metadata.parameters:,} parameters",
+        "vocabulary": f"{metadata.vocab_size:,} tokens ({checkpoint.config.data.tokenizer})",
+        "text": f"{len(excerpt.ids):,} tokens, {excerpt.source}",
+    }
+
+
+def _warnings(checkpoint: Checkpoint, excerpt: Excerpt, layers: Sequence[int]) -> list[str]:
+    warnings = []
+    if untrained := untrained_warning(checkpoint):
+        warnings.append(f"{untrained} Its attention is random.")
+    if excerpt.skipped:
+        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
+    if len(layers) < checkpoint.config.model.n_layer:
+        warnings.append(f"This page shows {len(layers)} of {checkpoint.config.model.n_layer} layers.")
+    return warnings
