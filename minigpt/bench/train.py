@@ -58,10 +58,10 @@ def ours(config: RunConfig, known: Known, seconds: float, folder: Path, say: Say
     """Build the side that steps as `minigpt train` does."""
     data = load_dataset(config.data, known)
     training = Training(config, folder, data)
-    training.compile_and_measure(say)
+    training.compile()
 
     def step() -> None:
-        if training.length_reached:
+        if training.length.is_reached(training.state.step, training.clock.total):
             training.state.step = 0  # the learning rate is not made for what comes after the end
             training.clock.restart()
         training.step()

@@ -17,8 +17,9 @@ from minigpt.training.signals import signals_as_exit
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
     from minigpt.text.tokenizer import Tokenizer
-    from minigpt.training.loop import Outcome, Probe
-    from minigpt.training.setup import Start
+    from minigpt.training.loop import Probe
+    from minigpt.training.outcome import Outcome
+    from minigpt.training.setup import PreparedRun
 
 
 def train(
@@ -43,18 +44,17 @@ def train(
     else:
         if name is not None:
             runs.refuse_name(name)  # before reading the text, which may take minutes
-        start = prepare_run(text or [], config, set_ or [])
-        with runs.new_run(name, start.stem) as run:
-            _train(run, start)
+        prepared = prepare_run(text or [], config, set_ or [])
+        with runs.new_run(name, prepared.stem) as run:
+            _train(run, prepared)
 
 
-def _train(run: Path, start: "Start") -> None:
+def _train(run: Path, prepared: "PreparedRun") -> None:
     from minigpt.storage import runs
     from minigpt.training.loop import train
-    from minigpt.training.setup import recorded_run
 
-    config, data, checkpoint = start.config, start.data, start.checkpoint
-    notice(*start.notices)
+    config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
+    notice(*prepared.notices)
     notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
     _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
@@ -64,8 +64,8 @@ def _train(run: Path, start: "Start") -> None:
         probes.append(attention_probe(data))
     saved = runs.written_checkpoints(run)
     try:
-        with signals_as_exit(), recorded_run(run, start, sys.argv):
-            outcome = train(config, run, data, resume=checkpoint, probes=probes)
+        with signals_as_exit():
+            outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
     except (KeyboardInterrupt, SystemExit):
         if runs.written_checkpoints(run) <= saved:
             kept = "the run has not changed" if checkpoint else "nothing was saved"
@@ -102,11 +102,14 @@ def _report(run: Path, outcome: "Outcome") -> None:
     """Print how the run ended and what to type next. Exit with the code of the signal, if one stopped it."""
     from minigpt.storage.runs import RUNS
 
-    state, name, resume = outcome.state, as_argument(run), resume_command(run)
+    state, name = outcome.state, as_argument(run)
     if outcome.signal:
-        notice(f"stopped by {signal.Signals(outcome.signal).name}, saved step {state.step}", f"  resume:  {resume}")
+        notice(
+            f"stopped by {signal.Signals(outcome.signal).name}, saved step {state.step}",
+            f"  resume:  {resume_command(run)}",
+        )
         raise typer.Exit(128 + outcome.signal)
-    ending = "stopped early" if outcome.stopped_early else "finished"
+    ending = "stopped early" if outcome.is_early else "finished"
     notice(
         f"{ending} at step {state.step} after {state.seconds:.0f} s, {outcome.evaluation_share:.0%} in evaluation",
         f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}",
@@ -116,6 +119,6 @@ def _report(run: Path, outcome: "Outcome") -> None:
     notice(
         f"checkpoint: {outcome.checkpoint}",
         f"  sample:  minigpt sample {name}",
-        f"  longer:  {resume} {outcome.longer}",
+        f"  longer:  {resume_command(run, outcome.resume_settings)}",
         f"  curves:  minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
     )

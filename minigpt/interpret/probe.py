@@ -8,7 +8,7 @@ import numpy as np
 from minigpt.errors import UserError
 from minigpt.interpret.excerpt import characters, glyph
 from minigpt.interpret.extract import extract
-from minigpt.interpret.images import grid_image, to_png
+from minigpt.interpret.images import grid_image
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.dataset import TokenDataset
@@ -33,7 +33,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
         try:
             activations = extract(model, ids)
         except UserError as error:  # a failed probe must not end the run
-            metrics.say(f"step {step}: {error}")
+            metrics.message(f"step {step}: {error}")
             return
         scores = head_scores(activations.weights, characters(data.tokenizer, ids))
         scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
@@ -42,7 +42,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
         metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
         image = grid_image(activations.weights, range(model.config.n_layer), range(model.config.n_head))
-        metrics.image(step, "attention/grid", to_png(image), image.size)
+        metrics.image(step, "attention/grid", np.asarray(image.convert("RGB")))
         if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED:
             labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
             metrics.embedding("characters", model.token_embedding.weight.detach().cpu(), labels)

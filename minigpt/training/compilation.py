@@ -1,4 +1,4 @@
-"""Compile the loss with torch.compile, if it runs and if it pays."""
+"""Compile the loss with torch.compile, if that works and pays."""
 
 import math
 import time
@@ -8,45 +8,52 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""The mean loss of targets (B, T) given inputs (B, T)."""
+MAX_RATIO = 1.1
+"""Keep the compiled loss up to this ratio to the plain one: short timings are noisy."""
 
-def compile_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], example: tuple[Tensor, Tensor], warn: Callable[[str], None]
-) -> tuple[Callable[[Tensor, Tensor], Tensor], bool]:
-    """Return `loss` compiled and True, or as it was and False after one warning when compilation fails.
 
-    `example` is compiled for, forward and backward, so that a failure shows here and not within a step. It
-    leaves gradients behind.
+def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]) -> Loss:
+    """Return `loss` compiled, or `loss` itself if compiling fails or, if `is_optional`, does not make it faster.
+
+    Args:
+        loss: The function to compile.
+        example: Inputs and targets (B, T) to compile for, forward and backward, so that failures show here.
+        is_optional: Whether the user left the choice to minigpt.
+        log: Receives one line for each decision.
     """
-    compiled = torch.compile(loss)
+    log("compiling the network (runtime.compile=false skips this)")
+    started, compiled = time.perf_counter(), torch.compile(loss)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's remarks on its own internals
+            warnings.simplefilter("ignore")  # the compiler's remarks about itself
             compiled(*example).backward()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # the compiler raises what its many parts raise, and none of it need stop a run
-        cause = getattr(error, "inner_exception", error)  # torch wraps what the compiler's parts raise
+    except Exception as error:  # the compiler's parts raise any type, and training can go on without it
+        cause = getattr(error, "inner_exception", error)
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-        warn(f"compilation failed, going on without ({reason[:200]})")
-        return loss, False
-    return compiled, True
+        log(f"compilation failed, continuing without it ({reason[:200]})")
+        return loss
+    log(f"compiled in {time.perf_counter() - started:.0f} s")
+    if is_optional and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
+        log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
+        return loss
+    return compiled
 
 
-def compiled_time(
-    plain: Callable[[Tensor, Tensor], Tensor],
-    compiled: Callable[[Tensor, Tensor], Tensor],
-    example: tuple[Tensor, Tensor],
-) -> float:
-    """Return how many times as long as `plain` the same `compiled` takes, forward and backward, the best of three each.
+def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:
+    """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each.
 
-    Only on a CPU; elsewhere 1, for nothing is known of compilation that does not pay there. Leaves gradients behind.
+    On a GPU return 1: compiling has always paid there.
     """
     if example[0].device.type != "cpu":
         return 1.0
     best = {plain: math.inf, compiled: math.inf}
     for _ in range(3):
         for loss in best:
-            torch.use_deterministic_algorithms(loss is compiled)  # as `choose` sets it for each
+            torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it
             started = time.perf_counter()
             loss(*example).backward()
             best[loss] = min(best[loss], time.perf_counter() - started)

@@ -1,31 +1,80 @@
-"""How long a run is, and the learning rate along it."""
+"""How long a run is, how long it has taken, and the learning rate along it."""
 
 import math
+import time
+from dataclasses import dataclass
 
 from minigpt.config.schema import OptimConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run in steps, or in seconds if the configuration gives minutes."""
+
+    steps: int | None
+    seconds: float
+
+    @classmethod
+    def of(cls, config: RunConfig, train_tokens: int) -> "RunLength":
+        """Return the length that `config` gives a run on so many training tokens."""
+        train = config.train
+        if train.minutes is not None:
+            return cls(None, 60 * train.minutes)
+        if train.epochs is not None:
+            return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
+        return cls(train.steps, 0.0)
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return how much of the run is done, 0 to 1: at the middle of the next step if the length is in steps."""
+        return min(1.0, seconds / self.seconds) if self.steps is None else (step + 0.5) / self.steps
+
+    def is_reached(self, step: int, seconds: float) -> bool:
+        """Return whether the run is complete."""
+        return seconds >= self.seconds if self.steps is None else step >= self.steps
+
+
+class Clock:
+    """Seconds of training: `total` over all processes of the run, `session` in this one."""
+
+    def __init__(self, before: float) -> None:
+        self.before = before
+        self.restart()
+
+    def restart(self) -> None:
+        """Start this session now: do not count what came before, such as compiling."""
+        self.began, self.evaluating = time.perf_counter(), 0.0
+
+    @property
+    def session(self) -> float:
+        return time.perf_counter() - self.began
+
+    @property
+    def total(self) -> float:
+        return self.before + self.session
+
+    @property
+    def training(self) -> float:
+        """Seconds of this session without its evaluations."""
+        return self.session - self.evaluating
 
 
 def lr_factor(progress: float, config: OptimConfig) -> float:
     """Return the learning rate at `progress` (0 to 1 of the run) as a share of its peak.
 
-    It rises in a line over `warmup`, then falls to `min_lr`: along half a cosine (Loshchilov and Hutter
-    2017), in a line, or, with "wsd", in a line over the last `decay` of the run only (Hu et al. 2024). With "constant"
-    it stays at its peak.
+    The rate rises linearly during `warmup`, then falls to `min_lr`:
+
+    - "cosine": along half a cosine (Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983)
+    - "linear": linearly
+    - "wsd" (warmup, stable, decay): linearly during the last `decay` of the run (Hu et al. 2024,
+      https://arxiv.org/abs/2404.06395)
+    - "constant": it stays at its peak
     """
     if progress < config.warmup:
         return progress / config.warmup
     if config.schedule == "constant":
         return 1.0
-    fall = config.decay if config.schedule == "wsd" else 1 - config.warmup
-    fallen = max(0.0, 1 - (1 - progress) / fall)  # 0 at the peak, 1 at the end
+    decay = config.decay if config.schedule == "wsd" else 1 - config.warmup
+    decayed = max(0.0, 1 - (1 - progress) / decay)  # 0 at the peak, 1 at the end
     if config.schedule == "cosine":
-        fallen = (1 - math.cos(math.pi * fallen)) / 2
-    return 1 - (1 - config.min_lr) * fallen
-
-
-def run_steps(config: RunConfig, train_tokens: int) -> int | None:
-    """Return the length of the run in steps, or None when it is given in minutes."""
-    train = config.train
-    if train.epochs is not None:
-        return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
-    return train.steps
+        decayed = (1 - math.cos(math.pi * decayed)) / 2
+    return 1 - (1 - config.min_lr) * decayed

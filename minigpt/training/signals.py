@@ -1,4 +1,4 @@
-"""What a terminal does to a command: it asks it to end, and it may close before that has ended."""
+"""Signals that ask a process to end, and a terminal that may close before it does."""
 
 import errno
 import os
@@ -11,41 +11,15 @@ from types import FrameType
 from typing import Any
 
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
-GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
-"""Errors of writing to a pipe that nobody reads, or to a terminal that was closed."""
-
-
-def _ending() -> list[int]:
-    """Return the signals by which something asks a process to end. Started by nohup, it is to ignore SIGHUP."""
-    return [signal.SIGTERM, *([SIGHUP] if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN else [])]
-
-
-def _handle(numbers: Sequence[int], handler: Any) -> dict[int, Any]:
-    """Set the handler of these signals where that is possible; return the handlers before."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return {number: signal.signal(number, handler) for number in numbers} if is_main else {}
-
-
-@contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit within the block, so that what it began is undone, as Ctrl-C does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    previous = _handle(_ending(), end)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
+"""Errors of writing to a pipe or a terminal that was closed."""
 
 
 class Interrupts:
-    """Notes the first SIGINT, SIGTERM or SIGHUP in `signal` for the loop to see; a second ends the process at once.
+    """Note the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to see. A second one ends the process.
 
-    A SIGHUP does not count as one of the two: of a terminal that closes, the shell and the system both send it, and a
-    logout sends it before or after a SIGTERM.
+    A SIGHUP does not count as the second: when a terminal closes, both the shell and the system send one, and a
+    logout sends one before or after a SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -53,7 +27,7 @@ class Interrupts:
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self.previous = _handle([signal.SIGINT, *_ending()], self._note)
+        self.previous = _set_handlers([signal.SIGINT, *_end_signals()], self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,9 +37,9 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal in (None, SIGHUP):
             self.signal = number
-        if number == signal.SIGINT and os.isatty(2):  # written past what a line may be in the middle of
+        if number == signal.SIGINT and os.isatty(2):  # not through sys.stderr, which may be in the middle of a line
             with ignore_broken_stderr():
-                os.write(2, b"\nsaving after this step; Ctrl-C again ends without that\n")
+                os.write(2, b"\nsaving after this step; press Ctrl-C again to quit without saving\n")
         for known in self.previous:
             if known == SIGHUP:
                 signal.signal(known, signal.SIG_IGN)
@@ -74,12 +48,38 @@ class Interrupts:
 
 
 @contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """Within the block, let SIGTERM and SIGHUP raise SystemExit, so that cleanup runs as it does for Ctrl-C."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = _set_handlers(_end_signals(), end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def ignore_broken_stderr() -> Iterator[None]:
-    """Let nothing end because a line to stderr fails: nobody may be there to read it, or a disk may be full."""
+    """Within the block, ignore that a line cannot be written: the reader may be gone, or a disk full."""
     try:
         yield
     except OSError as error:
-        if error.errno in GONE and sys.stderr.fileno() == 2:  # nor is anybody there for the lines to come
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 2)
-            os.close(nowhere)
+        if error.errno in CLOSED and sys.stderr.fileno() == 2:  # later lines have no reader either
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 2)
+            os.close(devnull)
+
+
+def _end_signals() -> list[int]:
+    """Return the signals that ask a process to end. Under nohup, SIGHUP is not one of them."""
+    return [signal.SIGTERM, *([SIGHUP] if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN else [])]
+
+
+def _set_handlers(numbers: Sequence[int], handler: Any) -> dict[int, Any]:
+    """Set the handler of these signals, in the main thread only. Return the previous handlers."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return {number: signal.signal(number, handler) for number in numbers} if is_main else {}

@@ -1,0 +1,58 @@
+"""How a run ended, and how it can be resumed."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt.config.schema import RunConfig
+from minigpt.errors import RunFinishedError
+from minigpt.storage.metadata import TrainState
+from minigpt.training.schedule import RunLength
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    state: TrainState
+    checkpoint: Path
+    signal: int | None
+    """The signal that interrupted the run, if any."""
+    evaluation_share: float
+    """Share of the time of this session that evaluations took."""
+    is_early: bool
+    """Whether validation stopped improving before the run reached its length."""
+    resume_settings: tuple[str, ...]
+    """Settings, as KEY=VALUE, with which a finished run can be resumed."""
+
+
+def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
+    """Return whether validation has not improved for `train.patience` evaluations."""
+    return 0 < config.train.patience <= state.evaluations_since_best
+
+
+def refuse_if_finished(config: RunConfig, run: Path, length: RunLength, state: TrainState) -> None:
+    """Raise RunFinishedError if the run has nothing left to do."""
+    if length.steps is not None and state.step > length.steps:
+        problem = f"run {run.name} is at step {state.step}, past its length of {length.steps} steps"
+    elif length.is_reached(state.step, state.seconds):
+        problem = f"run {run.name} is finished at step {state.step}"
+    elif is_out_of_patience(config, state):
+        problem = f"run {run.name} stopped early at step {state.step}, because validation no longer improved"
+    else:
+        return
+    raise RunFinishedError(problem, run, resume_settings(config, length, state))
+
+
+def resume_settings(config: RunConfig, length: RunLength, state: TrainState) -> tuple[str, ...]:
+    """Return settings, as KEY=VALUE, that give a finished run twice its length and no early stop."""
+    is_reached, settings = length.is_reached(state.step, state.seconds), []
+    if is_reached and length.steps is None:
+        settings.append(f"train.minutes={math.ceil(2 * max(length.seconds, state.seconds) / 60)}")
+    elif is_reached:
+        settings.append(f"train.steps={2 * state.step}")
+    # A longer schedule starts at a higher rate, which raises the loss at first.
+    rate_rises = is_reached and config.optim.schedule != "constant"
+    if is_out_of_patience(config, state) or (rate_rises and config.train.patience):
+        settings.append("train.patience=0")
+    return tuple(settings)
