@@ -1,4 +1,4 @@
-"""The command line, called by the tests: in this process or in one of its own, and how it ended."""
+"""Helpers that run the command line, in this process or in its own."""
 
 import json
 import os
@@ -24,7 +24,7 @@ VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Done:
 
     @property
     def error(self) -> str:
-        """The one line of a UserError."""
+        """The line of the error, without its prefix. Fails if the command did not end with exactly one."""
         assert (self.code, self.out) == (1, ""), self
         *before, last = self.err.splitlines()
         assert last.startswith("minigpt: "), self.err
@@ -42,14 +42,14 @@ class Done:
     @property
     def json(self) -> Any:
         assert self.code == 0, self
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 Cli = Callable[..., Done]
 
 
 def called(folder: Path, *arguments: str) -> None:
-    """Call the command line in this process, in a folder, where all must go well; for fixtures of a whole module."""
+    """Run the command line in this process in `folder`, and expect success. For fixtures of a wide scope."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["minigpt", *arguments])
@@ -59,13 +59,13 @@ def called(folder: Path, *arguments: str) -> None:
 
 
 def process(*arguments: str, cwd: Path | None = None, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """Call the command line in a process of its own, where the process is what matters."""
+    """Run the command line in its own process."""
     command = [sys.executable, "-m", "minigpt", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, **more)
 
 
 def environment() -> dict[str, str]:
-    """This one, with the checkout's minigpt, and with buffers as users have them."""
+    """Return the environment for a new process: it finds this checkout, and buffers its output as usual."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     root = str(Path(__file__).resolve().parents[2])
     return {**inherited, "PYTHONPATH": root, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,25 @@
+"""`minigpt config`."""
+
+import re
+
+from command_line import Cli
+
+from minigpt.config.presets import presets
+from minigpt.config.resolve import RunConfig, fields
+
+
+def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
+    lines = cli("config", "show", "-c", "tiny", "-s", "model.n_layer=3").out.splitlines()
+    rows = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines)
+    assert rows["model.n_layer"].split() == ["3", "--set"]
+    assert rows["model.n_embd"].split() == ["32", "preset", "tiny"]
+    assert rows["optim.name"].split() == ["muon", "default"]
+    assert set(rows) - {"setting"} == set(fields())
+
+
+def test_list_prints_every_preset(cli: Cli) -> None:
+    assert [line.split()[0] for line in cli("config", "list").out.splitlines()[1:]] == list(presets())
+
+
+def test_schema_has_every_section(cli: Cli) -> None:
+    assert set(cli("config", "schema").json["properties"]) == set(RunConfig.model_fields)

@@ -1,0 +1,41 @@
+"""`minigpt data`."""
+
+from pathlib import Path
+
+import pytest
+from command_line import Cli
+
+from minigpt.config.presets import fit
+from minigpt.text.download import downloads
+from minigpt.text.sources import BUILTINS
+
+
+def test_list_prints_every_named_text(cli: Cli) -> None:
+    names = [line.split()[0] for line in cli("data", "list").out.splitlines()[1:]]
+    assert names == [*(f"builtin:{name}" for name in BUILTINS), *(f"download:{name}" for name in downloads())]
+
+
+def test_get_prints_the_path_and_the_licence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.text.download.download", lambda name: Path(f"{name}.zip"))
+    done = cli("data", "get", "download:text8")
+    assert (done.code, done.out) == (0, "text8.zip\n")
+    assert downloads()["text8"].licence in done.err
+
+
+def test_info_prints_rare_characters_and_fitted_settings(cli: Cli) -> None:
+    text = b"ab" * 50 + b"z"
+    shown = cli("data", "info", "-", stdin=text).out
+    assert "'z'" in next(line for line in shown.splitlines() if line.startswith("rare "))
+    fitted = fit(101, gpu=False)[1]
+    assert all(f"{key}={value}" in shown for key, value in fitted.items())
+    assert cli("data", "info", "-", "--json", stdin=text).json["fitted"] == fitted
+
+
+@pytest.mark.parametrize("text", ["a", "one\r\ntwo\r\n", "春眠不覺曉", "👩‍🚀 e\u0301"])
+def test_info_counts_every_character(cli: Cli, text: str) -> None:
+    facts = cli("data", "info", "-", "--json", stdin=text.encode()).json
+    assert facts["characters"] == len(text)
+    assert facts["counts"] == {char: text.count(char) for char in text}
+    shown = cli("data", "info", "-", stdin=text.encode())
+    assert shown.code == 0
+    assert ("2 carriage returns" in shown.out) is ("\r" in text)

@@ -1,0 +1,86 @@
+"""`minigpt eval`."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from command_line import Cli
+
+from minigpt.training.evaluate import EvalResult
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+
+@pytest.mark.parametrize("run", ["verse-1", "cjk"])
+def test_eval_repeats_the_best_loss_of_training_to_the_last_digit(cli: Cli, run: str) -> None:
+    found = cli("eval", run, "--json").json
+    meta = json.loads((Path(found["checkpoint"]) / "meta.json").read_text(encoding="utf-8"))
+    assert found["loss"] == meta["validation_loss"] == meta["state"]["best_loss"]
+    assert found["perplexity"] == math.exp(found["loss"])
+    assert cli("eval", run, "--json").json == found
+
+
+def test_json_has_no_infinity_and_text_names_the_unit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = EvalResult(loss=701.0, bits_per_character=1011.3, perplexity=math.inf, characters=5)
+    monkeypatch.setattr("minigpt.training.evaluate.evaluate", lambda *_, **__: result)
+    found = cli("eval", "--json").json
+    assert (found["loss"], found["perplexity"]) == (701.0, None)
+    assert "701.0000 nats\n" in cli("eval").out
+    assert "701.0000 nats per byte\n" in cli("eval", "cjk").out
+
+
+def test_bits_per_character_count_characters_and_not_bytes(cli: Cli) -> None:
+    text = "春眠不覺曉" * 4  # three bytes per character
+    found = cli("eval", "cjk", "-", "--json", stdin=text.encode()).json
+    tokens = 3 * len(text) - 1
+    assert found["characters"] == len(text) - 1
+    assert found["bits_per_character"] == pytest.approx(found["loss"] * tokens / math.log(2) / found["characters"])
+
+
+def test_several_texts_are_evaluated_as_one(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("summer winds ", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("shake the buds", encoding="utf-8")
+    found = cli("eval", "verse-1", tmp_path / "a.txt", tmp_path / "b.txt", "--json").json
+    assert (found["characters"], found["text"]) == (26, "2 files")
+
+
+@pytest.mark.parametrize(("unknown", "characters"), [("skip", 5), ("replace", 7)])
+def test_unknown_characters_are_skipped_or_replaced_on_request(
+    cli: Cli, tmp_path: Path, unknown: str, characters: int
+) -> None:
+    text = tmp_path / "strange.txt"
+    text.write_text("the☃☃ see", encoding="utf-8")
+    error = cli("eval", "verse-1", text).error
+    assert "'☃'" in error
+    assert "--unknown skip" in error
+    found = cli("eval", "verse-1", text, "--unknown", unknown, "--json").json
+    assert found["characters"] == characters + 1
+    assert {"skip": "skipped", "replace": "replaced"}[unknown] in found["text"]
+
+
+def test_stride_changes_the_windows_but_not_the_characters(cli: Cli) -> None:
+    whole, sliding = cli("eval", "--json").json, cli("eval", "--stride", 4, "--json").json
+    assert "stride 4" in sliding["protocol"]
+    assert sliding["characters"] == whole["characters"]
+    assert sliding["loss"] != whole["loss"]
+    assert cli("eval", "--stride", 16, "--json").json == whole
+    assert "16" in cli("eval", "--stride", 17).error
+
+
+def test_eval_of_another_text_opens_no_file_that_the_checkpoint_names(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint may come from a stranger."""
+    monkeypatch.setattr("minigpt.text.dataset.load_dataset", lambda *_, **__: pytest.fail("opened"))
+    (tmp_path / "mine.txt").write_text("summer winds", encoding="utf-8")
+    assert cli("eval", "last", tmp_path / "mine.txt").code == 0
+
+
+def test_a_copied_checkpoint_needs_the_text_of_its_run(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in (at_home / "runs/verse-1/checkpoints/step-00000004").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert "verse.txt" in cli("eval", ".").error

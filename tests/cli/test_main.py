@@ -1,0 +1,192 @@
+"""The command line as a whole: exit codes, one line per error, streams, and start-up."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, VERSE, Cli, Done, environment, process
+
+from minigpt import __version__
+from minigpt.config.resolve import fields
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("train --steps 20", r"--steps.*--set train\.steps=VALUE.* train --help"),
+        ("train --batch-size 2", r"--set train\.batch_size=VALUE"),
+        ("train --nmae x", "--nmae.*--name"),
+        ("train --resume", "--resume"),
+        ("sample -n 0", "--num-samples"),
+        ("sample -t warm", "--temperature"),
+        ("sample one two", "two"),
+        ("sample --unknown ignore", "--unknown.*skip"),
+        ("eval --threads 1", "--threads"),
+        ("eval --stride 0", "--stride"),
+        ("data info", "TEXT"),
+        ("config shwo", "show"),
+        ("board --port 99999", "--port"),
+        ("bench train --rounds 0", "--rounds"),
+        ("tran", "train.* --help"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: str, problem: str) -> None:
+    done = cli(*arguments.split())
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert re.match(f"minigpt: .*{problem}", done.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("train nosuch.txt", "nosuch.txt"),
+        ("train empty.txt", "empty"),
+        ("train binary", "binary"),
+        ("train latin.txt", "byte 3"),
+        ("train folder", "folder"),
+        ("train *.md", r"\*\.md"),
+        ("train builtin:pyhton", "python"),
+        ("train download:shakespear", "shakespeare"),
+        ("train -c quikstart", "quickstart"),
+        ("train -c nosuch.yaml", "nosuch.yaml"),
+        ("train -c latin.txt", "latin.txt"),
+        ("train -s model.n_layer", "KEY=VALUE"),
+        ("train -s model.n_layr=2", r"model\.n_layer"),
+        ("train -s model.n_layer=two", r"model\.n_layer.*two"),
+        ("train -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),
+        ("train -s train.steps=1 -s train.minutes=1", r"train\.steps.*train\.minutes"),
+        ("train -s optim.lr=nan", r"optim\.lr"),
+        ("train good.txt -s runtime.device=cuda:77", "cuda:77"),
+        ("train good.txt --name ../x", "x"),
+        ("train good.txt --name last", "last"),
+        ("train --resume nobody", "nobody"),
+        ("train --resume last", "minigpt train"),
+        ("train --resume x --name y", "--set"),
+        ("train --resume x good.txt", "--set"),
+        ("train --resume x -c tiny", "--set"),
+        ("sample", "minigpt train"),
+        ("sample nobody", "nobody"),
+        ("sample -p a --prompt-file good.txt", "--prompt-file"),
+        ("eval", "minigpt train"),
+        ("runs", "minigpt train"),
+        ("board", "minigpt train"),
+        ("data get nonsense", "shakespeare"),
+        ("data info nosuch.txt", "nosuch.txt"),
+        ("data info good.txt --encoding utf-9", "utf-9"),
+        ("train good.txt -s model.n_layer=1000000000", "n_layer"),
+        ("train good.txt -s model.n_embd=1000000000", "n_embd"),
+        ("train good.txt -s runtime.threads=99999", "threads"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_file(cli: Cli, empty_folder: Path, arguments: str, problem: str) -> None:
+    Path("good.txt").write_text(VERSE, encoding="utf-8")
+    Path("empty.txt").touch()
+    Path("binary").write_bytes(bytes(range(256)))
+    Path("latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    Path("folder").mkdir()
+    before = set(empty_folder.rglob("*"))
+    assert re.search(problem, cli(*arguments.split()).error)
+    assert {path for path in empty_folder.rglob("*") if path.name != "runs"} == before
+
+
+def test_a_file_named_runs_is_reported_in_one_line(cli: Cli) -> None:
+    Path("runs").touch()
+    Path("good.txt").write_text(VERSE, encoding="utf-8")
+    assert "runs" in cli("train", "good.txt", *SMALL).error
+    assert "runs" in cli("runs").error
+
+
+@pytest.mark.parametrize("arguments", [["sample", "nobody"], ["train", "-c", "nosuch.yaml"], ["eval"]], ids=" ".join)
+def test_debug_prints_the_traceback_and_the_same_line(cli: Cli, arguments: list[str]) -> None:
+    plain, traced = cli(*arguments), cli("--debug", *arguments)
+    assert "Traceback" not in plain.err
+    assert traced.code == plain.code == 1
+    assert traced.err.startswith("Traceback (most recent call last):\n")
+    assert traced.err.endswith(f"\n{plain.err}")
+    assert cli("--debug", "config", "list") == cli("config", "list")
+
+
+def test_version_and_help(cli: Cli) -> None:
+    assert cli("--version") == Done(0, f"minigpt {__version__}\n", "")
+    assert cli("-h").out == cli("--help").out
+    assert "sample" in cli("-h").out
+    assert cli("data", "info", "-h").code == 0
+
+
+def test_train_help_lists_every_setting(cli: Cli) -> None:
+    text = cli("train", "--help").out
+    assert [key for key in fields() if not re.search(rf"^ *{re.escape(key)}\b", text, re.M)] == []
+
+
+def test_these_commands_start_without_torch(home: Path) -> None:
+    """Importing torch takes a second."""
+    commands = [
+        *["--help", "--version", "train --help", "sample --help", "runs", "runs --json", "data list"],
+        *["config list", "config show -c tiny", "config schema", "data info verse.txt", "data get nonsense"],
+    ]
+    code = f"""
+import sys
+from minigpt.cli.main import main
+for command in {commands!r}:
+    sys.argv = ["minigpt", *command.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    if "torch" in sys.modules:
+        sys.exit(f"minigpt {{command}} imported torch")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]
+
+
+# ---- streams ----
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no shell that closes streams")
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_a_closed_stream_stops_nothing(closed: str) -> None:
+    """Python replaces a closed stream with None."""
+    command = ["sh", "-c", f'exec "$0" -m minigpt config list {closed}', sys.executable]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == ("1>&-" not in closed)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe as another error")
+@pytest.mark.parametrize("arguments", [["config", "show"], ["train", "--help"]], ids=" ".join)
+def test_a_closed_pipe_is_silent(arguments: list[str]) -> None:
+    """As in `minigpt config show | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "minigpt", *arguments]
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "minigpt", "config", "show"]
+        done = subprocess.run(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"minigpt: .*No space left.*\n", done.stderr)
+
+
+def test_output_is_utf_8_in_every_locale() -> None:
+    """A Windows console may have a code page that lacks most of Unicode."""
+    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "minigpt", "data", "info", "-"]
+    done = subprocess.run(command, env=ascii_only, input="春眠\n".encode(), capture_output=True, check=False)
+    assert done.returncode == 0
+    assert "'春'" in done.stdout.decode("utf-8")
+
+
+def test_the_module_runs_as_a_program() -> None:
+    assert process("--version").stdout == f"minigpt {__version__}\n"

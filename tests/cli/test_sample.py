@@ -1,0 +1,195 @@
+"""`minigpt sample`."""
+
+import gzip
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import VERSE, Cli
+
+from minigpt.sampling import generate as sampling
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+
+def test_a_seed_repeats_a_sample(cli: Cli) -> None:
+    first = cli("sample", "-p", "and ", "-l", 20, "--seed", 3)
+    assert (first.code, first.err) == (0, "")
+    assert first.out.startswith("and ")
+    assert len(first.out) == len("and ") + 20 + 1
+    assert cli("sample", "-p", "and ", "-l", 20, "--seed", 3, "--no-stream") == first
+    assert cli("sample", "-p", "and ", "-l", 20, "--seed", 4) != first
+
+
+@pytest.mark.parametrize(
+    "run", ["verse-1", "runs/verse-1", "runs/verse-1/", "last", "runs/verse-1/checkpoints/step-00000004"]
+)
+def test_a_run_is_found_by_name_folder_and_last(cli: Cli, at_home: Path, run: str) -> None:
+    wanted = cli("sample", at_home / "runs/verse-1", "--checkpoint", 4, "-l", 5)
+    assert wanted.code == 0
+    assert cli("sample", run, "-l", 5) == wanted
+
+
+def test_a_copy_of_a_checkpoint_is_enough(
+    cli: Cli, at_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = at_home / "runs/verse-1/checkpoints/step-00000004"
+    for file in original.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert cli("sample", ".", "-l", 9).out == cli("sample", original, "-l", 9).out
+
+
+def test_the_prompt_comes_from_an_option_a_file_or_standard_input(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("and summer", encoding="utf-8")
+    (tmp_path / "p.gz").write_bytes(gzip.compress(b"and summer"))
+    wanted = cli("sample", "-p", "and summer", "-l", 5)
+    assert cli("sample", "--prompt-file", tmp_path / "p.txt", "-l", 5) == wanted
+    assert cli("sample", "--prompt-file", tmp_path / "p.gz", "-l", 5) == wanted
+    assert cli("sample", "--prompt-file", "-", "-l", 5, stdin=b"and summer") == wanted
+    assert len(cli("sample", "-p", "", "-l", 5).out) == 5 + 1
+
+
+def test_an_unknown_character_is_an_error_or_is_skipped_or_replaced(cli: Cli) -> None:
+    error = cli("sample", "-p", "May é").error
+    for part in ("'é'", "U+00E9", "position 5", "'e'", "--unknown"):
+        assert part in error
+    for choice, prompt in (("skip", "May "), ("replace", "May e")):
+        out = cli("sample", "-p", "May é", "--unknown", choice, "-l", 3, "-t", 0).out
+        assert out.startswith(prompt)
+        assert len(out) == len(prompt) + 3 + 1
+
+
+def test_a_prompt_longer_than_the_context_says_how_much_is_used(cli: Cli) -> None:
+    done = cli("sample", "-p", VERSE[:40], "-l", 4)
+    assert (done.code, len(done.out)) == (0, 45)
+    assert re.search(r"last 16 of 40\b", done.err)
+
+
+def test_a_text_in_place_of_a_run_gets_the_hint_to_use_a_prompt(cli: Cli) -> None:
+    for text in ("DUCHESS:", "Once upon a time", "class Dog(object):", "too long for a name " * 20):
+        prompt = cli("sample", text).error.partition("--prompt ")[2]
+        assert shlex.split(prompt) == [text]
+        assert cli("sample", "-l", 1, "--unknown", "skip", "--prompt", *shlex.split(prompt)).code == 0
+    assert "--prompt" not in cli("sample", "nobody").error
+
+
+def test_json_is_one_document_with_log_probabilities(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["sample", "--json", "-p", "do", "-n", 3, "-l", 7, "--top-k", 5]
+    found = cli(*arguments).json
+    assert (found["prompt"], len(found["samples"])) == ("do", 3)
+    assert (found["settings"]["length"], found["settings"]["top_k"]) == (7, 5)
+    for sample in found["samples"]:
+        assert sample["text"] == "".join(text for text, _ in sample["characters"])
+        assert len(sample["characters"]) == 7
+        assert all(-math.inf < logprob <= 0 for _, logprob in sample["characters"])
+    to_file = cli(*arguments, "-o", tmp_path / "s.json")
+    assert (to_file.code, to_file.out) == (0, "")
+    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == found
+
+
+def test_several_samples_are_separated_and_can_go_to_a_file(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("sample", "-n", 3, "-l", 6, "-p", "do").out
+    parts = shown.removesuffix("\n").split("\n--------\n")
+    assert len(parts) == 3
+    assert all(part.startswith("do") and len(part) == 8 for part in parts)
+    assert cli("sample", "-n", 3, "-l", 6, "-p", "do", "-o", tmp_path / "s.txt").out == ""
+    assert (tmp_path / "s.txt").read_bytes().decode() == shown
+
+
+def test_a_file_that_cannot_be_written_is_reported_before_the_model_is_loaded(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("minigpt.storage.checkpoint.load_checkpoint", lambda *_: pytest.fail("loaded"))
+    problems = {tmp_path: "Is a directory", tmp_path / "file/x": "Not a directory", tmp_path / "no/x": "No such file"}
+    for out, problem in problems.items():
+        assert f"cannot write {out}: {problem}" in cli("sample", "-o", out).error
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    for out in (tmp_path / "new", tmp_path / "file"):
+        assert f"cannot write {out}: Permission denied" in cli("sample", "-o", out).error
+    assert (tmp_path / "file").read_text() == "kept"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line(cli: Cli) -> None:
+    assert cli("sample", "-l", 2, "-o", "/dev/full").error == "cannot write /dev/full: No space left on device"
+
+
+def test_sample_opens_no_file_that_the_checkpoint_names(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint may come from a stranger."""
+    monkeypatch.setattr("minigpt.text.sources.open_corpus", lambda *_, **__: pytest.fail("opened"))
+    assert cli("sample", "-l", 3).code == 0
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_ctrl_c_keeps_the_text_generated_so_far(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    arguments, out = ["sample", *form, "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
+    generate = sampling.generate
+
+    def texts() -> list[str]:
+        found = out.read_text(encoding="utf-8")
+        if form:
+            return [sample["text"] for sample in json.loads(found)["samples"]]
+        return [text.removeprefix("do") for text in found.removesuffix("\n").split("\n--------\n")]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from itertools.islice(generate(*args, **kwargs), 10)
+        raise KeyboardInterrupt
+
+    assert cli(*arguments, out).code == 0
+    whole = texts()
+    monkeypatch.setattr(sampling, "generate", interrupted)
+    done = cli(*arguments, out)
+    assert done.code == 130
+    assert "Ctrl-C" in done.err
+    assert [len(text) for text in texts()] == [5, 5]
+    assert all(text == full[:5] for text, full in zip(texts(), whole, strict=True))
+
+
+def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
+    whole = cli("sample", "-p", "", "-l", 60, "-t", 1).out.removesuffix("\n")
+    stop = whole[20:22]
+    shown = cli("sample", "-p", "", "-l", 60, "-t", 1, "--stop", "never", "--stop", stop).out
+    assert shown == whole[: whole.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("-t", "-1"), ("-t", "nan"), ("-t", "inf"), ("-l", "0"), ("--top-p", "2"), ("--top-p", "0")],
+        *[("--top-k", "-1"), ("--min-p", "1.5"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--device", "gpu")],
+        *[("--checkpoint", "nonsense"), ("--checkpoint", "3"), ("--checkpoint", "-1"), ("--prompt-file", "nosuch")],
+    ],
+)
+def test_a_value_out_of_range_is_one_line_that_names_it(cli: Cli, option: str, value: str) -> None:
+    error = cli("sample", option, value).error
+    assert value in error or option.lstrip("-").replace("-", "_") in error
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_control_characters_reach_a_pipe_but_no_terminal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """A model trained on terminal recordings generates escape sequences, and a stranger's model may on purpose."""
+    text = "a\x1b[2Jb\x07\n\tc\u202e"
+    chars = [sampling.Piece(0, char, -0.5) for char in text]
+    monkeypatch.setattr(sampling, "generate", lambda *_, **__: iter(chars))
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: is_terminal)
+    expected = r"a\u001b[2Jb\u0007" + "\n\tc" + r"\u202e" if is_terminal else text
+    assert cli("sample", "-p", "do").out == f"do{expected}\n"
+    assert cli("sample", "-p", "do", "-n", 1, "--no-stream").out == f"do{expected}\n"
+    assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == text
+    cli("sample", "-p", "do", "-o", tmp_path / "s.txt")
+    assert (tmp_path / "s.txt").read_bytes().decode() == f"do{text}\n"
