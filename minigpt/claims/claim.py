@@ -1,4 +1,4 @@
-"""What a claim is: a sentence of the lecture notes, and the check that decides it."""
+"""A claim is a statement from the lecture notes with a check that decides it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,59 +8,57 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check came to: whether it holds, and the figures that say so, computed just now."""
+    """What a check found."""
 
     holds: bool
+    """Whether the claim holds or, if it has a correction, whether the correction does."""
     measured: str
+    """The measured values, for people."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the lecture notes, in our words.
-
-    Where the notes are wrong, `says` is what they say and `correction` what is right, which is then what the
-    check decides.
-    """
+    """A statement from the lecture notes, in our words."""
 
     id: int
-    says: str
+    statement: str
     notes: tuple[str, ...]
+    """The numbers of the notes that make the statement."""
     check: Callable[[], Finding]
     correction: str | None = None
+    """What is correct, if the statement is wrong. The check then tests the correction."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A claim and its verdict, as they are printed.
-
-    `verdict` is PASS, CORRECTED where the notes are wrong and the check proved what is right, or FAIL. `where`
-    is the file and line of the check.
-    """
+    """A claim with its verdict, as `minigpt claims --json` prints it."""
 
     id: int
     claim: str
     note: str
     measured: str
     verdict: str
+    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL; `evidence.py` adds those for a run."""
     correction: str | None
     where: str
+    """File and line of the check."""
 
 
 def decide(claim: Claim) -> Result:
-    """Run the check of `claim`."""
+    """Run the check of a claim."""
     finding = claim.check()
     verdict = "FAIL" if not finding.holds else "CORRECTED" if claim.correction else "PASS"
-    notes, where = ", ".join(claim.notes), where_is(claim.check)
-    return Result(claim.id, claim.says, notes, finding.measured, verdict, claim.correction, where)
+    notes, where = ", ".join(claim.notes), location(claim.check)
+    return Result(claim.id, claim.statement, notes, finding.measured, verdict, claim.correction, where)
 
 
-def where_is(check: Callable[..., object]) -> str:
-    """Return the file and line at which a check begins."""
+def location(check: Callable[..., object]) -> str:
+    """Return the file and line where a check is defined."""
     return f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
 
 
-def figure(value: float | Tensor) -> str:
-    """Return a number as people read it: 0.123, 4.57, 12,345, and 3e-16 where it is next to nothing."""
+def format_number(value: float | Tensor) -> str:
+    """Format a number with three significant digits: 0.123, 4.57, 12,345, 3e-16."""
     value = value.item() if isinstance(value, Tensor) else value
     if value == 0:
         return "0"
@@ -69,11 +67,11 @@ def figure(value: float | Tensor) -> str:
     return f"{value:.0e}"
 
 
-def figures(values: list[float]) -> str:
-    """Return several numbers as people read them, side by side."""
-    return ", ".join(figure(value) for value in values)
+def format_numbers(values: list[float]) -> str:
+    """Format several numbers, separated by commas."""
+    return ", ".join(format_number(value) for value in values)
 
 
-def largest(difference: Tensor) -> float:
-    """Return the largest of some differences, whichever their sign."""
+def max_abs(difference: Tensor) -> float:
+    """Return the largest absolute value."""
     return difference.abs().max().item()

@@ -1,16 +1,16 @@
-"""Around attention: characters become vectors, and blocks of attention and MLP refine them.
+"""Embeddings and blocks: the layers around attention.
 
-A text is cut into characters, each character has a number, and each number a row in a table of vectors, its
-embedding. N blocks of the same shape follow. Each adds to the vectors what its attention gathered from other
-places and then what its MLP made of that, and normalises what either is given, so that the numbers stay in range.
+A tokenizer splits a text into characters and gives each a number. The number selects a row in a table of vectors: the
+embedding. N identical blocks follow. Each block adds two things to the vectors: what its attention collected from
+other positions, and what its MLP computed from that. Norms keep the numbers in range.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minigpt.claims.claim import Claim, Finding, figure, largest
-from minigpt.claims.material import EXACT, awake, gpt, normal, plain, reaching
+from minigpt.claims.claim import Claim, Finding, format_number, max_abs
+from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
 from minigpt.config.presets import presets, shipped_layer
 from minigpt.config.resolve import contradictions, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
@@ -20,104 +20,109 @@ from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def any_alphabet() -> Finding:
-    """A model knows numbers only; that they stand for Chinese is the tokenizer's business."""
+    """Encode Chinese text as characters and as bytes, decode it, and generate. The model only sees numbers."""
     text = "我想吃酸菜鱼"
     tokenizer, as_bytes = CharTokenizer(text), ByteTokenizer()
-    ids, model = tokenizer.encode(text), gpt(85, vocab_size=6)
-    written = "".join(piece.text for piece in generate(model, tokenizer, text[:2], SampleConfig(length=6)))
+    ids, model = tokenizer.encode(text), small_gpt(85, vocab_size=6)
+    generated = "".join(piece.text for piece in generate(model, tokenizer, text[:2], SampleConfig(length=6)))
     measured = (
-        f"{text} is the ids {', '.join(map(str, ids))}, or {len(as_bytes.encode(text))} bytes, and reads back as "
-        f"{tokenizer.decode(ids)}; after {text[:2]} an untrained model writes {written}"
+        f"{text} has the ids {', '.join(map(str, ids))} or {len(as_bytes.encode(text))} bytes, and decodes to "
+        f"{tokenizer.decode(ids)}; after {text[:2]} an untrained model generates {generated}"
     )
-    read_back = tokenizer.decode(ids) == text == as_bytes.decode(as_bytes.encode(text))
-    return Finding(read_back and len(set(ids.tolist())) == len(written) == 6 and set(written) <= set(text), measured)
+    decoded = tokenizer.decode(ids) == text == as_bytes.decode(as_bytes.encode(text))
+    return Finding(decoded and len(set(ids.tolist())) == len(generated) == 6 and set(generated) <= set(text), measured)
 
 
 def same_word_same_embedding() -> Finding:
-    """The table knows the character and nothing else. Only the blocks make the two a's of a text different."""
+    """Compare the two a's of "a cat". Their embeddings are equal; their vectors after two blocks are not."""
     tokenizer = CharTokenizer("a cat")
     ids = torch.tensor(tokenizer.encode("a cat").tolist())
-    model = gpt(88, tokenizer.vocab_size)
+    model = small_gpt(88, tokenizer.vocab_size)
     first, _, _, second, _ = model.token_embedding(ids)
-    apart = largest(first - second)
-    first, _, _, second, _ = reaching(model.norm, lambda: model(ids[None]))[0][0]
+    apart = max_abs(first - second)
+    first, _, _, second, _ = record_inputs(model.norm, lambda: model(ids[None]))[0][0]
     cosine = F.cosine_similarity(first, second, dim=0).item()
-    measured = f"the two a's of 'a cat' are {figure(apart)} apart; after two blocks their cosine is {figure(cosine)}"
+    measured = (
+        f"the embeddings of the two a's differ by {format_number(apart)}; "
+        f"after two blocks their cosine is {format_number(cosine)}"
+    )
     return Finding(apart == 0 and cosine < 0.99, measured)
 
 
 def width_is_a_choice() -> Finding:
-    """Nothing in the formulas asks for 512: any multiple of the number of heads will do, and small models take less."""
+    """Build models of four widths. Multiples of the number of heads work, and small models use fewer than 512."""
     tried, ids = (64, 384, 510, 512), torch.arange(12)[None]
-    works = [width for width in tried if not contradictions(RunConfig(model=plain(n_embd=width)))]
-    shapes = {tuple(gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
-    parameters = [f"{count_parameters(plain(n_layer=6, n_embd=width), 65):,}" for width in works]
-    presets_take = sorted({resolve(shipped_layer(name)).config.model.n_embd for name in presets()})
+    works = [width for width in tried if not contradictions(RunConfig(model=small_config(n_embd=width)))]
+    shapes = {tuple(small_gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
+    parameters = [f"{count_parameters(small_config(n_layer=6, n_embd=width), 65):,}" for width in works]
+    preset_widths = sorted({resolve(shipped_layer(name)).config.model.n_embd for name in presets()})
     measured = (
-        f"of {', '.join(map(str, tried))} with 4 heads {', '.join(map(str, works))} work, with {', '.join(parameters)} "
-        f"parameters in 6 blocks; minigpt's presets take {', '.join(map(str, presets_take))}"
+        f"with 4 heads, widths {', '.join(map(str, works))} work and {', '.join(map(str, set(tried) - set(works)))} "
+        f"does not; 6 blocks have {', '.join(parameters)} parameters; "
+        f"minigpt's presets use {', '.join(map(str, preset_widths))}"
     )
-    return Finding(works == [64, 384, 512] and shapes == {(1, 12, 12)} and len(presets_take) > 1, measured)
+    return Finding(works == [64, 384, 512] and shapes == {(1, 12, 12)} and len(preset_widths) > 1, measured)
 
 
 def blocks_of_one_shape() -> Finding:
-    """Put a block together from its parts, once with the norms before the parts and once with them after the sums.
+    """Assemble a block from its parts, with the norms before the parts and with the norms after the sums.
 
-    minigpt's block is the first; torch's own encoder layer, by default that of the 2017 paper, is the second.
+    minigpt's block has the norms before the parts. torch's encoder layer follows the 2017 paper by default.
     """
-    ours, x = awake(lambda: Block(plain()), claim=90), normal(1, 10, 32, claim=90)
-    middle = x + ours.attention(ours.norm1(x))
-    before = largest(middle + ours.mlp(ours.norm2(middle)) - ours(x))
-    paper = awake(lambda: nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=128, batch_first=True), claim=90)
+    block, x = randomize(lambda: Block(small_config()), claim=90), normal(1, 10, 32, claim=90)
+    middle = x + block.attention(block.norm1(x))
+    before = max_abs(middle + block.mlp(block.norm2(middle)) - block(x))
+    paper = randomize(lambda: nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=128, batch_first=True), claim=90)
     middle = paper.norm1(x + paper.self_attn(x, x, x)[0])
-    after = largest(paper.norm2(middle + paper.linear2(paper.linear1(middle).relu())) - paper(x))
-    shapes = [[tuple(p.shape) for p in block.parameters()] for block in gpt(90, n_layer=3).blocks]
-    dropped = len(reaching(ours.dropout, lambda: ours(x)))
+    after = max_abs(paper.norm2(middle + paper.linear2(paper.linear1(middle).relu())) - paper(x))
+    shapes = [[tuple(p.shape) for p in block.parameters()] for block in small_gpt(90, n_layer=3).blocks]
+    dropouts = len(record_inputs(block.dropout, lambda: block(x)))
     measured = (
-        f"{len(shapes)} blocks of one shape, dropout after {dropped} parts each; norm before the parts is minigpt to "
-        f"{figure(before)}, after the sums is the paper's layer to {figure(after)}"
+        f"{len(shapes)} identical blocks with {dropouts} dropouts each; norms before the parts give minigpt's block to "
+        f"{format_number(before)}, norms after the sums give the paper's to {format_number(after)}"
     )
-    return Finding(max(before, after) < EXACT and shapes.count(shapes[0]) == 3 and dropped == 2, measured)
+    return Finding(max(before, after) < EXACT and shapes.count(shapes[0]) == 3 and dropouts == 2, measured)
 
 
 def layer_norm() -> Finding:
-    """Each vector is shifted and scaled to mean 0, variance 1; learned gains and biases then move it as they like."""
-    config, wild = plain(n_embd=64, bias=True), 100 + 50 * normal(200, 64, claim=91)
-    fresh, learned = make_norm(config).double(), awake(lambda: make_norm(config), claim=91)
-    y = fresh(wild)  # (vectors, C), with gains of 1 and biases of 0
-    mean, variance = largest(y.mean(-1)), largest(y.var(-1, correction=0) - 1)
+    """Normalize vectors to mean 0 and variance 1. Many values lie outside 0 to 1; then gain and bias are applied."""
+    config, x = small_config(n_embd=64, bias=True), 100 + 50 * normal(200, 64, claim=91)
+    fresh, learned = make_norm(config).double(), randomize(lambda: make_norm(config), claim=91)
+    y = fresh(x)  # (vectors, C), with gain 1 and bias 0
+    mean, variance = max_abs(y.mean(-1)), max_abs(y.var(-1, correction=0) - 1)
     outside = ((y < 0) | (y > 1)).double().mean().item()
-    gains, biases = learned.parameters()
-    moved = largest(learned(wild) - (gains * y + biases))
+    gain, bias = learned.parameters()
+    error = max_abs(learned(x) - (gain * y + bias))
     measured = (
-        f"means within {figure(mean)} of 0, variances within {figure(variance)} of 1; {outside:.0%} of the numbers lie "
-        f"outside 0 to 1, from {figure(y.min())} to {figure(y.max())}; gains and biases follow to {figure(moved)}"
+        f"means within {format_number(mean)} of 0, variances within {format_number(variance)} of 1; {outside:.0%} "
+        f"of the values are outside 0 to 1, from {format_number(y.min())} to {format_number(y.max())}; "
+        f"gain and bias are applied to {format_number(error)}"
     )
-    return Finding(mean < EXACT and variance < 1e-6 and moved < EXACT and outside > 0.5, measured)
+    return Finding(mean < EXACT and variance < 1e-6 and error < EXACT and outside > 0.5, measured)
 
 
 CLAIMS = (
-    Claim(85, "It works on Chinese: 我想吃酸菜鱼.", ("003",), any_alphabet),
+    Claim(85, "A transformer also works on Chinese text: 我想吃酸菜鱼.", ("003",), any_alphabet),
     Claim(88, "The same word always has the same embedding.", ("002",), same_word_same_embedding),
     Claim(
         89,
-        "The width of the model is usually 512.",
+        "The model width is usually 512.",
         ("001", "002"),
         width_is_a_choice,
-        correction="It was 512 in 2017. It is a choice: any multiple of the number of heads works.",
+        correction="It was 512 in the 2017 paper. Any multiple of the number of heads works.",
     ),
     Claim(
         90,
-        "A model is N blocks of one shape: attention and MLP, a norm before each, dropout and a residual sum after.",
+        "A model is N identical blocks: attention and MLP, a norm before each, dropout and a residual sum after each.",
         ("003",),
         blocks_of_one_shape,
-        correction="So it is in GPT-2 and in minigpt. In the paper of 2017 the norms come after the sums.",
+        correction="This describes GPT-2 and minigpt. In the 2017 paper the norms come after the sums.",
     ),
     Claim(
         91,
-        "Layer norm brings values into the range 0 to 1, and then has learned gains and biases.",
+        "Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
         ("002",),
         layer_norm,
-        correction="To mean 0 and variance 1, which leaves most of them outside; gains and biases are indeed learned.",
+        correction="It maps them to mean 0 and variance 1, so most are outside 0 to 1. Gain and bias are learned.",
     ),
 )

@@ -1,126 +1,128 @@
-"""The mask: a character that is to be predicted must not be seen.
+"""The mask: a model must not see the token that it predicts.
 
-A decoder predicts every next character of a text at once, so each position may use itself and the past, and
-nothing after it. Before the softmax, every score of a later key is replaced by -inf, which the softmax makes an
-exact 0. That is all that makes a decoder of an encoder.
+A decoder predicts the next token at every position at once. Each position may use itself and the past, but not the
+future. Before the softmax, the score of every later key is set to -inf, which the softmax turns into exactly 0. The
+mask is the only difference between an encoder and a decoder.
 """
 
 import math
 
 import torch
 
-from minigpt.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.claims.material import ENCODER, EXACT, attend_to_all, gpt, normal
+from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.small_models import ENCODER, EXACT, normal, sdpa_unmasked, small_gpt
 from minigpt.config.schema import FAMILIES
 from minigpt.model.gpt import attention_weights, causal_mask
 from minigpt.model.kernels import best_for
 
 
 def mask_is_a_triangle() -> Finding:
-    """Row i is what query i may see: ones up to the diagonal, zeros beyond."""
+    """Print the mask for five tokens. Row i holds ones up to the diagonal: what query i may see."""
     mask = causal_mask(5, 5, torch.device("cpu"))
-    by_hand = [[j <= i for j in range(5)] for i in range(5)]
-    picture = " ".join("".join("1" if seen else "0" for seen in row) for row in mask.tolist())
-    return Finding(mask.tolist() == by_hand and torch.equal(mask, torch.ones(5, 5).tril().bool()), picture)
+    by_loops = [[j <= i for j in range(5)] for i in range(5)]
+    picture = " ".join("".join("1" if visible else "0" for visible in row) for row in mask.tolist())
+    return Finding(mask.tolist() == by_loops and torch.equal(mask, torch.ones(5, 5).tril().bool()), picture)
 
 
 def future_gets_nothing() -> Finding:
-    """exp(-inf) is 0, not nearly 0: no score, however large, gets past the mask.
+    """Compute weights from large scores. Above the diagonal they are exactly 0, because exp(-inf) is 0.
 
-    The model computes with a fast kernel that keeps no weights. Given unit vectors as values, it shows them.
+    The model's fast kernel does not store weights. With unit vectors as values, its output is the weights.
     """
     q, k = 10 * normal(2, 1, 8, 10, 10, claim=50)  # (B, H, T, D) each, with D = T
     weights = attention_weights(q, k)
-    in_use = best_for(q.device).sdpa(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
-    above = [part.triu(1).abs().max().item() for part in (weights, in_use)]
+    by_kernel = best_for(q.device).sdpa(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
+    above = [part.triu(1).abs().max().item() for part in (weights, by_kernel)]
+    error = max_abs(weights - by_kernel)
     measured = (
-        f"largest weight above the diagonal {figures(above)}, below it {figure(weights.tril(-1).max())}; "
-        f"the formula and the model's kernel agree to {figure(largest(weights - in_use))}"
+        f"largest weight above the diagonal: {format_numbers(above)} (formula, kernel), below it: "
+        f"{format_number(weights.tril(-1).max())}; formula and kernel agree to {format_number(error)}"
     )
-    return Finding(above == [0, 0] and largest(weights - in_use) < EXACT, measured)
+    return Finding(above == [0, 0] and error < EXACT, measured)
 
 
 def mask_before_softmax() -> Finding:
-    """After the softmax it is too late: the future has had its share of the 1, and the rows are left with less."""
+    """Apply the mask after the softmax instead. The future keeps its share, so the rows sum to less than 1."""
     q, k = normal(2, 6, 8, claim=51)
-    unmasked = (q @ k.T / math.sqrt(8)).softmax(-1)
-    after = unmasked.tril()
+    after = (q @ k.T / math.sqrt(8)).softmax(-1).tril()
     before = attention_weights(q, k)
-    mended = largest(after / after.sum(-1, keepdim=True) - before)
+    error = max_abs(after / after.sum(-1, keepdim=True) - before)
     measured = (
-        f"rows sum to {figures(after.sum(-1).tolist())} masked after, {figure(before.sum(-1).min())} masked before; "
-        f"divided by their sums they are the same to {figure(mended)}"
+        f"row sums: {format_numbers(after.sum(-1).tolist())} masked after the softmax, "
+        f"{format_number(before.sum(-1).min())} masked before; rescaled to 1, they agree to {format_number(error)}"
     )
-    return Finding(after.sum(-1)[0].item() < 0.9 and largest(before.sum(-1) - 1) < EXACT and mended < EXACT, measured)
+    return Finding(after.sum(-1)[0].item() < 0.9 and max_abs(before.sum(-1) - 1) < EXACT and error < EXACT, measured)
 
 
 def no_leak() -> Finding:
-    """Change all that comes after a place: if one bit of a prediction up to it changes, the model has looked ahead."""
+    """Change all tokens from a position on. The predictions before it must not change by a single bit."""
     leak, changed = 0.0, math.inf
     for family in FAMILIES:
-        model = gpt(49, **{"family": family, **FAMILIES[family], "zero_init": False})
+        model = small_gpt(49, **{"family": family, **FAMILIES[family], "zero_init": False})
         ids = torch.arange(24)[None] % 12
-        for place in range(1, 24):
-            other = torch.cat((ids[:, :place], 11 - ids[:, place:]), dim=1)
+        for position in range(1, 24):
+            other = torch.cat((ids[:, :position], 11 - ids[:, position:]), dim=1)
             difference = (model(ids) - model(other)).abs()[0]  # (T, V)
-            leak, changed = max(leak, difference[:place].max().item()), min(changed, difference[place:].max().item())
+            leak = max(leak, difference[:position].max().item())
+            changed = min(changed, difference[position:].max().item())
     measured = (
-        f"with another future, predictions up to here change by {figure(leak)}, later ones by {figure(changed)} or more"
+        f"with another future, earlier predictions change by {format_number(leak)}, "
+        f"later ones by at least {format_number(changed)}"
     )
     return Finding(leak == 0 and changed > 0.01, measured)
 
 
 def no_head_for_the_next() -> Finding:
-    """Give each query exactly what its next neighbour offers: an encoder then has such a head, a decoder cannot."""
+    """Make each query equal to the next key. An encoder then attends to the next token; a decoder cannot."""
     keys = 30 * torch.eye(10, dtype=torch.float64)
-    queries = keys.roll(-1, dims=0)  # query i is key i + 1
-    decoder = attention_weights(queries, keys).diagonal(1)  # (T - 1,), the weight of the next
-    encoder = attend_to_all(queries[None], keys[None], torch.eye(10, dtype=torch.float64)[None])[0].diagonal(1)
+    queries = keys.roll(-1, dims=0)  # query i equals key i + 1
+    decoder = attention_weights(queries, keys).diagonal(1)  # (T - 1,), the weight of the next token
+    encoder = sdpa_unmasked(queries[None], keys[None], torch.eye(10, dtype=torch.float64)[None], 0.0)[0].diagonal(1)
     measured = (
-        f"weight of the next character: {figure(decoder.max())} in a decoder, {figure(encoder.min())} in an encoder"
+        f"weight of the next token: {format_number(decoder.max())} in a decoder, "
+        f"{format_number(encoder.min())} in an encoder"
     )
     return Finding(torch.count_nonzero(decoder).item() == 0 and encoder.min().item() > 0.99, measured)
 
 
 def encoder_and_decoder() -> Finding:
-    """The same weights, with the mask and without. In an encoder the last character reaches the first, here never."""
+    """Change the last token of a text and compare the first output, with and without the mask."""
     ids = torch.arange(10)[None]
     other = torch.cat((ids[:, :-1], torch.tensor([[0]])), dim=1)
-    model = gpt(54)
-    decoder = largest(model(ids)[0, 0] - model(other)[0, 0])
+    model = small_gpt(54)
+    decoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
     model.use(ENCODER)
-    encoder = largest(model(ids)[0, 0] - model(other)[0, 0])
+    encoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
     pairs = causal_mask(10, 10, torch.device("cpu")).sum().item()
     measured = (
-        f"another last character changes the first output by {figure(encoder)} in an encoder, by {figure(decoder)} "
-        f"in a decoder, whose mask allows {pairs} of the 100 pairs"
+        f"another last token changes the first output by {format_number(encoder)} in an encoder, by "
+        f"{format_number(decoder)} in a decoder; the mask allows {pairs} of 100 pairs"
     )
     return Finding(decoder == 0 and encoder > 1e-3 and pairs == 55, measured)
 
 
 def all_prefixes_at_once() -> Finding:
-    """Because nobody looks ahead, one pass predicts after each character what a pass over its prefix would."""
-    model, ids = gpt(80), torch.arange(20)[None] % 12
+    """Run the model on each prefix of a text. One pass over the whole text gives the same predictions."""
+    model, ids = small_gpt(80), torch.arange(20)[None] % 12
     at_once = model(ids)[0]  # (T, V)
-    one_by_one = torch.stack([model(ids[:, :length])[0, -1] for length in range(1, 21)])
-    error = largest(at_once - one_by_one)
-    return Finding(
-        error < EXACT, f"one pass over 20 characters and 20 passes over their prefixes differ by {figure(error)}"
-    )
+    by_prefix = torch.stack([model(ids[:, :length])[0, -1] for length in range(1, 21)])
+    error = max_abs(at_once - by_prefix)
+    measured = f"one pass over 20 tokens differs from 20 passes over the prefixes by {format_number(error)}"
+    return Finding(error < EXACT, measured)
 
 
 CLAIMS = (
-    Claim(52, "The mask is a lower triangle of ones.", ("004",), mask_is_a_triangle),
+    Claim(52, "The mask is a lower triangular matrix of ones.", ("004",), mask_is_a_triangle),
     Claim(50, "Scores of the future are set to -inf, so their weights are 0.", ("002", "004"), future_gets_nothing),
-    Claim(51, "The mask comes after Q K^T and before the softmax.", ("002",), mask_before_softmax),
+    Claim(51, "The mask is applied after Q K^T and before the softmax.", ("002",), mask_before_softmax),
     Claim(49, "A decoder must not see the future.", ("002", "003", "004"), no_leak),
     Claim(
         35,
-        "There are heads that always look at the next character.",
+        "Some heads always attend to the next token.",
         ("000",),
         no_head_for_the_next,
-        correction="In an encoder such as BERT there are; in a GPT the mask makes that weight exactly 0.",
+        correction="Only an encoder such as BERT can have such heads. In a GPT the mask makes that weight exactly 0.",
     ),
-    Claim(54, "An encoder has no mask, a decoder has one.", ("003",), encoder_and_decoder),
-    Claim(80, "A transformer takes its whole input at once, not word by word.", ("001",), all_prefixes_at_once),
+    Claim(54, "An encoder has no mask; a decoder has one.", ("003",), encoder_and_decoder),
+    Claim(80, "A transformer reads the whole input at once, not word by word.", ("001",), all_prefixes_at_once),
 )

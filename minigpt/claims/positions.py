@@ -1,12 +1,12 @@
-"""Where order comes from: attention itself is a sum over a set, and has none.
+"""Positions: how a transformer knows the order of its tokens.
 
-A weighted sum does not change when its terms change places. So a character must carry its position with it, as a
-vector that is added to its embedding. The first transformer took sines and cosines of many wavelengths:
+Attention is a weighted sum, and a sum does not depend on the order of its terms. So each token needs a vector for
+its position, which is added to its embedding. The first transformer used sines and cosines of many wavelengths:
 
     PE(p, 2i) = sin(p / 10000^(2i/d)),    PE(p, 2i+1) = cos(p / 10000^(2i/d))      (Vaswani et al. 2017, section 3.5)
 
-One thing does tell order without any position: the causal mask, once layers are stacked. In the first layer it
-gives every place another past, and the second layer reads what the first made of it.
+There is a second source of order: the causal mask in a model of two or more layers. In the first layer each position
+has a different past, and the second layer reads the result.
 """
 
 import math
@@ -15,158 +15,180 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minigpt.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.claims.material import ENCODER, EXACT, awake, gpt, normal, plain, reaching, shuffled
+from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.small_models import (
+    ENCODER,
+    EXACT,
+    normal,
+    permutation,
+    randomize,
+    record_inputs,
+    small_config,
+    small_gpt,
+)
 from minigpt.model.gpt import GPT, attention_weights, count_parameters, sinusoidal_positions
 from minigpt.seeds import mix_seed
 
-SINGLE = 1e-6
-"""Rounding of float32, in which the model keeps its position vectors."""
+FLOAT32 = 1e-6
+"""Rounding errors of float32, the precision of the model's position vectors."""
 
 # --- a set, not a sequence ---------------------------------------------------------------------------
 
 
 def keys_and_values_have_no_order() -> Finding:
-    """A key and its value move together; the query meets the same pairs in another order, and a sum has no order."""
+    """Shuffle the keys and values together. The query meets the same pairs, and their sum does not change."""
     q, k, v = normal(3, 10, 8, claim=55)
-    order = shuffled(10, claim=55)
-    last = q[-1:]  # the last query, which the mask lets see all keys
-    error = largest(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v[order])
-    only_keys = largest(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v)
-    measured = f"the output changes by {figure(error)}; by {figure(only_keys)} when only the keys are shuffled"
+    order = permutation(10, claim=55)
+    last = q[-1:]  # the last query, which sees all keys
+    error = max_abs(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v[order])
+    only_keys = max_abs(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v)
+    measured = (
+        f"the output changes by {format_number(error)}; with only the keys shuffled, by {format_number(only_keys)}"
+    )
     return Finding(error < EXACT and only_keys > 0.1, measured)
 
 
 def _shuffle_past(model: GPT, claim: int) -> float:
-    """Return by how much the last prediction changes when all characters before the last are shuffled."""
+    """Return how much the last prediction changes if all earlier tokens are shuffled."""
     ids = torch.arange(12)[None]
-    other = torch.cat((ids[:, shuffled(11, claim)], ids[:, -1:]), dim=1)
-    return largest(model(ids)[0, -1] - model(other)[0, -1])
+    other = torch.cat((ids[:, permutation(11, claim)], ids[:, -1:]), dim=1)
+    return max_abs(model(ids)[0, -1] - model(other)[0, -1])
 
 
 def one_layer_is_a_bag() -> Finding:
-    """The last character of one layer without positions knows which characters came before, not in which order."""
-    shuffling = _shuffle_past(gpt(56, n_layer=1), claim=56)
-    placed = _shuffle_past(gpt(56, n_layer=1, position="sinusoidal"), claim=56)
+    """Shuffle the past of a one-layer model without positions. The last prediction does not change.
+
+    The last token knows which tokens came before, but not in which order.
+    """
+    without = _shuffle_past(small_gpt(56, n_layer=1), claim=56)
+    with_positions = _shuffle_past(small_gpt(56, n_layer=1, position="sinusoidal"), claim=56)
     measured = (
-        f"shuffling the past changes the last prediction by {figure(shuffling)}; with positions by {figure(placed)}"
+        f"shuffling the past changes the last prediction by {format_number(without)}, "
+        f"with positions by {format_number(with_positions)}"
     )
-    return Finding(shuffling < EXACT and placed > 0.01, measured)
+    return Finding(without < EXACT and with_positions > 0.01, measured)
 
 
 def mask_tells_order() -> Finding:
-    """A depth × mask grid, without positions anywhere: the mask leaks order as soon as there are two layers.
+    """Shuffle the past of models without positions, for 1 to 3 layers, with and without the mask.
 
-    Haviv et al. 2022 found that GPTs without positions learn nearly as well as those with.
+    The mask reveals the order in models of two or more layers. Haviv et al. 2022 found that GPTs without positions
+    learn nearly as well as GPTs with positions.
     """
-    change = {}
+    changes: dict[bool, list[float]] = {False: [], True: []}
     for masked in (False, True):
         for layers in (1, 2, 3):
-            model = gpt(57, n_layer=layers)
+            model = small_gpt(57, n_layer=layers)
             model.use(None if masked else ENCODER)
-            change[layers, masked] = _shuffle_past(model, claim=57)
-    rows = {masked: [change[layers, masked] for layers in (1, 2, 3)] for masked in (False, True)}
+            changes[masked].append(_shuffle_past(model, claim=57))
     measured = (
-        f"shuffling the past changes the last prediction, with 1, 2, 3 layers, by {figures(rows[False])} without a "
-        f"mask, by {figures(rows[True])} with it"
+        f"shuffling the past changes the last prediction of 1, 2, 3 layers by {format_numbers(changes[False])} without "
+        f"a mask, by {format_numbers(changes[True])} with it"
     )
-    blind = max(*rows[False], rows[True][0]) < EXACT
-    return Finding(blind and min(rows[True][1:]) > 0.1, measured)
+    no_order = max(*changes[False], changes[True][0]) < EXACT
+    return Finding(no_order and min(changes[True][1:]) > 0.1, measured)
 
 
 def order_comes_from_positions() -> Finding:
-    """Without mask and positions a shuffled text gives the same outputs, shuffled. The positions break that."""
-    ids, order, error = torch.arange(12)[None], shuffled(12, claim=61), {}
+    """Shuffle a text in an encoder. Without positions the outputs are shuffled in the same way."""
+    ids, order, error = torch.arange(12)[None], permutation(12, claim=61), {}
     for position in ("none", "sinusoidal", "rotary"):
-        model = gpt(61, position=position)
+        model = small_gpt(61, position=position)
         model.use(ENCODER)
-        error[position] = largest(model(ids)[:, order] - model(ids[:, order]))
-    measured = "outputs of a shuffled text, put back in order, differ by " + ", ".join(
-        f"{figure(change)} ({position})" for position, change in error.items()
+        error[position] = max_abs(model(ids)[:, order] - model(ids[:, order]))
+    measured = "difference between shuffled outputs and outputs of the shuffled text: " + ", ".join(
+        f"{format_number(change)} ({position})" for position, change in error.items()
     )
     return Finding(error["none"] < EXACT and min(error["sinusoidal"], error["rotary"]) > 0.1, measured)
 
 
 def equal_characters() -> Finding:
-    """To attention two equal characters are one and the same, unless something is added that says where each is."""
-    ids, apart = torch.tensor([[3, 1, 4, 1, 5]]), {}  # the same character in places 1 and 3
+    """Compare the outputs of two equal tokens in an encoder. They are equal unless positions are added."""
+    ids, apart = torch.tensor([[3, 1, 4, 1, 5]]), {}  # token 1 at positions 1 and 3
     for position in ("none", "learned", "sinusoidal"):
-        model = gpt(59, position=position)
+        model = small_gpt(59, position=position)
         model.use(ENCODER)
-        apart[position] = largest(model(ids)[0, 1] - model(ids)[0, 3])
-    measured = ", ".join(f"{figure(gap)} apart ({position})" for position, gap in apart.items())
+        apart[position] = max_abs(model(ids)[0, 1] - model(ids)[0, 3])
+    measured = "the outputs differ by " + ", ".join(f"{format_number(gap)} ({name})" for name, gap in apart.items())
     return Finding(apart["none"] < EXACT and min(apart["learned"], apart["sinusoidal"]) > 0.1, measured)
 
 
 def recurrence_knows_order() -> Finding:
-    """Where a network goes through a text step by step, or over neighbours, the order is in how it is computed."""
-    x, order = normal(1, 12, 8, claim=71), [*shuffled(11, claim=71).tolist(), 11]
-    rnn = awake(lambda: nn.RNN(8, 8, batch_first=True), claim=71)
-    lstm = awake(lambda: nn.LSTM(8, 8, batch_first=True), claim=71)
-    convolution = awake(lambda: nn.Conv1d(8, 8, kernel_size=3), claim=71)
+    """Shuffle the past of four networks. Only attention does not notice.
+
+    A recurrent network computes step by step, and a convolution combines neighbors. Both depend on the order.
+    """
+    x, order = normal(1, 12, 8, claim=71), [*permutation(11, claim=71).tolist(), 11]
+    rnn = randomize(lambda: nn.RNN(8, 8, batch_first=True), claim=71)
+    lstm = randomize(lambda: nn.LSTM(8, 8, batch_first=True), claim=71)
+    convolution = randomize(lambda: nn.Conv1d(8, 8, kernel_size=3), claim=71)
     last_outputs: dict[str, Callable[[Tensor], Tensor]] = {
         "RNN": lambda x: rnn(x)[0][0, -1],
         "LSTM": lambda x: lstm(x)[0][0, -1],
         "CNN": lambda x: convolution(x.mT)[0, :, -1],
         "attention": lambda x: (attention_weights(x, x) @ x)[0, -1],
     }
-    change = {name: largest(last(x) - last(x[:, order])) for name, last in last_outputs.items()}
+    changes = {name: max_abs(last(x) - last(x[:, order])) for name, last in last_outputs.items()}
     measured = "shuffling the past changes the last output by " + ", ".join(
-        f"{figure(value)} ({name})" for name, value in change.items()
+        f"{format_number(value)} ({name})" for name, value in changes.items()
     )
-    return Finding(change.pop("attention") < EXACT and min(change.values()) > 0.01, measured)
+    return Finding(changes.pop("attention") < EXACT and min(changes.values()) > 0.01, measured)
 
 
 # --- sines and cosines -------------------------------------------------------------------------------
 
 
 def formula() -> Finding:
-    """The formula, number by number, in plain Python."""
+    """Evaluate the formula in plain Python and compare it with the model's table."""
     table, error = sinusoidal_positions(256, 64), 0.0
     for p in range(256):
         for i in range(32):
             angle = p / 10_000 ** (2 * i / 64)
             error = max(error, abs(table[p, 2 * i].item() - math.sin(angle)))
             error = max(error, abs(table[p, 2 * i + 1].item() - math.cos(angle)))
-    measured = f"position 1 begins {figures(table[1, :4].tolist())}; all 256×64 numbers agree to {figure(error)}"
-    return Finding(error < SINGLE, measured)
+    first = format_numbers(table[1, :4].tolist())
+    measured = f"position 1 starts with {first}; all 256×64 numbers agree to {format_number(error)}"
+    return Finding(error < FLOAT32, measured)
 
 
 def near_is_alike() -> Finding:
-    """Neighbours differ in the fast waves only. The likeness falls with distance, though not with every single step."""
+    """Compute the similarity of position vectors by distance. It falls on average, but not at every step.
+
+    Neighbors differ only in the short wavelengths.
+    """
     table = sinusoidal_positions(512, 64).double()
-    likeness = table @ table[0] / (table[0] @ table[0])  # (distances,), 1 at distance 0
-    bands = [likeness[first : last + 1].mean().item() for first, last in ((1, 4), (5, 16), (17, 64), (65, 256))]
-    rises = (likeness.diff() > 0).sum().item()
+    similarity = table @ table[0] / (table[0] @ table[0])  # (distances,), 1 at distance 0
+    bands = [similarity[first : last + 1].mean().item() for first, last in ((1, 4), (5, 16), (17, 64), (65, 256))]
+    rises = (similarity.diff() > 0).sum().item()
     measured = (
-        f"likeness at distances 1 to 4, 5 to 16, 17 to 64, 65 to 256: {figures(bands)}; "
-        f"not step by step, for it rises in {rises} of 511"
+        f"similarity at distances 1-4, 5-16, 17-64, 65-256: {format_numbers(bands)}; it rises at {rises} of 511 steps"
     )
-    return Finding(bands == sorted(bands, reverse=True) and likeness[1:].max().item() < 0.999, measured)
+    return Finding(bands == sorted(bands, reverse=True) and similarity[1:].max().item() < 0.999, measured)
 
 
 def shift_is_a_rotation() -> Finding:
-    """Each pair (cos, sin) is the hand of a clock. To move by k is to turn every hand by k times its own speed.
+    """Rotate the vector of each position by fixed angles. The result is the vector of the position 17 steps later.
 
-    A rotation is a linear map, so a layer can learn to look k places back, wherever it stands. It also makes the
-    product of two positions depend on their distance alone.
+    Each pair (cos, sin) is a point on a circle, and a shift by k rotates it by k times its frequency. A rotation is a
+    linear map, so a layer can learn to look k positions back from any position. The dot product of two position
+    vectors therefore depends only on their distance.
     """
     table, distance = sinusoidal_positions(512, 64).double(), 17
-    hands = torch.complex(table[:, 1::2], table[:, 0::2])  # cos + i sin, (positions, pairs)
+    points = torch.complex(table[:, 1::2], table[:, 0::2])  # cos + i sin, (positions, pairs)
     angle = distance / 10_000 ** (torch.arange(0, 64, 2, dtype=torch.float64) / 64)  # (pairs,)
-    unturned = largest(hands[:-distance] - hands[distance:])
-    error = largest(hands[:-distance] * torch.polar(torch.ones_like(angle), angle) - hands[distance:])
+    unrotated = max_abs(points[:-distance] - points[distance:])
+    error = max_abs(points[:-distance] * torch.polar(torch.ones_like(angle), angle) - points[distance:])
     products = (table[:-distance] * table[distance:]).sum(-1)  # (positions,)
     measured = (
-        f"for {len(products)} places, PE(p + {distance}) is the same rotation of PE(p) to {figure(error)}; "
-        f"their product is {figure(products.mean())} ± {figure(products.std())}"
+        f"for {len(products)} positions p, PE(p + {distance}) is the same rotation of PE(p) to {format_number(error)}; "
+        f"their dot product is {format_number(products.mean())} ± {format_number(products.std())}"
     )
-    return Finding(error < SINGLE and unturned > 1 and products.std().item() < SINGLE, measured)
+    return Finding(error < FLOAT32 and unrotated > 1 and products.std().item() < FLOAT32, measured)
 
 
 def computed_once() -> Finding:
-    """The table is worked out when a model is made. It is no parameter: nothing trains it, and no file holds it."""
-    model, ids = gpt(64, position="sinusoidal"), torch.arange(12)[None]
+    """Check that the table is a buffer: computed with the model, never trained, and not stored in a checkpoint."""
+    model, ids = small_gpt(64, position="sinusoidal"), torch.arange(12)[None]
     table = model.positions
     assert table is not None
     before = table.clone()
@@ -174,35 +196,35 @@ def computed_once() -> Finding:
     model(ids)
     reused = model.positions is table and torch.equal(table, before) and not table.requires_grad
     stored = [name for name in {**dict(model.named_parameters()), **model.state_dict()} if "position" in name]
-    counts = {
-        position: count_parameters(plain(position=position), 65) for position in ("none", "sinusoidal", "learned")
-    }
+    kinds = ("none", "sinusoidal", "learned")
+    counts = {position: count_parameters(small_config(position=position), 65) for position in kinds}
     measured = "parameters: " + ", ".join(f"{count:,} ({position})" for position, count in counts.items())
     return Finding(reused and not stored and counts["none"] == counts["sinusoidal"] < counts["learned"], measured)
 
 
 def added_then_dropped() -> Finding:
-    """What enters the first block is embedding plus position, through a dropout that is silent except in training."""
-    model, ids = gpt(70, position="learned", n_embd=64, dropout=0.5), torch.arange(12)[None]
+    """Record the input of the first block. It is embedding plus position, after dropout during training."""
+    model, ids = small_gpt(70, position="learned", n_embd=64, dropout=0.5), torch.arange(12)[None]
     added = model.token_embedding(ids) + model.position_embedding.weight[:12]  # (1, T, C)
-    at_rest = reaching(model.blocks[0], lambda: model(ids))[0]
+    evaluated = record_inputs(model.blocks[0], lambda: model(ids))[0]
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         torch.default_generator.manual_seed(mix_seed("claim", 70, "dropout"))
-        training = reaching(model.blocks[0], lambda: model.train()(ids))[0]
-    dropped = training == 0
-    error = largest(at_rest - added)
-    scaled_up = largest(training - 2 * added.masked_fill(dropped, 0))
+        trained = record_inputs(model.blocks[0], lambda: model.train()(ids))[0]
+    dropped = trained == 0
+    error = max_abs(evaluated - added)
+    kept_error = max_abs(trained - 2 * added.masked_fill(dropped, 0))
     share = dropped.double().mean().item()
     measured = (
-        f"the sum enters unchanged to {figure(error)}; in training, at 0.5, {share:.0%} is dropped and the rest doubled"
+        f"in evaluation the sum passes unchanged to {format_number(error)}; in training with dropout 0.5, "
+        f"{share:.0%} is dropped and the rest doubled"
     )
-    return Finding(error < EXACT and abs(share - 0.5) < 0.1 and scaled_up < EXACT, measured)
+    return Finding(error < EXACT and abs(share - 0.5) < 0.1 and kept_error < EXACT, measured)
 
 
 CLAIMS = (
     Claim(
         55,
-        "Keys and values can be shuffled together, and nothing changes.",
+        "Shuffling keys and values together changes nothing.",
         ("003",),
         keys_and_values_have_no_order,
     ),
@@ -212,24 +234,29 @@ CLAIMS = (
         "Positions are the only source of order.",
         ("003",),
         mask_tells_order,
-        correction="Not from two layers on: the causal mask gives every place another past, and that tells order.",
+        correction="Not with two or more layers. The causal mask gives each position another past, which tells order.",
     ),
     Claim(
         61,
-        "Attention has its order from the positions, not from a sequence of steps.",
+        "Self-attention gets order from positions, not from sequential steps.",
         ("001",),
         order_comes_from_positions,
     ),
-    Claim(59, "Equal characters in different places must be told apart.", ("000",), equal_characters),
-    Claim(71, "Recurrent and convolutional networks know the order by themselves.", ("003",), recurrence_knows_order),
+    Claim(59, "Equal tokens at different positions must be told apart.", ("000",), equal_characters),
+    Claim(
+        71,
+        "Recurrent and convolutional networks need no positions to know the order.",
+        ("003",),
+        recurrence_knows_order,
+    ),
     Claim(62, "Positions are sines and cosines with wavelengths that grow like 10000^(2i/d).", ("002", "003"), formula),
-    Claim(63, "Positions close to each other have vectors that are alike, far ones do not.", ("002",), near_is_alike),
+    Claim(63, "Close positions have similar vectors; distant positions do not.", ("002",), near_is_alike),
     Claim(
         65,
         "The vector of p + k is a linear map of the vector of p, the same for every p.",
         ("002", "003"),
         shift_is_a_rotation,
     ),
-    Claim(64, "The positions are computed once and used again.", ("002",), computed_once),
-    Claim(70, "Word and position are added, then there is dropout.", ("003",), added_then_dropped),
+    Claim(64, "The position vectors are computed once and reused.", ("002",), computed_once),
+    Claim(70, "Token and position vectors are added, then dropout is applied.", ("003",), added_then_dropped),
 )

@@ -1,12 +1,12 @@
-"""What attention replaced: a network that reads one character after the other, and has to remember.
+"""Recurrence: the networks that attention replaced, which read one token after the other and must remember.
 
-A plain recurrent network (Elman 1990) keeps one vector, and makes the next of it and of the next character:
+A plain recurrent network (Elman 1990) keeps one state vector and updates it with each token:
 
     h_t = f(W h_(t-1) + x_t)
 
-What the last state still knows of the first passes through every step between. The way back of a gradient is the
-product of as many matrices diag(f') W, and such a product goes to zero or to infinity unless each is just right
-(Bengio et al. 1994). Attention goes from any place to any other in one step.
+All that the last state knows about the first passes through every step between them. On the way back, a gradient is
+multiplied by one matrix diag(f') W per step. Such a product vanishes or explodes unless each factor is just right
+(Bengio et al. 1994). Attention connects any two positions in one step.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from minigpt.claims.claim import Claim, Finding, figure, figures, largest
-from minigpt.claims.material import EXACT, attention, awake, gpt, normal, reaching
+from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
 from minigpt.config.schema import SampleConfig
 from minigpt.model.gpt import attention_weights
 from minigpt.model.kernels import TORCH
@@ -29,7 +29,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def last_state(weight: Tensor, inputs: Tensor, start: Tensor, activation: Activation) -> Tensor:
-    """Return the state (C) after reading inputs (T, C) from the state `start`, by a matrix W (C, C)."""
+    """Return the state (C) of a recurrent network with matrix W (C, C) after reading inputs (T, C)."""
     state = start
     for x in inputs:
         state = activation(weight @ state + x)
@@ -37,24 +37,24 @@ def last_state(weight: Tensor, inputs: Tensor, start: Tensor, activation: Activa
 
 
 def jacobians(weight: Tensor, inputs: Tensor, activation: Activation) -> list[Tensor]:
-    """Return the derivatives of each state by the first, (C, C) each: one factor diag(f') W more at every step."""
+    """Return ∂h_t/∂h_0 (C, C) for each step t. Each step multiplies by another factor diag(f') W."""
     state, product, found = torch.zeros(WIDTH, dtype=torch.float64), torch.eye(WIDTH, dtype=torch.float64), []
     for x in inputs:
         before = (weight @ state + x).detach().requires_grad_()
         state = activation(before)
-        (slope,) = torch.autograd.grad(state.sum(), before)  # f', for f works on each number alone
+        (slope,) = torch.autograd.grad(state.sum(), before)  # f', because f is elementwise
         product = slope[:, None] * weight @ product
         found.append(product)
     return found
 
 
-def size(matrix: Tensor) -> float:
-    """Return by what a matrix multiplies the length of the vector that it lengthens most."""
+def norm(matrix: Tensor) -> float:
+    """Return the spectral norm: the largest factor by which a matrix changes the length of a vector."""
     return float(torch.linalg.matrix_norm(matrix, ord=2))
 
 
 def rotation(claim: int) -> Tensor:
-    """Return a random matrix (C, C) that changes no length, so that gain times it changes each by the gain."""
+    """Return a random orthogonal matrix (C, C). Times a gain g, it changes every length by the factor g."""
     q: Tensor = torch.linalg.qr(normal(WIDTH, WIDTH, claim=claim, part="rotation"))[0]
     return q
 
@@ -63,47 +63,52 @@ def rotation(claim: int) -> Tensor:
 
 
 def product_vanishes() -> Finding:
-    """The chain rule, step by step, and torch's own derivative through all of the steps, are the same matrix."""
+    """Multiply the Jacobians of 64 steps. Their product vanishes; at step 8 it equals torch's own derivative."""
     weight, inputs = 0.9 * rotation(73), normal(STEPS, WIDTH, claim=73)
     chain = jacobians(weight, inputs, torch.tanh)
     start = torch.zeros(WIDTH, dtype=torch.float64)
     by_torch = torch.autograd.functional.jacobian(lambda h: last_state(weight, inputs[:8], h, torch.tanh), start)
-    error = largest(chain[7] - by_torch)
-    sizes = [size(chain[step - 1]) for step in (1, 4, 16, 64)]
-    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {figures(sizes)}; torch's derivative differs by {figure(error)}"
-    return Finding(error < EXACT and sizes == sorted(sizes, reverse=True) and sizes[-1] < 1e-6, measured)
+    error = max_abs(chain[7] - by_torch)
+    norms = [norm(chain[step - 1]) for step in (1, 4, 16, 64)]
+    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {format_numbers(norms)}; torch differs by {format_number(error)}"
+    return Finding(error < EXACT and norms == sorted(norms, reverse=True) and norms[-1] < 1e-6, measured)
 
 
 def why_it_vanishes() -> Finding:
-    """Without either cause nothing vanishes; each of them alone is enough. A sigmoid's slope is 1/4 at most."""
+    """Test both causes alone and together. Either one is enough; with neither, the gradient stays at 1.
+
+    The slope of a sigmoid is at most 1/4.
+    """
     inputs, left = normal(STEPS, WIDTH, claim=74) / 4, {}
     for name, activation in {"none": lambda z: 1 * z, "tanh": torch.tanh, "sigmoid": torch.sigmoid}.items():
         for gain in (1.0, 0.9):
-            left[name, gain] = size(jacobians(gain * rotation(74), inputs, activation)[-1])
-    measured = f"of 1 there is left after {STEPS} steps, at gain 1 and 0.9 of W: " + "; ".join(
-        f"{figure(left[name, 1.0])} and {figure(left[name, 0.9])} ({name})" for name in ("none", "tanh", "sigmoid")
+            left[name, gain] = norm(jacobians(gain * rotation(74), inputs, activation)[-1])
+    measured = f"gradient left after {STEPS} steps at gains 1 and 0.9: " + "; ".join(
+        f"{format_number(left[name, 1.0])} and {format_number(left[name, 0.9])} ({name})"
+        for name in ("none", "tanh", "sigmoid")
     )
     neither, small, flat = left["none", 1.0], left["none", 0.9], (left["tanh", 1.0], left["sigmoid", 1.0])
     return Finding(abs(neither - 1) < EXACT and small < 0.01 and max(flat) < 0.01, measured)
 
 
 def cure_explodes() -> Finding:
-    """What makes up for a slope below 1 is a gain above 1, and where the slope is 1 that grows without end.
+    """Use a gain of 2 to compensate for small slopes. Where the slope is 1, the gradient explodes.
 
-    Clipping (Pascanu et al. 2013) shortens such a gradient, and leaves it its direction.
+    Gradient clipping (Pascanu et al. 2013) shortens such a gradient and preserves its direction.
     """
     inputs, grown = normal(STEPS, WIDTH, claim=75) / 4, {}
     for name, activation in {"none": lambda z: 1 * z, "relu": torch.relu, "tanh": torch.tanh}.items():
-        grown[name] = size(jacobians(2.0 * rotation(75), inputs, activation)[-1])
+        grown[name] = norm(jacobians(2.0 * rotation(75), inputs, activation)[-1])
     gradient = 1e6 * normal(WIDTH, claim=75, part="gradient")
     parameter = nn.Parameter(torch.zeros_like(gradient))
     parameter.grad = gradient.clone()
     nn.utils.clip_grad_norm_([parameter], max_norm=1.0)
     length, cosine = parameter.grad.norm().item(), F.cosine_similarity(parameter.grad, gradient, dim=0).item()
     measured = (
-        f"after {STEPS} steps at gain 2: "
-        + ", ".join(f"{figure(value)} ({name})" for name, value in grown.items())
-        + f"; clipped, a gradient of length {figure(gradient.norm())} has {figure(length)} and cosine {figure(cosine)}"
+        f"gradient after {STEPS} steps at gain 2: "
+        + ", ".join(f"{format_number(value)} ({name})" for name, value in grown.items())
+        + f"; clipping takes one of length {format_number(gradient.norm())} to {format_number(length)}, "
+        + f"cosine {format_number(cosine)}"
     )
     return Finding(min(grown.values()) > 1000 and abs(length - 1) < 1e-6 and abs(cosine - 1) < EXACT, measured)
 
@@ -112,67 +117,68 @@ DISTANCES = (1, 4, 16, 63)
 
 
 def shortcut_to_the_source() -> Finding:
-    """How strongly the last output depends on a character, by its distance: in one layer each is one step away."""
+    """Compute the gradient of the last output with respect to earlier inputs. In attention each is one step away."""
     inputs, direction = normal(STEPS, WIDTH, claim=18).requires_grad_(), normal(WIDTH, claim=18, part="direction")
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     outputs = {
-        "attention": attention(18)(inputs[None])[0, -1],
+        "attention": small_attention(18)(inputs[None])[0, -1],
         "recurrence": last_state(rotation(18), inputs, zeros, torch.tanh),
     }
-    felt = {}
+    gradients = {}
     for name, output in outputs.items():
         (gradient,) = torch.autograd.grad(output @ direction, inputs)
-        felt[name] = [gradient[STEPS - 1 - distance].norm().item() for distance in DISTANCES]
-    measured = "gradient at distance 1, 4, 16, 63: " + "; ".join(f"{figures(g)} ({name})" for name, g in felt.items())
-    attended, recalled = felt["attention"], felt["recurrence"]
-    return Finding(min(attended) > 0.1 * max(attended) and recalled[-1] < 1e-6 * recalled[0], measured)
+        gradients[name] = [gradient[STEPS - 1 - distance].norm().item() for distance in DISTANCES]
+    measured = "gradient at distance 1, 4, 16, 63: " + "; ".join(
+        f"{format_numbers(values)} ({name})" for name, values in gradients.items()
+    )
+    attention, recurrence = gradients.values()
+    return Finding(min(attention) > 0.1 * max(attention) and recurrence[-1] < 1e-6 * recurrence[0], measured)
 
 
 def weight_decides_not_distance() -> Finding:
-    """The gradient that reaches a value is its weight. So who fits the query learns, wherever it stands."""
+    """Place a matching key at four distances. The gradient that reaches its value is its weight, at any distance."""
     q, k, v, inputs = normal(4, STEPS, WIDTH, claim=78)
-    values, reached, recalled = v.requires_grad_(), [], []
+    values, attention, recurrence = v.requires_grad_(), [], []
     chain = jacobians(rotation(78), inputs, torch.tanh)
     for distance in DISTANCES:
-        place = STEPS - 1 - distance
+        position = STEPS - 1 - distance
         keys = k.clone()
-        keys[place] = 2 * q[-1]  # what the last query looks for stands there
+        keys[position] = 2 * q[-1]  # matches the last query
         (gradient,) = torch.autograd.grad((attention_weights(q[-1:], keys) @ values)[0, 0], values)
-        reached.append(gradient[place, 0].item())
-        recalled.append(size(chain[distance - 1]))
+        attention.append(gradient[position, 0].item())
+        recurrence.append(norm(chain[distance - 1]))
     measured = (
-        f"of a gradient, {figures(reached)} reaches the value of the key that fits, at distance 1, 4, 16, 63; "
-        f"{figures(recalled)} goes back as far in a recurrence"
+        f"gradient that reaches the matching value at distance 1, 4, 16, 63: {format_numbers(attention)}; "
+        f"in a recurrent network: {format_numbers(recurrence)}"
     )
-    return Finding(min(reached) > 0.9 and recalled[-1] < 1e-6, measured)
+    return Finding(min(attention) > 0.9 and recurrence[-1] < 1e-6, measured)
 
 
 # --- steps and products ------------------------------------------------------------------------------
 
 
 def steps_counted() -> Finding:
-    """To train, a GPT reads all characters in one pass. To write, it needs each character for the next, as any."""
-    model, cell, ids = gpt(81, context=128), awake(lambda: nn.RNNCell(WIDTH, WIDTH), claim=81), torch.arange(100) % 12
+    """Count forward passes. In training a GPT reads all tokens in one pass; generation needs one pass per token."""
+    model, cell = small_gpt(81, context=128), randomize(lambda: nn.RNNCell(WIDTH, WIDTH), claim=81)
+    ids = torch.arange(100) % 12
 
     def recur(text: Tensor | None) -> None:
         state = torch.zeros(WIDTH, dtype=torch.float64)
-        for place in range(100):
-            state = cell(state if text is None else text[place], state)  # what it writes is what it reads next
+        for position in range(100):
+            state = cell(state if text is None else text[position], state)  # feeds its output back without a text
 
     steps = [
-        len(reaching(model.token_embedding, lambda: model(ids[None]))),
-        len(reaching(model.token_embedding, lambda: list(generate_ids(model, ids[:1], SampleConfig(length=100))))),
-        len(reaching(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
-        len(reaching(cell, lambda: recur(None))),
+        len(record_inputs(model.token_embedding, lambda: model(ids[None]))),
+        len(record_inputs(model.token_embedding, lambda: list(generate_ids(model, ids[:1], SampleConfig(length=100))))),
+        len(record_inputs(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
+        len(record_inputs(cell, lambda: recur(None))),
     ]
-    measured = "steps to read and to write 100 characters: {} and {} with attention, {} and {} by recurrence".format(
-        *steps
-    )
+    measured = "steps to read and to generate 100 tokens: attention {} and {}, recurrence {} and {}".format(*steps)
     return Finding(steps == [1, 100, 100, 100], measured)
 
 
-class Multiplications(TorchFunctionMode):
-    """Counts the multiplications of numbers in the matrix products of its block."""
+class CountMultiplications(TorchFunctionMode):
+    """Counts the multiplications in matrix products within a `with` block."""
 
     count: int = 0
 
@@ -184,18 +190,17 @@ class Multiplications(TorchFunctionMode):
 
 
 def multiplications(run: Callable[[], object]) -> int:
-    """Return how many numbers are multiplied while `run` runs."""
-    counter = Multiplications()
-    with counter:
+    """Call `run` and return its number of multiplications."""
+    with CountMultiplications() as counter:
         run()
-    return counter.count
+    return int(counter.count)
 
 
 def products_counted() -> Finding:
-    """Attention multiplies for each pair of characters d numbers, a recurrence for each character d times d.
+    """Count multiplications. Attention needs d per pair of tokens; a recurrent network needs d² per token.
 
-    A block also has matrices of 12 d² weights that meet each character once, as a recurrence's do. So attention
-    comes to outweigh the rest of its block only in texts longer than 6 d.
+    A transformer block also has 12 d² weights, each used once per token. Attention therefore costs more than the rest
+    of its block only in texts longer than 6 d.
     """
 
     def attend(T: int, d: int) -> int:
@@ -207,28 +212,34 @@ def products_counted() -> Finding:
 
     longer = attend(128, 32) / attend(64, 32), recur(128, 32) / recur(64, 32)
     wider = attend(64, 64) / attend(64, 32), recur(64, 64) / recur(64, 32)
-    model, core = gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 characters are 6 d
-    model.use(TORCH)  # whose attention is one function, so that only the block's own matrices are counted
-    own = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
+    model, core = small_gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 tokens are 6 d
+    model.use(TORCH)  # its attention is a single function, so only the block's weight matrices are counted
+    weights = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
     measured = (
-        f"attention and recurrence: twice the text ×{figure(longer[0])} and ×{figure(longer[1])}, twice the width "
-        f"×{figure(wider[0])} and ×{figure(wider[1])}; at 6 d attention makes {core:,}, its block's matrices {own:,}"
+        f"attention and recurrence: twice the length ×{format_number(longer[0])} and ×{format_number(longer[1])}, "
+        f"twice the width ×{format_number(wider[0])} and ×{format_number(wider[1])}; at length 6 d attention takes "
+        f"{core:,}, the block's weights {weights:,}"
     )
-    return Finding((*longer, *wider) == (4, 2, 2, 4) and own == core, measured)
+    return Finding((*longer, *wider) == (4, 2, 2, 4) and weights == core, measured)
 
 
 CLAIMS = (
     Claim(73, "Recurrent networks forget because a product of Jacobians vanishes.", ("001",), product_vanishes),
     Claim(74, "Recurrent gradients vanish because W is small or the activation is flat.", ("001",), why_it_vanishes),
-    Claim(75, "A start or an activation that stops the vanishing invites explosion.", ("001",), cure_explodes),
+    Claim(
+        75,
+        "Initializations and activations that prevent vanishing gradients can make them explode.",
+        ("001",),
+        cure_explodes,
+    ),
     Claim(18, "Attention is a shortcut to the whole source.", ("004",), shortcut_to_the_source),
-    Claim(78, "Attention does not forget, for it weighs every word.", ("001", "004"), weight_decides_not_distance),
+    Claim(78, "Attention does not forget, because it weighs every word.", ("001", "004"), weight_decides_not_distance),
     Claim(
         81,
-        "Where a recurrent network takes 100 steps, attention takes 1.",
+        "Attention takes 1 step where a recurrent network takes 100.",
         ("001",),
         steps_counted,
-        correction="In training it does. To write 100 characters both take 100 steps.",
+        correction="This is true in training. To generate 100 tokens, both take 100 steps.",
     ),
-    Claim(82, "A recurrent network costs n·d² for n characters, attention n²·d.", ("001",), products_counted),
+    Claim(82, "For n tokens, a recurrent network costs n·d² and attention n²·d.", ("001",), products_counted),
 )

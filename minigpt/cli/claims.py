@@ -5,54 +5,55 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from minigpt.cli.options import (
-    CheckpointOption,
-    JsonOption,
-)
+from minigpt.cli.excerpt import notice_checkpoint
+from minigpt.cli.options import CheckpointOption, JsonOption
 from minigpt.cli.output import json_text, write
 from minigpt.errors import UserError
 
 if TYPE_CHECKING:
-    from minigpt.claims import Result
-from minigpt.cli.excerpt import notice_checkpoint
+    from minigpt.claims.claim import Result
 
 
 def claims(
     run: Annotated[
-        str | None, Argument(help="Also ask this trained run what no formula decides.", metavar="[RUN]")
+        str | None, Argument(help="A trained run, to check the claims that depend on training.", metavar="[RUN]")
     ] = None,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check what lecture notes say about attention: each claim computed, and corrected where it is wrong."""
-    from minigpt.claims import run_claims
+    """Check statements about attention from lecture notes, and correct the wrong ones."""
+    from minigpt.claims.run import run_claims
 
     if checkpoint is not None and run is None:
-        raise UserError("--checkpoint is one of a run: minigpt claims RUN --checkpoint ...")
-    asked: list[Result] = []
+        raise UserError("--checkpoint needs a run: minigpt claims RUN --checkpoint ...")
+    results = run_claims()
     if run is not None:
-        from tqdm import tqdm
-
-        from minigpt.claims import trained
-        from minigpt.storage.checkpoint import load_checkpoint
-
-        loaded = load_checkpoint(run, checkpoint)
-        notice_checkpoint(loaded)
-        with tqdm(total=len(trained.QUESTIONS), unit="question", disable=None, leave=False) as bar:
-            asked = trained.ask(loaded, loaded.validation, bar.update)
-    found = sorted([*run_claims(), *asked], key=lambda result: result.id)
+        results += _ask_run(run, checkpoint)
+    results.sort(key=lambda result: result.id)
     if as_json:
-        write(json_text([asdict(result) for result in found]))
+        write(json_text([asdict(result) for result in results]))
     else:
-        for result in found:
-            _print_claim(result)
-    failed = [result.id for result in found if result.verdict == "FAIL"]
+        for result in results:
+            _print_result(result)
+    failed = [str(result.id) for result in results if result.verdict == "FAIL"]
     if failed:
-        raise UserError(f"{len(failed)} of {len(found)} claims do not hold: {', '.join(map(str, failed))}")
+        raise UserError(f"{len(failed)} of {len(results)} claims do not hold: {', '.join(failed)}")
 
 
-def _print_claim(result: "Result") -> None:
+def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
+    from tqdm import tqdm
+
+    from minigpt.claims.trained import QUESTIONS, ask
+    from minigpt.storage.checkpoint import load_checkpoint
+
+    loaded = load_checkpoint(run, checkpoint)
+    notice_checkpoint(loaded)
+    with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
+        return ask(loaded, loaded.validation, bar.update)
+
+
+def _print_result(result: "Result") -> None:
     print(f"{result.id:>3}  {result.verdict}  {result.claim}  (notes {result.note})")
     if result.correction:
-        print(f"     right is: {result.correction}")
+        print(f"     correct: {result.correction}")
     print(f"     measured: {result.measured}  [{result.where}]")

@@ -287,7 +287,7 @@ def test_claims_without_a_model(cli: Cli) -> None:
     assert {row["verdict"] for row in found} == {"PASS", "CORRECTED"}
     assert all({"id", "claim", "note", "measured", "verdict"} <= row.keys() for row in found)
     lines = cli("claims").out.splitlines()
-    assert sum("  CORRECTED  " in line for line in lines) == sum("     right is: " in line for line in lines) > 5
+    assert sum("  CORRECTED  " in line for line in lines) == sum("     correct: " in line for line in lines) > 5
 
 
 def test_claims_that_a_model_answers(cli: Cli, folder: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.Monke
 
 def test_a_run_that_is_not_there_is_one_line(cli: Cli) -> None:
     assert "nothing" in cli("claims", "nothing").error
-    assert "--checkpoint is one of a run" in cli("claims", "--checkpoint", "best").error
+    assert "--checkpoint needs a run" in cli("claims", "--checkpoint", "best").error
 
 
 def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

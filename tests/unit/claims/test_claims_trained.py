@@ -1,4 +1,4 @@
-"""What a trained model says to the claims: verdicts that follow from the figures, on models whose answer is known."""
+"""The questions to a trained model: their verdicts on models with a known answer."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from minigpt.claims import trained
-from minigpt.claims.trained import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Evidence, ask, judge
+from minigpt.claims import trained_heads, trained_vectors
+from minigpt.claims.evidence import (
+    INCONCLUSIVE,
+    NOT_SUPPORTED,
+    SUPPORTED,
+    Evidence,
+    judge,
+    kendall_tau,
+    rank_correlation,
+)
+from minigpt.claims.trained import QUESTIONS, ask
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
@@ -19,7 +28,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def untrained(**changes: object) -> Checkpoint:
-    """A checkpoint of a fresh model, with the weights that its seed draws."""
+    """The checkpoint of an untrained model, with the initial weights of its seed."""
     from minigpt.config.resolve import resolve
     from minigpt.config.schema import RunConfig
     from minigpt.seeds import mix_seed
@@ -45,13 +54,13 @@ def evidence(loaded: Checkpoint, windows: int = 8) -> Evidence:
     [
         ([1.0, 1.1, 0.9, 1.0], 0.5, SUPPORTED),
         ([1.0, 1.1, 0.9, 1.0], 1.5, NOT_SUPPORTED),
-        ([1.0, 1.1, 0.9, 1.0], 1.2, INCONCLUSIVE),  # two standard errors away, but of four windows
+        ([1.0, 1.1, 0.9, 1.0], 1.2, INCONCLUSIVE),  # two standard errors, but only four windows
         ([-3.0, 3.0, -2.0, 4.0], 0.0, INCONCLUSIVE),
         ([1.0, 1.0], 0.0, INCONCLUSIVE),  # too few windows
         ([1.0, 1.0, math.nan], 0.0, INCONCLUSIVE),
     ],
 )
-def test_a_verdict_takes_confidence(values: list[float], margin: float, verdict: str) -> None:
+def test_a_verdict_requires_confidence(values: list[float], margin: float, verdict: str) -> None:
     assert judge(torch.tensor(values), margin) == verdict
 
 
@@ -59,22 +68,22 @@ def test_an_untrained_model_supports_nothing() -> None:
     found = ask(untrained(), letters())
     assert [result for result in found if result.verdict == SUPPORTED] == []
     measured = {result.id: result.measured for result in found}
-    assert measured[17].endswith(": attention does nothing here")  # blocks start at zero
+    assert measured[17].endswith(": attention has no effect")  # blocks start at zero
     assert "0 cost more than 0.001 nats, 8 less" in measured[47]
     assert measured[87].startswith("moved by 0 times")
 
 
-def test_text_in_which_all_is_induction_shows_no_induction_head() -> None:
-    """In "aaaa" what followed the same character is nearly everything: looking everywhere alike gets it too."""
+def test_repetitive_text_shows_no_induction_head() -> None:
+    """In "aaaa" almost every key follows the same character, so uniform attention scores high, too."""
     loaded = untrained()
     windows = [np.zeros(32, np.uint8)] * 8
-    verdict, measured = trained.looks_at("induction", 0.0)(Evidence(loaded, windows))
+    verdict, measured = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, windows))
     assert verdict == NOT_SUPPORTED
     assert float(measured.rpartition(" ")[2]) > 0.8  # the baseline
 
 
-def test_a_head_that_looks_back_by_one_is_found() -> None:
-    """On a model whose first head takes each query from the place before, by its position alone."""
+def test_a_previous_token_head_is_found() -> None:
+    """The head of this model matches each query with the key one position before."""
     loaded = untrained(position="learned", qk_norm=False, n_head=1, n_embd=64)
     with torch.no_grad():
         for parameter in loaded.model.parameters():
@@ -85,77 +94,80 @@ def test_a_head_that_looks_back_by_one_is_found() -> None:
         block.norm1.weight.fill_(1)
         q, k, _ = block.attention.qkv.weight.view(3, 64, 64)
         q[:32, :32], k[:32, :32] = 100 * torch.eye(32).roll(1, 1), torch.eye(32)
-    verdict, measured = trained.looks_at("previous", 0.5)(evidence(loaded))
+    verdict, measured = trained_heads.some_head_follows("previous", 0.5)(evidence(loaded))
     assert verdict == SUPPORTED
     assert measured.startswith("head 0.0: 1 of its attention, uniform 0.0")
-    assert trained.attention_selects(evidence(loaded))[0] == SUPPORTED
-    assert trained.looks_at("first", 0.5)(evidence(loaded))[0] == NOT_SUPPORTED
+    assert trained_heads.attention_selects(evidence(loaded))[0] == SUPPORTED
+    assert trained_heads.some_head_follows("first", 0.5)(evidence(loaded))[0] == NOT_SUPPORTED
 
 
-def test_windows_without_such_a_place_choose_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them among the first half once made it head 0.0."""
+def test_windows_without_the_pattern_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nan in the first half must not select head 0.0."""
     values, uniform = torch.full((8, 1, 4), 0.02), torch.full((8,), 0.01)
     values[:, 0, 3] = 0.6
     values[1], uniform[1] = math.nan, math.nan
     values[6], uniform[6] = math.nan, math.nan
     monkeypatch.setattr(Evidence, "scores", lambda *_: (values, uniform))
-    verdict, measured = trained.looks_at("induction", 0.1)(evidence(untrained()))
+    verdict, measured = trained_heads.some_head_follows("induction", 0.1)(evidence(untrained()))
     assert (verdict, measured) == (SUPPORTED, "head 0.3: 0.6 of its attention, uniform 0.01")
     values[:], uniform[:] = math.nan, math.nan
-    assert trained.looks_at("induction", 0.1)(evidence(untrained())) == (INCONCLUSIVE, "the windows have no such place")
+    assert trained_heads.some_head_follows("induction", 0.1)(evidence(untrained())) == (
+        INCONCLUSIVE,
+        "the pattern does not occur in the windows",
+    )
 
 
-def test_embeddings_that_only_decayed_have_learned_nothing() -> None:
+def test_embeddings_that_only_decayed_did_not_learn() -> None:
     loaded = untrained()
     with torch.no_grad():
         loaded.model.token_embedding.weight.mul_(0.6)
-    verdict, measured = trained.embeddings_learn(evidence(loaded))
+    verdict, measured = trained_vectors.embeddings_learn(evidence(loaded))
     assert verdict == NOT_SUPPORTED
-    assert measured == "moved by 0.4 times their length at first; cosine to the start 1"
+    assert measured == "moved by 0.4 times their initial length; cosine to the initial embedding 1"
 
 
-def test_embeddings_of_a_kind_are_found_to_lie_together() -> None:
+def test_groups_of_similar_embeddings_are_found() -> None:
     loaded = untrained()
     with torch.no_grad():
-        kinds = torch.tensor([trained._kind(letter) for letter in loaded.tokenizer.chars])
-        loaded.model.token_embedding.weight += 0.1 * torch.eye(4, 32)[kinds]
-    verdict, measured = trained.kinds_of_characters(evidence(loaded))
+        groups = torch.tensor([trained_vectors._group(letter) for letter in loaded.tokenizer.chars])
+        loaded.model.token_embedding.weight += 0.1 * torch.eye(4, 32)[groups]
+    verdict, measured = trained_vectors.embeddings_group_characters(evidence(loaded))
     assert verdict == SUPPORTED, measured
     few = Checkpoint(GPT(loaded.config.model, 3).eval(), CharTokenizer("ab "), loaded.config, loaded.meta, loaded.path)
-    assert trained.kinds_of_characters(Evidence(few, []))[0] == INCONCLUSIVE
+    assert trained_vectors.embeddings_group_characters(Evidence(few, []))[0] == INCONCLUSIVE
 
 
-def test_a_head_that_costs_nothing_contradicts_that_all_help() -> None:
+def test_one_useless_head_contradicts_that_all_help() -> None:
     loaded = untrained()
     costs = torch.full((8, 2, 4), 0.1) + 0.001 * torch.arange(8)[:, None, None]
     helped, not_helped = evidence(loaded), evidence(loaded)
     helped.__dict__["costs"] = costs
     not_helped.__dict__["costs"] = costs * (torch.arange(8).view(2, 4) != 3)
-    assert trained.every_head_helps(helped)[0] == SUPPORTED
-    verdict, measured = trained.every_head_helps(not_helped)
+    assert trained_heads.every_head_helps(helped)[0] == SUPPORTED
+    verdict, measured = trained_heads.every_head_helps(not_helped)
     assert verdict == NOT_SUPPORTED
     assert measured.startswith("of 8 heads 7 cost more than 0.001 nats, 1 less, 0 are undecided")
 
 
-def test_rank_correlation_is_spearmans_within_layers() -> None:
+def test_rank_correlation_is_spearman_within_layers() -> None:
     x = torch.tensor([[3.0, 1.0, 2.0, 9.0, 4.0, 5.0]])
-    assert trained.rank_correlation(x, x**3)[0] == pytest.approx(1)
-    assert trained.rank_correlation(x, -x)[0] == pytest.approx(-1)
-    assert 0.5 < trained.rank_correlation(x, x)[1] < 1
+    assert rank_correlation(x, x**3)[0] == pytest.approx(1)
+    assert rank_correlation(x, -x)[0] == pytest.approx(-1)
+    assert 0.5 < rank_correlation(x, x)[1] < 1
     tied = torch.tensor([[1.0, 1.0, 2.0, 2.0, 3.0, 3.0]])
-    assert trained.rank_correlation(tied, tied)[0] == pytest.approx(1)
+    assert rank_correlation(tied, tied)[0] == pytest.approx(1)
     apart = torch.tensor([[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]])
-    assert trained.rank_correlation(apart, torch.tensor([[3.0, 2, 1], [13, 12, 11]]))[0] == pytest.approx(-1)
-    assert math.isnan(trained.rank_correlation(x, torch.zeros(1, 6))[0])
+    assert rank_correlation(apart, torch.tensor([[3.0, 2, 1], [13, 12, 11]]))[0] == pytest.approx(-1)
+    assert math.isnan(rank_correlation(x, torch.zeros(1, 6))[0])
 
 
-def test_order_is_kendalls() -> None:
+def test_kendall_tau() -> None:
     rows = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [1.0, 3.0, 2.0]])
-    assert trained.in_order(rows).tolist() == pytest.approx([1, -1, 1 / 3])
+    assert kendall_tau(rows).tolist() == pytest.approx([1, -1, 1 / 3])
 
 
-def test_context_is_worth_something_to_a_model_that_copies_from_afar() -> None:
-    """The loss of the same tokens, with sixteen before them and with all. Here each token follows 32 after the same."""
+def test_a_model_that_copies_gains_from_context() -> None:
+    """The model copies the token that followed 32 positions earlier, which a short context does not reach."""
     C, V = 128, len(LETTERS)
     model = untrained(context=64, n_layer=1, n_head=1, n_embd=C, position="learned", qk_norm=False).model
     with torch.no_grad():
@@ -166,28 +178,28 @@ def test_context_is_worth_something_to_a_model_that_copies_from_afar() -> None:
         model.token_embedding.weight[:, :V] = torch.eye(V)
         model.position_embedding.weight[:, 64:] = torch.eye(64)
         q, k, v = model.blocks[0].attention.qkv.weight.view(3, C, C)
-        q[:64, 64:], k[:64, 64:] = 1000 * torch.eye(64).roll(31, 1), torch.eye(64)  # looks 31 back
+        q[:64, 64:], k[:64, 64:] = 1000 * torch.eye(64).roll(31, 1), torch.eye(64)  # attends 31 positions back
         v[:V, :V] = torch.eye(V)
         model.blocks[0].attention.proj.weight[:V, :V] = 10 * torch.eye(V)
-    worth = trained._worth_of_context(model, np.tile(letters(32), 2))
-    assert worth.shape == (2,)
-    assert worth[0] == pytest.approx(0, abs=1e-5)  # before the first layer a token knows of no other
-    assert worth[1] > 2
+    gain = trained_vectors.context_gain(model, np.tile(letters(32), 2))
+    assert gain.shape == (2,)
+    assert gain[0] == pytest.approx(0, abs=1e-5)  # before the first layer there is no context
+    assert gain[1] > 2
 
 
-def test_one_head_alone_has_none_to_differ_from() -> None:
-    assert trained.heads_differ(evidence(untrained(n_layer=1, n_head=1)))[0] == INCONCLUSIVE
+def test_a_single_head_has_no_other_to_differ_from() -> None:
+    assert trained_heads.heads_differ(evidence(untrained(n_layer=1, n_head=1)))[0] == INCONCLUSIVE
 
 
-def test_too_short_a_split_is_one_line() -> None:
-    with pytest.raises(UserError, match="the validation split has 31 tokens, the questions need 32"):
+def test_a_split_or_context_that_is_too_short_is_an_error() -> None:
+    with pytest.raises(UserError, match="the validation split has 31 tokens; the questions need at least 32"):
         ask(untrained(), letters(31))
-    with pytest.raises(UserError, match="with a context of 2 there is nothing to ask"):
+    with pytest.raises(UserError, match="a context of 2 tokens"):
         ask(untrained(context=2), letters())
     assert all(result.verdict in (INCONCLUSIVE, SUPPORTED, NOT_SUPPORTED) for result in ask(untrained(), letters(32)))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_does_not_change() -> None:
     loaded = untrained()
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     state = torch.get_rng_state()
@@ -198,8 +210,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(block.attention.kernels is None for block in loaded.model.blocks)
 
 
-@pytest.mark.parametrize("question", trained.QUESTIONS, ids=lambda question: str(question.id))
-def test_each_question_names_a_note_and_explains_itself(question: trained.Question) -> None:
-    assert question.says.endswith(".")
-    assert question.notes
-    assert set(question.notes) <= {"000", "001", "002", "003", "004"}
+def test_the_questions_are_in_order_and_name_their_notes() -> None:
+    ids = [question.id for question in QUESTIONS]
+    assert ids == sorted(set(ids))
+    for question in QUESTIONS:
+        assert question.notes
+        assert set(question.notes) <= {"000", "001", "002", "003", "004"}

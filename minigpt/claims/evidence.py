@@ -1,0 +1,141 @@
+"""What the questions to a trained model measure on, and how a measurement becomes a verdict.
+
+A question measures one value per window of the validation split and compares the mean with a margin. The verdict is
+SUPPORTED or NOT SUPPORTED if the mean is above or below the margin with 99 % confidence (Student's t), otherwise
+INCONCLUSIVE. Questions that compare something else explain their own rule.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.interpret.excerpt import characters
+from minigpt.interpret.extract import Activations, ablate_heads, extract
+from minigpt.interpret.scores import Score, head_scores
+from minigpt.model.gpt import GPT
+from minigpt.seeds import mix_seed
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import Ids
+from minigpt.training.evaluate import evaluate
+
+SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE = "SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"
+MIN_DIFFERENCE = 0.02
+"""The smallest difference that counts, in nats, cosine or divergence."""
+SHUFFLES = 2000
+T_QUANTILES = {0.995: (9.925, 5.841, 4.604, 4.032, 3.707, 3.499), 0.9995: (31.6, 12.92, 8.610, 6.869, 5.959, 5.408)}
+"""Quantiles of Student's t distribution with 2 to 7 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A trained model, and the windows of text to measure it on."""
+
+    loaded: Checkpoint
+    windows: Sequence[Ids]
+
+    @property
+    def model(self) -> GPT:
+        return self.loaded.model
+
+    @cached_property
+    def untrained_model(self) -> GPT:
+        """The same model with its initial weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix_seed(self.loaded.config.train.seed, "weights"))
+            return GPT(self.loaded.config.model, self.loaded.tokenizer.vocab_size).eval()
+
+    @cached_property
+    def activations(self) -> list[Activations]:
+        """The activations of the model for each window."""
+        return [extract(self.model, window) for window in self.windows]
+
+    @cached_property
+    def untrained_activations(self) -> list[Activations]:
+        """The activations of the untrained model for each window."""
+        return [extract(self.untrained_model, window) for window in self.windows]
+
+    @cached_property
+    def _scores(self) -> list[dict[str, Score]]:
+        pairs = zip(self.activations, self.windows, strict=True)
+        return [head_scores(seen.weights, characters(self.loaded.tokenizer, window)) for seen, window in pairs]
+
+    def scores(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return one score of all heads for each window, (N, L, H), and the score of uniform attention, (N)."""
+        found = [scores[name] for scores in self._scores]
+        return torch.stack([score.values for score in found]), torch.tensor([score.uniform for score in found])
+
+    def losses(self) -> Tensor:
+        """Return the current loss of the model for each window, (N), in nats."""
+        return torch.tensor([evaluate(self.model, window, self.loaded.tokenizer).loss for window in self.windows])
+
+    @cached_property
+    def costs(self) -> Tensor:
+        """The increase in loss without each head, (N, L, H), in nats."""
+        shape = self.loaded.config.model
+        usual, found = self.losses(), []
+        for layer in range(shape.n_layer):
+            for head in range(shape.n_head):
+                with ablate_heads(self.model, {(layer, head)}):
+                    found.append(self.losses() - usual)
+        return torch.stack(found, 1).view(len(self.windows), shape.n_layer, shape.n_head)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A statement from the lecture notes, and the check that measures a trained model."""
+
+    id: int
+    statement: str
+    notes: tuple[str, ...]
+    check: Callable[[Evidence], tuple[str, str]]
+    """Returns the verdict, and the measured values as text."""
+
+
+def judge(values: Tensor, margin: float = 0.0, confidence: float = 0.995) -> str:
+    """Return the verdict on whether the mean of `values` (one per window) exceeds `margin`.
+
+    `confidence` is a quantile: 0.995 means 99 % confidence, two-sided.
+    """
+    values = values.double()
+    if len(values) < 3 or not values.isfinite().all():
+        return INCONCLUSIVE
+    quantile = T_QUANTILES[confidence][min(len(values), 8) - 3]
+    mean, error = values.mean().item(), values.std().item() / math.sqrt(len(values))
+    if mean - quantile * error > margin:
+        return SUPPORTED
+    return NOT_SUPPORTED if mean + quantile * error < margin else INCONCLUSIVE
+
+
+def kendall_tau(values: Tensor) -> Tensor:
+    """Return how consistently `values` (N, L) rise along L: 1 if every pair rises, -1 if every pair falls."""
+    later, earlier = torch.tril_indices(values.size(1), values.size(1), -1)
+    return (values[:, later] - values[:, earlier]).sign().mean(1)
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Return the mean Spearman correlation of the rows of x and y (L, H), and its 95 % quantile for shuffled rows.
+
+    Rows of equal values have no correlation and do not count. Both numbers are nan if no row counts.
+    """
+    rows = [(a, b) for a, b in zip(x.double(), y.double(), strict=True) if a.max() > a.min() and b.max() > b.min()]
+    if not rows:
+        return math.nan, math.nan
+    ranked = [(_ranks(a), _ranks(b)) for a, b in rows]
+    generator = torch.Generator().manual_seed(mix_seed("claim", "shuffles"))
+    shuffled = [
+        sum((a @ b[torch.randperm(len(b), generator=generator)]).item() for a, b in ranked) / len(ranked)
+        for _ in range(SHUFFLES)
+    ]
+    return sum((a @ b).item() for a, b in ranked) / len(ranked), float(np.quantile(shuffled, 0.95))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the ranks of `values` (H), centered and scaled to length 1. Equal values share their mean rank."""
+    below, same = (values[:, None] > values).sum(1), (values[:, None] == values).sum(1)
+    return F.normalize(below + (same - 1) / 2 - (len(values) - 1) / 2, dim=0)

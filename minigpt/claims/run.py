@@ -1,0 +1,47 @@
+"""The claims that need no training, and the function that checks them.
+
+Read the themes in this order. Each file starts with an introduction to its claims:
+
+    similarity_and_softmax   the formula: dot product, scale, softmax, weighted sum
+    projections              how queries, keys and values are computed
+    heads                    several attention heads in parallel
+    mask                     why a GPT cannot see the future
+    positions                how a transformer knows the order of its tokens
+    recurrence               the networks that attention replaced
+    embeddings_and_blocks    the layers around attention
+
+A check uses minigpt's own model if the claim is about it, and so also tests that model. If the model has no switch
+for something, such as attention without a mask, the check builds it. The questions in `trained.py` need a trained run.
+"""
+
+import torch
+
+from minigpt.claims import (
+    embeddings_and_blocks,
+    heads,
+    mask,
+    positions,
+    projections,
+    recurrence,
+    similarity_and_softmax,
+)
+from minigpt.claims.claim import Claim, Result, decide
+
+THEMES = (similarity_and_softmax, projections, heads, mask, positions, recurrence, embeddings_and_blocks)
+"""The modules with claims, in reading order."""
+CLAIMS: tuple[Claim, ...] = tuple(claim for theme in THEMES for claim in theme.CLAIMS)
+"""All claims, in reading order."""
+
+
+def run_claims() -> list[Result]:
+    """Check all claims and return the results, sorted by claim number.
+
+    The results are deterministic. torch's random state, thread count and gradient modes do not change.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one order of summation on every machine
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            return [decide(claim) for claim in sorted(CLAIMS, key=lambda claim: claim.id)]
+    finally:
+        torch.set_num_threads(threads)

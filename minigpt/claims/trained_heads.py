@@ -1,0 +1,156 @@
+"""Questions to a trained model about its attention heads.
+
+Baselines are uniform attention and the same model before training. The best of many heads can score well by chance.
+So each check selects a head on one half of the windows and measures it on the other half.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minigpt.claims.claim import format_number, format_numbers
+from minigpt.claims.evidence import (
+    INCONCLUSIVE,
+    MIN_DIFFERENCE,
+    NOT_SUPPORTED,
+    SUPPORTED,
+    Evidence,
+    judge,
+    kendall_tau,
+    rank_correlation,
+)
+from minigpt.interpret.extract import ablate_heads, patch_attention
+from minigpt.interpret.scores import MIN_MARGIN, divergence
+from minigpt.model.kernels import SDPA
+
+MIN_COST = 0.001
+"""The smallest increase in loss, in nats, that shows that a head is needed."""
+
+
+def attention_selects(evidence: Evidence) -> tuple[str, str]:
+    """Require an entropy at least a tenth below its maximum, and below that of the untrained heads."""
+    entropy, uniform = evidence.scores("entropy")
+    share = (entropy / uniform[:, None, None]).mean((1, 2))  # (N,)
+    before = torch.stack([_entropy(seen.weights) for seen in evidence.untrained_activations]) / uniform
+    measured = (
+        f"mean entropy {format_number(entropy.mean())} nats, uniform {format_number(uniform.mean())}, "
+        f"before training {format_number((before * uniform).mean())}"
+    )
+    return judge(torch.minimum(0.9 - share, before - share)), measured
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    mean: Tensor = torch.special.entr(weights[:, :, 1:].double()).sum(-1).mean()
+    return mean
+
+
+def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
+    """Let each query use only its strongest key. This is enough if it keeps 95 % of what attention gains."""
+
+    def strongest(layer: int, sdpa: SDPA) -> SDPA:
+        def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+            future = torch.full((q.size(2), k.size(2)), -math.inf, device=q.device).triu(1)
+            key = (q @ k.mT + future).argmax(-1, keepdim=True)  # (B, H, T, 1)
+            return v.gather(2, key.expand(-1, -1, -1, v.size(-1)))
+
+        return attend_to_one
+
+    shape, usual = evidence.loaded.config.model, evidence.losses()
+    every_head = [(layer, head) for layer in range(shape.n_layer) for head in range(shape.n_head)]
+    with patch_attention(evidence.model, strongest):
+        hard = evidence.losses()
+    with ablate_heads(evidence.model, every_head):
+        none = evidence.losses()
+    measured = (
+        f"loss {format_number(hard.mean())} with the strongest key only, {format_number(usual.mean())} with all keys, "
+        f"{format_number(none.mean())} without attention"
+    )
+    if judge(none - usual, MIN_DIFFERENCE) != SUPPORTED:
+        return INCONCLUSIVE, f"{measured}: attention has no effect"
+    return judge((none - hard) - 0.95 * (none - usual)), measured
+
+
+def heads_differ(evidence: Evidence) -> tuple[str, str]:
+    """Compare the Jensen-Shannon divergence between heads before and after training: 0 if equal, at most 1."""
+    shape = evidence.loaded.config.model
+    if shape.n_layer * shape.n_head < 2:
+        return INCONCLUSIVE, "the model has only one head"
+    after = torch.stack([_mean_divergence(seen.weights) for seen in evidence.activations])
+    before = torch.stack([_mean_divergence(seen.weights) for seen in evidence.untrained_activations])
+    measured = f"mean divergence {format_number(after.mean())}, before training {format_number(before.mean())}"
+    return judge(after - before, MIN_DIFFERENCE), measured
+
+
+def _mean_divergence(weights: Tensor) -> Tensor:
+    between = divergence(weights)
+    mean: Tensor = between.sum() / (len(between) * (len(between) - 1))
+    return mean
+
+
+def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], tuple[str, str]]:
+    """Return a check for a head that gives a pattern at least this share of its attention, and more than uniform."""
+
+    def check(evidence: Evidence) -> tuple[str, str]:
+        values, uniform = evidence.scores(pattern)  # (N, L, H), (N,)
+        half = len(values) // 2
+        if half == 0:
+            return INCONCLUSIVE, "the validation split has only one window"
+        lift = (values[:half] - uniform[:half, None, None]).nanmean(0)  # nan in windows without the pattern
+        if lift.isnan().all():
+            return INCONCLUSIVE, "the pattern does not occur in the windows"
+        layer, head = divmod(int(lift.nan_to_num(-math.inf).argmax()), values.size(2))
+        occurs = uniform[half:].isfinite()
+        found, baseline = values[half:, layer, head][occurs], uniform[half:][occurs]
+        measured = (
+            f"head {layer}.{head}: {format_number(found.mean())} of its attention, "
+            f"uniform {format_number(baseline.mean())}"
+        )
+        return judge(torch.minimum(found - share, found - baseline - MIN_MARGIN)), measured
+
+    return check
+
+
+def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
+    """Compare the mean distance of the layers. In 75 % of all pairs of layers the deeper one must attend further.
+
+    The distance leaves out the first token, because idle heads attend to it.
+    """
+    distance, uniform = evidence.scores("distance without first")
+    layers = distance.nanmean(2)  # (N, L)
+    measured = (
+        f"by layer: {format_numbers(layers.mean(0).tolist())} characters, uniform {format_number(uniform.mean())}"
+    )
+    return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
+
+
+def every_head_helps(evidence: Evidence) -> tuple[str, str]:
+    """Remove one head at a time. Many heads are tested, so each test requires 99.9 % confidence."""
+    costs = evidence.costs.flatten(1)  # (N, L H)
+    verdicts = [judge(cost, MIN_COST, 0.9995) for cost in costs.T]
+    verdict = next((v for v in (NOT_SUPPORTED, INCONCLUSIVE) if v in verdicts), SUPPORTED)
+    means = costs.mean(0)  # (L H,)
+    more, less, undecided = (verdicts.count(verdict) for verdict in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
+    measured = (
+        f"of {len(means)} heads {more} cost more than {MIN_COST} nats, {less} less, {undecided} are undecided; "
+        f"from {format_number(means.min())} to {format_number(means.max())}"
+    )
+    return verdict, measured
+
+
+def larger_outputs_matter_more(evidence: Evidence) -> tuple[str, str]:
+    """Correlate the size of a head's output with the cost of its removal, within each layer.
+
+    The baseline is the same rank correlation with the heads of each layer shuffled.
+    """
+    sizes = torch.stack([(s.weights * s.output_norms[:, :, None]).sum(-1).mean(-1) for s in evidence.activations]).mean(
+        0
+    )
+    found, shuffled = rank_correlation(sizes, evidence.costs.mean(0))  # of (L, H) each
+    measured = (
+        f"rank correlation {format_number(found)} within layers, 95 % of shuffles below {format_number(shuffled)}"
+    )
+    if math.isnan(found) or sizes.numel() < 6:
+        return INCONCLUSIVE, measured
+    return (SUPPORTED if found > shuffled else NOT_SUPPORTED if found < -shuffled else INCONCLUSIVE), measured
