@@ -14,7 +14,8 @@ UserError
 │   └── RunFinishedError
 ├── CheckpointError             a checkpoint that is missing, damaged or does not fit
 │   └── NonFiniteError          a checkpoint whose model computes NaN or infinity
-├── TrainingError               a run that had to stop: losses that are not finite, a disk that refuses
+├── TrainingError               a run that had to stop, for example on a full disk
+│   └── DivergedError           losses or gradients that are not finite
 ├── DeviceError                 a device that is not available
 ├── InsufficientMemoryError
 ├── ViewError                   a page that cannot show this model or excerpt
@@ -142,6 +143,11 @@ class TrainingError(UserError):
     """The newest checkpoint, from which the run can be resumed."""
     settings: tuple[str, ...] = ()
     """Settings, as KEY=VALUE, that may avoid the problem."""
+
+
+@dataclass(eq=False)
+class DivergedError(TrainingError):
+    """A run whose loss or gradient is not finite."""
 
 
 @dataclass(eq=False)

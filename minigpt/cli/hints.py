@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 
 from minigpt.errors import (
     CheckpointError,
+    DivergedError,
     DownloadError,
     EncodingError,
     InsufficientMemoryError,
@@ -77,8 +78,10 @@ def hint(error: UserError, command: str) -> str:
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
-        case TextMismatchError():
-            return "if the text has moved, add --set data.source=TEXT to minigpt train --resume"
+        case TextMismatchError() if command == "eval":
+            return "to evaluate on another text: minigpt eval RUN TEXT"
+        case TextMismatchError() if command == "train":
+            return "if the text has moved, add --set data.source=TEXT"
         case RunNotFoundError(nearest=name) if name:
             return f"did you mean {shell_quote(name)}?"
         case RunNotFoundError(names=()):
@@ -91,22 +94,29 @@ def hint(error: UserError, command: str) -> str:
             return "choose another --name"
         case RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
-        case CheckpointError(intact=steps) if steps:
+        case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NonFiniteError():
             return "choose another checkpoint with --checkpoint"
         case ViewError(max_tokens=int(count)):
             return f"try --max-chars {count}"
-        case TrainingError(run=run, saved_step=int(step), settings=settings):
-            return f"to resume from step {step}: {resume_command(run, settings)}"
-        case TrainingError(settings=settings) | InsufficientMemoryError(settings=settings) if settings:
-            return f"try {set_options(settings)}"
+        case DivergedError():
+            return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
+        case TrainingError() | InsufficientMemoryError():
+            return _retry(error)
     return ""
+
+
+def _retry(error: TrainingError | InsufficientMemoryError) -> str:
+    """Return how to resume the run, or to start it again, with the settings that may help."""
+    if isinstance(error, TrainingError) and error.saved_step is not None:
+        return f"to resume from step {error.saved_step}: {resume_command(error.run, error.settings)}"
+    return f"try {set_options(error.settings)}" if error.settings else ""
 
 
 def encoding_option(command: str, encoding: str) -> str:
     """Return the option of `minigpt COMMAND` that reads a text in `encoding`."""
-    return f"--set data.encoding={encoding}" if command == "train" else f"--encoding {encoding}"
+    return f"--set data.encoding={encoding}" if command.endswith("train") else f"--encoding {encoding}"
 
 
 def set_options(settings: Iterable[str]) -> str:

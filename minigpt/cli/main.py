@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -59,8 +60,7 @@ def main() -> None:
         finally:
             print(end="", flush=True)
     except Exception as error:
-        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-        line = error_line(error, command)
+        line = error_line(error, _command_name(sys.argv[1:]))
         if line is None:
             raise
         if "--debug" in sys.argv[1:2]:
@@ -71,6 +71,12 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = error.exit_code if isinstance(error, TyperException) else 1
     sys.exit(code or 0)
+
+
+def _command_name(arguments: Sequence[str]) -> str:
+    """Return the command in `arguments`, such as "train" or "data info"."""
+    words = [word for word in arguments if not word.startswith("-")]
+    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["bench"]) else 1])
 
 
 def _prepare_streams() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minigpt.config.resolve import flatten, to_yaml
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, TrainingError, escape, reason
+from minigpt.errors import CheckpointError, DivergedError, TrainingError, escape, reason
 from minigpt.files import write_atomically
 from minigpt.model.device import choose, measure_matmul, memory_bytes, pick_device, reseed
 from minigpt.model.gpt import GPT, count_parameters, eval_mode, flops_per_token
@@ -150,7 +150,7 @@ class Training:
         """Make one update. Skip it if it is not finite and `train.on_nonfinite` is "skip".
 
         Raises:
-            TrainingError: The loss or gradient is not finite. The weights are as before.
+            DivergedError: The loss or gradient is not finite. The weights are as before.
         """
         train, state, device = self.config.train, self.state, self.runtime.device
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
@@ -196,7 +196,7 @@ class Training:
         return total
 
     def _skip_or_stop(self, loss: float) -> None:
-        """Count a step without an update, or raise TrainingError if skipping is not allowed or cannot help."""
+        """Count a step without an update, or raise DivergedError if skipping is not allowed or cannot help."""
         state, train = self.state, self.config.train
         problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
@@ -358,7 +358,7 @@ class Training:
             position, total, unit = float(state.step), float(length.steps), "step"
         self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
 
-    def _not_finite(self, problem: str) -> TrainingError:
+    def _not_finite(self, problem: str) -> DivergedError:
         train, settings = self.config.train, []
         if train.on_nonfinite == "stop":
             settings.append("train.on_nonfinite=skip")
@@ -368,6 +368,6 @@ class Training:
             settings.append("runtime.dtype=float32")
         rates = [f"{name.replace('_', ' ')} {p * self.lr_factor:.2g}" for name, p in self.optimizer.peak_rates.items()]
         figures = f"{', '.join(rates)}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
-        return TrainingError(
+        return DivergedError(
             f"step {self.state.step}: {problem} ({figures})", self.run, self.newest_checkpoint(), tuple(settings)
         )

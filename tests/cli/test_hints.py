@@ -1,0 +1,97 @@
+"""Hints: what an error tells the user to type works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, VERSE, Cli
+
+from minigpt.cli.hints import error_line, hint
+from minigpt.errors import (
+    CheckpointError,
+    DivergedError,
+    DownloadError,
+    EncodingError,
+    InsufficientMemoryError,
+    NonFiniteError,
+    RunNotFoundError,
+    TextMismatchError,
+    TrainingError,
+    UserError,
+    ViewError,
+)
+
+RUN = Path("runs/my run")
+
+
+def follow(arguments: list[str], line: str) -> list[str]:
+    """Return the arguments that the hint of a line asks for: a whole command, or more options for `arguments`."""
+    if found := re.search(r"minigpt (\w+ .*?)(, or .*)?$", line.removeprefix("minigpt: ")):
+        return shlex.split(found[1])
+    (options,) = re.findall(r"(?:try|add) (--.*?)(?: or .*)?$", line)
+    return [*arguments, *shlex.split(options)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "sample -p é -l 1",
+        "eval last strange.txt",
+        "train verse.txt --name verse-1 -s train.steps=8",
+        "train --resume verse-1",
+    ],
+)
+def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
+    Path("latin.txt").write_bytes((VERSE + "caf\xe9").encode("latin-1"))
+    Path("strange.txt").write_text("the ☃ and the ☃☃", encoding="utf-8")
+    words = arguments.split()
+    line = cli(*words).error
+    again = follow(words, line)
+    if again[0] == "train" and "--resume" not in again:
+        again += SMALL
+    if "--resume" in again and "train.steps" not in line:  # a finished run needs a new length
+        again += ["-s", "train.steps=6"]
+    assert cli(*again).code == 0, (line, again)
+
+
+@pytest.mark.parametrize(
+    ("error", "command", "expected"),
+    [
+        (EncodingError("p", "cp1252"), "train", "try --set data.encoding=cp1252"),
+        (EncodingError("p", "cp1252"), "bench data", "try --encoding cp1252"),
+        (DownloadError("p", Path("a b.zip")), "train", "download it yourself and save it as 'a b.zip'"),
+        (TextMismatchError("p"), "train", "if the text has moved, add --set data.source=TEXT"),
+        (RunNotFoundError("p", "my run", ("my run",)), "sample", "did you mean 'my run'?"),
+        (RunNotFoundError("p", "", ("a", "my run")), "sample", "runs here: a, 'my run'"),
+        (RunNotFoundError("p"), "sample", "to train one: minigpt train"),
+        (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),
+        (CheckpointError("p"), "sample", ""),
+        (NonFiniteError("p"), "attention", "choose another checkpoint with --checkpoint"),
+        (ViewError("p", 64), "inspect", "try --max-chars 64"),
+        (InsufficientMemoryError("p", ("train.micro_batch_size=4",)), "train", "try --set train.micro_batch_size=4"),
+        (TrainingError("p", RUN, 8), "train", "to resume from step 8: minigpt train --resume 'my run'"),
+        (TrainingError("p", Path("/x/my run")), "train", ""),
+        (
+            DivergedError("p", RUN, 8, ("a.b=c",)),
+            "train",
+            "to resume from step 8: minigpt train --resume 'my run' --set a.b=c, or start a new run with a lower optim.lr",
+        ),
+        (DivergedError("p", RUN), "train", "start a new run with a lower optim.lr"),
+        (UserError("p"), "train", ""),
+    ],
+    ids=repr,
+)
+@pytest.mark.skipif("os.name == 'nt'", reason="Windows quotes in another way")
+def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
+    assert hint(error, command) == expected
+
+
+def test_an_error_is_one_line_and_a_bug_none() -> None:
+    assert error_line(UserError("a\nb"), "train") == r"minigpt: a\nb"
+    assert error_line(ViewError("too long", 4), "inspect") == "minigpt: too long; try --max-chars 4"
+    assert error_line(OSError(28, "No space left on device", "x"), "train") == "minigpt: x: No space left on device"
+    assert error_line(BrokenPipeError(), "train") == ""
+    assert error_line(MemoryError(), "train") == "minigpt: out of memory; everything saved so far is intact"
+    assert error_line(RuntimeError("size mismatch"), "train") is None
+    assert error_line(KeyError("a"), "train") is None
