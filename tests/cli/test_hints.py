@@ -73,9 +73,9 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (TrainingError("p", RUN, 8), "train", "to resume from step 8: minigpt train --resume 'my run'"),
         (TrainingError("p", Path("/x/my run")), "train", ""),
         (
-            DivergedError("p", RUN, 8, ("a.b=c",)),
+            DivergedError("p", Path("runs/x"), 8, ("a.b=c",)),
             "train",
-            "to resume from step 8: minigpt train --resume 'my run' --set a.b=c, or start a new run with a lower optim.lr",
+            "to resume from step 8: minigpt train --resume x --set a.b=c, or start a new run with a lower optim.lr",
         ),
         (DivergedError("p", RUN), "train", "start a new run with a lower optim.lr"),
         (UserError("p"), "train", ""),
