@@ -1,13 +1,15 @@
 'use strict';
-// The numbers of the page. In the file they are short text, made by packing.py; here they become arrays again.
-// Everything counts from 0. A layer is named by its place among the layers of the page; `layerName` gives its number.
+// The data of the page. packing.py compresses arrays to text; this file unpacks them.
+// Layers, heads and positions count from 0. A layer is its index on this page; `layerNumber` is its index in the model.
 
 const page = JSON.parse(document.getElementById('data').textContent);
 const T = page.text.symbols.length;
 const L = page.layers.length;
 const H = page.heads;
 
-/** Replaces each packed array within `tree` by its numbers. */
+const range = (count, of = i => i) => Array.from({ length: count }, (_, i) => of(i));
+
+/** Replaces each packed array in `tree` by its numbers. */
 async function unpackAll(tree) {
   if (tree === null || typeof tree !== 'object') return tree;
   if (typeof tree.data === 'string' && tree.shape) return unpack(tree);
@@ -20,107 +22,105 @@ async function unpackAll(tree) {
 }
 
 const DIGITS = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;.=,?@^_`{|}~';
-const valueOf = new Uint8Array(128);
+const digitValue = new Uint8Array(128);
 [...DIGITS].forEach((digit, value) => {
-  valueOf[digit.charCodeAt(0)] = value;
+  digitValue[digit.charCodeAt(0)] = value;
 });
 
-/** Returns what base 85 writes, four bytes as five digits (RFC 1924, with . , : for its < > &). */
-function bytesOf(text) {
+/** Decodes base 85: five digits for four bytes (RFC 1924, with . , : in place of < > &). */
+function decode(text) {
   const groups = Math.ceil(text.length / 5);
   const bytes = new DataView(new ArrayBuffer(4 * groups));
   for (let group = 0; group < groups; group++) {
     let number = 0;
     for (let at = 5 * group; at < 5 * group + 5; at++) {
-      number = 85 * number + (at < text.length ? valueOf[text.charCodeAt(at)] : 84);
+      number = 85 * number + (at < text.length ? digitValue[text.charCodeAt(at)] : 84);
     }
     bytes.setUint32(4 * group, number);
   }
   return new Uint8Array(bytes.buffer, 0, Math.floor((text.length * 4) / 5));
 }
 
-/** Returns the numbers of one packed array, one after the other; its shape is their property `shape`. */
-async function unpack(packed) {
-  const stream = new Blob([bytesOf(packed.data)]).stream().pipeThrough(new DecompressionStream('deflate'));
+/** Returns the numbers of a packed array as a flat typed array with the property `shape`. */
+async function unpack({ type, shape, data, low, step }) {
+  const stream = new Blob([decode(data)]).stream().pipeThrough(new DecompressionStream('deflate'));
   const bytes = await new Response(stream).arrayBuffer();
-  const codes = new { u8: Uint8Array, u16: Uint16Array, f32: Float32Array }[packed.type](bytes);
-  const numbers = packed.low ? scaled(codes, packed) : codes;
-  numbers.shape = packed.shape;
-  return numbers;
+  const codes = new { u8: Uint8Array, u16: Uint16Array, f32: Float32Array }[type](bytes);
+  const tableSize = low && codes.length / low.length;
+  const table = i => Math.floor(i / tableSize);
+  const numbers = low ? Float32Array.from(codes, (code, i) => low[table(i)] + code * step[table(i)]) : codes;
+  return Object.assign(numbers, { shape });
 }
 
-function scaled(codes, { low, step }) {
-  const size = codes.length / low.length;
-  return Float32Array.from(codes, (code, i) => low[Math.floor(i / size)] + code * step[Math.floor(i / size)]);
+/** The number of weights of one head before query q: each query has a weight for each key up to itself. */
+const triangle = q => (q * (q + 1)) / 2;
+const layerNumber = layer => page.layers[layer];
+const headName = (layer, head) => `layer ${layerNumber(layer)} head ${head}`;
+
+/** Returns the weights of query q over keys 0 to q. `source` is `page.attention` or `page.compare`. */
+function weightsOf(layer, head, q, source = page.attention, heads = H) {
+  const start = (layer * heads + head) * triangle(T) + triangle(q);
+  return Float32Array.from(source.weights.subarray(start, start + q + 1), level => page.levels[level]);
 }
 
-/** How many weights come before query q in a head: each query has one for each key up to itself. */
-const before = q => (q * (q + 1)) / 2;
-const layerName = layer => page.layers[layer];
-const headName = (layer, head) => `layer ${layerName(layer)} head ${head}`;
+/** Returns the strongest key of a query. Python found it, because rounded weights have ties. */
+const strongestKey = (layer, head, q) => page.attention.strongest[(layer * H + head) * T + q];
 
-/** Returns the weights of query q over keys 0 to q. `from` is `page.attention`, or that of a run compared. */
-function weightsOf(layer, head, q, from = page.attention, heads = H) {
-  const start = (layer * heads + head) * before(T) + before(q);
-  return Float32Array.from(from.weights.subarray(start, start + q + 1), level => page.levels[level]);
-}
-
-/** Returns the strongest key of a query, found by Python: levels cannot tell weights apart that are nearly alike. */
-const strongestOf = (layer, head, q) => page.attention.strongest[(layer * H + head) * T + q];
-
-/** Returns for each key up to q its share of |weight · v W_O|, how much the head writes because of it. */
-function writtenOf(layer, head, q) {
+/** Returns the share of each key up to q in the head's output, by norm: |a v W_O|. */
+function normSharesOf(layer, head, q) {
   const start = (layer * H + head) * T;
-  const parts = weightsOf(layer, head, q).map((weight, k) => weight * page.attention.output_norms[start + k]);
-  const sum = parts.reduce((a, b) => a + b, 0) || 1;
-  return parts.map(part => part / sum);
+  const norms = weightsOf(layer, head, q).map((weight, key) => weight * page.attention.output_norms[start + key]);
+  return toShares(norms);
 }
 
-const meansOfHeads = []; // of each layer that was asked for, laid out as the weights of one head
+function toShares(numbers) {
+  const sum = numbers.reduce((a, b) => a + b, 0) || 1;
+  return numbers.map(number => number / sum);
+}
+
+const headMeans = []; // per layer, on first use: the mean of its heads, laid out like one head
 
 function meanOfHeads(layer) {
-  const size = before(T);
-  const of = head => page.attention.weights.subarray((layer * H + head) * size, (layer * H + head + 1) * size);
-  const heads = Array.from({ length: H }, (_, head) => of(head));
-  return Float32Array.from(heads[0], (_, i) => heads.reduce((sum, codes) => sum + page.levels[codes[i]], 0) / H);
+  const size = triangle(T);
+  const levels = range(H, head => page.attention.weights.subarray((layer * H + head) * size).subarray(0, size));
+  return Float32Array.from(levels[0], (_, i) => levels.reduce((sum, codes) => sum + page.levels[codes[i]], 0) / H);
 }
 
 /**
- * Returns what share of query q comes from each place, after all layers up to `layer`: attention rollout (Abnar and
- * Zuidema 2020, section 3). Each layer keeps half of what was there and takes the other half from where it looks.
+ * Returns the share of each position in query q after `layer`: attention rollout (Abnar and Zuidema 2020, section 3).
+ * Each layer keeps half of its input and takes the other half from where its heads attend.
  */
 function rollout(layer, q) {
   let shares = new Float32Array(q + 1);
   shares[q] = 1;
   for (let at = layer; at >= 0; at--) {
-    meansOfHeads[at] ??= meanOfHeads(at);
+    headMeans[at] ??= meanOfHeads(at);
     const below = shares.map(share => share / 2);
-    for (let from = 0; from <= q; from++) {
-      for (let key = 0; key <= from; key++) below[key] += (shares[from] / 2) * meansOfHeads[at][before(from) + key];
+    for (let query = 0; query <= q; query++) {
+      for (let key = 0; key <= query; key++) below[key] += (shares[query] / 2) * headMeans[at][triangle(query) + key];
     }
     shares = below;
   }
-  const sum = shares.reduce((a, b) => a + b);
-  return shares.map(share => share / sum);
+  return toShares(shares);
 }
 
-const sign = place => page.symbols[page.text.symbols[place]][0];
-const spoken = place => page.symbols[page.text.symbols[place]][1];
-const isUnseen = place => page.symbols[page.text.symbols[place]][2] === 1;
+const symbolAt = position => page.symbols[page.text.symbols[position]];
+const glyphAt = position => symbolAt(position)[0];
+const nameAt = position => symbolAt(position)[1];
+const isReplaced = position => symbolAt(position)[2] === 1;
+/** Names a position: "17 e". */
+const positionName = position => `${position} ${nameAt(position)}`;
 
-/** Writes a share with two decimals, which is as many as its level has. */
-const two = share => (share > 0 && share < 0.005 ? '<0.01' : share.toFixed(2));
-/** Writes any number with three digits that count. */
-const short = number =>
+/** Formats a weight with the two decimals that the page stores. */
+const formatWeight = weight => (weight > 0 && weight < 0.005 ? '<0.01' : weight.toFixed(2));
+/** Formats a number with three significant digits. */
+const formatNumber = number =>
   number === null || number === undefined || Number.isNaN(number)
     ? '–'
     : Math.abs(number) >= 1000 || number === 0
       ? String(Math.round(number))
       : Number(number.toPrecision(3)).toString();
-const signed = number => (number > 0 ? '+' : '') + short(number).replace('-', '−');
+const formatSigned = number => (number > 0 ? '+' : '') + formatNumber(number).replace('-', '−');
+const formatPercent = share => (share < 0.001 ? '<0.1%' : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`);
 
-function greatest(values) {
-  let best = 0;
-  for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;
-  return best;
-}
+const argmax = values => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);

@@ -13,10 +13,11 @@ from minigpt.errors import escape
 
 HERE = Path(__file__).parent
 SCRIPTS = (
-    *("data", "state", "colours", "text", "matrix", "overview", "tables", "predictions"),
-    *("characters", "positions", "worked", "time", "keys", "main"),
+    *("data", "state", "controls", "canvas"),
+    *("text", "overview", "matrix", "heads", "distance", "worked", "predictions"),
+    *("characters", "positions", "ablation", "training", "compare", "keys", "main"),
 )
-"""The scripts, in the order in which the page joins them."""
+"""The scripts in the order in which the page joins them. Views appear as tabs in this order."""
 
 
 def assemble(

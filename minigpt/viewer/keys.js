@@ -1,35 +1,19 @@
-// The keyboard, while the viewer has the focus and no control that needs the keys itself.
+// Keyboard shortcuts. They work while the focus is in the viewer, except in controls that need the keys themselves.
 
-const ORDER = [
-  'text',
-  'overview',
-  'matrix',
-  'lines',
-  'heads',
-  'spread',
-  'worked',
-  'next',
-  'characters',
-  'positions',
-  'ablation',
-  'film',
-  'compare',
-];
-
-const KEYS = [
-  ['← →', 'the query, a character back or on'],
-  ['Shift + ← →', 'the key'],
-  ['↑ ↓', 'the layer'],
-  ['[ ]', 'the head'],
-  ['Home End', 'the first or last query'],
-  ['0 to 9', 'in the text: this head with others, or not'],
-  ['a, x', 'in the text: mean, maximum of heads, and back'],
-  ['g', 'in the text: shade characters, words or lines'],
-  ['m', 'matrix or text'],
-  ['+ −', 'zoom of the matrix'],
-  ['Enter, Esc', 'pin the query so that the pointer does not move it, or let it go'],
-  ['s', 'save the picture as PNG'],
-  ['?', 'this help'],
+const SHORTCUTS = [
+  ['← →', 'move the query'],
+  ['Shift + ← →', 'move the key'],
+  ['↑ ↓', 'change the layer'],
+  ['[ ]', 'change the head'],
+  ['Home, End', 'go to the first or last query'],
+  ['0 to 9', 'show this head together with others, or remove it'],
+  ['a, x', 'show the mean or maximum of heads, or one head again'],
+  ['g', 'group by character, word or line'],
+  ['m', 'switch between matrix and text'],
+  ['+ −', 'zoom the matrix'],
+  ['Enter, Esc', 'pin the query, so that the pointer does not move it, or unpin it'],
+  ['s', 'save the image as PNG'],
+  ['?', 'show this help'],
 ];
 
 const ACTIONS = {
@@ -49,55 +33,55 @@ const ACTIONS = {
   '-': () => change({ zoom: Math.max(1, state.zoom / 2) }),
   Enter: () => change({ pinned: true }),
   Escape: () => change({ pinned: false, key: null }),
-  s: () => savePng(),
-  '?': () => help().showModal(),
+  s: () => saveImage(),
+  '?': () => showHelp(),
 };
 
-function pressed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const tag = event.target.tagName;
-  if (['SELECT', 'INPUT', 'TEXTAREA', 'DIALOG'].includes(tag)) return;
-  if (event.target.getAttribute('role') === 'tab' && !event.shiftKey) return;
-  if (['BUTTON', 'SUMMARY'].includes(tag) && ['Enter', ' '].includes(event.key)) return;
-  if (event.target.classList.contains('scroll') && /^(Arrow|Home|End)/.test(event.key) && !event.shiftKey) return;
-  const act =
-    event.shiftKey && /^Arrow(Left|Right)$/.test(event.key)
-      ? () => change({ key: currentKey() + (event.key === 'ArrowLeft' ? -1 : 1) })
-      : /^\d$/.test(event.key)
-        ? () => toggleHead(Number(event.key))
-        : ACTIONS[event.key];
-  if (!act) return;
+function actionOf({ key, shiftKey }) {
+  if (shiftKey && key === 'ArrowLeft') return () => change({ key: currentKey() - 1 });
+  if (shiftKey && key === 'ArrowRight') return () => change({ key: currentKey() + 1 });
+  return /^\d$/.test(key) ? () => toggleHead(Number(key)) : ACTIONS[key];
+}
+
+/** Whether the focused element needs the key itself. */
+function isTaken({ key, shiftKey, target }) {
+  if (['SELECT', 'INPUT', 'TEXTAREA', 'DIALOG'].includes(target.tagName)) return true;
+  if (target.getAttribute('role') === 'tab' && !shiftKey) return true;
+  if (['BUTTON', 'SUMMARY'].includes(target.tagName) && ['Enter', ' '].includes(key)) return true;
+  return target.classList.contains('scroll') && /^(Arrow|Home|End)/.test(key) && !shiftKey;
+}
+
+function onKeyDown(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || isTaken(event)) return;
+  const action = actionOf(event);
+  if (!action) return;
   event.preventDefault();
-  act();
-  if (document.activeElement.getAttribute('role') === 'option')
-    document.activeElement.scrollIntoView({ block: 'nearest' });
+  action();
+  const focused = document.activeElement;
+  if (focused.getAttribute('role') === 'option') focused.scrollIntoView({ block: 'nearest' });
 }
 
-function help() {
-  const found = document.querySelector('dialog');
-  if (found) return found;
-  const close = make('button', { type: 'button', text: 'Close', onclick: () => dialog.close() });
-  const list = make('dl', { class: 'about' });
-  for (const [keys, words] of KEYS)
-    list.append(make('div', {}, make('dt', { text: keys }), make('dd', { text: words })));
-  const dialog = make('dialog', { 'aria-label': 'Keys' }, make('h2', { text: 'Keys' }), list, close);
-  document.body.append(dialog);
-  return dialog;
-}
-
-/** Saves the canvas of the view as a file; of a view without one, the matrix of the head. */
-function savePng() {
-  let canvas = document.querySelector(`#panel-${state.view} canvas.heat, #panel-${state.view} > canvas`);
-  const isOfHead = !canvas || state.view === 'matrix';
-  if (!canvas) {
-    canvas = pixels(T, T, (query, key) =>
-      key > query ? ramp(0) : ramp(depthOf(weightsOf(state.layer, state.head, query)[key])),
-    );
+function showHelp() {
+  let dialog = document.querySelector('dialog');
+  if (!dialog) {
+    const title = 'Keyboard shortcuts';
+    const close = button('Close', () => dialog.close());
+    dialog = make('dialog', { 'aria-label': title }, make('h2', { text: title }), definitions(SHORTCUTS), close);
+    document.body.append(dialog);
   }
+  dialog.showModal();
+}
+
+/** Saves the canvas of the view as PNG, or the matrix of the head if the view has none. */
+function saveImage() {
+  const shown = document.querySelector(`#panel-${state.view} canvas.heatmap, #panel-${state.view} > canvas`);
+  const weight = (query, key) => (key > query ? 0 : weightsOf(state.layer, state.head, query)[key]);
+  const canvas = shown ?? pixels(T, T, (query, key) => ramp(depthOf(weight(query, key))));
+  const name = shown && state.view !== 'matrix' ? state.view : 'attention';
   canvas.toBlob(blob => {
     const link = make('a', {
       href: URL.createObjectURL(blob),
-      download: `${isOfHead ? 'attention' : state.view}-layer${layerName(state.layer)}-head${state.head}.png`,
+      download: `${name}-layer${layerNumber(state.layer)}-head${state.head}.png`,
     });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);

@@ -1,4 +1,4 @@
-// Puts the page together: the tabs, the cursor that all views share, and what is read aloud.
+// Builds the page: tabs, the bar with the selection, the status line, and the side panel.
 
 const status = make('p', { id: 'status', role: 'status', 'aria-live': 'polite' });
 const tabs = new Map();
@@ -7,18 +7,13 @@ const built = new Set();
 
 function tabBar() {
   const bar = make('div', { role: 'tablist', class: 'tabs', 'aria-label': 'Views' });
-  views.sort((a, b) => ORDER.indexOf(a.name) - ORDER.indexOf(b.name));
-  for (const view of views) {
-    const tab = make('button', {
-      type: 'button',
-      role: 'tab',
-      id: `tab-${view.name}`,
-      'aria-controls': `panel-${view.name}`,
-      text: view.title,
-      onclick: () => change({ view: view.name }),
-    });
-    tabs.set(view.name, tab);
-    bar.append(tab);
+  for (const { name, title } of views) {
+    const attributes = { role: 'tab', id: `tab-${name}`, 'aria-controls': `panel-${name}` };
+    tabs.set(
+      name,
+      button(title, () => change({ view: name }), attributes),
+    );
+    bar.append(tabs.get(name));
   }
   bar.addEventListener('keydown', event => {
     const at = views.findIndex(view => view.name === state.view);
@@ -31,113 +26,104 @@ function tabBar() {
   return bar;
 }
 
-/** Makes the bar that says where the cursor is, and moves it. */
-function cursorBar() {
-  const numbered = (count, name) => Array.from({ length: count }, (_, i) => [i, String(name(i))]);
-  const excerpt = make('span', { class: 'excerpt', 'aria-hidden': 'true' });
-  const place = make('input', {
+/** Makes the bar that shows and moves the selection. */
+function selectionBar() {
+  const query = make('input', {
     type: 'number',
     min: 0,
     max: T - 1,
-    onchange: () => change({ query: Number(place.value) }),
+    onchange: () => change({ query: Number(query.value) }),
   });
-  const pin = make('button', { type: 'button', onclick: () => change({ pinned: !state.pinned }) });
-  followers.push(() => {
-    place.value = state.query;
+  const pin = button('', () => change({ pinned: !state.pinned }));
+  const excerpt = make('span', { class: 'excerpt', 'aria-hidden': 'true' });
+  updaters.push(() => {
+    query.value = state.query;
     pin.textContent = state.pinned ? 'Unpin' : 'Pin';
     pin.setAttribute('aria-pressed', String(state.pinned));
     excerpt.hidden = ['text', 'next'].includes(state.view);
     if (excerpt.hidden) return;
-    const first = Math.max(0, state.query - 24),
-      last = Math.min(T - 1, state.query + 12),
-      key = currentKey();
+    const key = currentKey();
+    const first = Math.max(0, state.query - 24);
+    const classOf = at => (at === state.query ? 'query' : at === key ? 'key' : at > state.query ? 'future' : '');
     excerpt.replaceChildren(
-      ...Array.from({ length: last - first + 1 }, (_, i) => first + i).map(at =>
-        signOf(at, at === state.query ? 'query' : at === key ? 'key' : at > state.query ? 'future' : ''),
-      ),
+      ...range(Math.min(T, state.query + 13) - first, i => characterAt(first + i, classOf(first + i))),
     );
   });
-  const step = (words, label, by) =>
-    make('button', {
-      type: 'button',
-      text: words,
-      'aria-label': label,
-      onclick: () => change({ query: state.query + by }),
-    });
-  return make(
-    'div',
-    { class: 'cursor controls' },
-    choice('Layer', numbered(L, layerName), 'layer'),
+  const bar = controls(
+    choice(
+      'Layer',
+      'layer',
+      range(L, layer => [layer, String(layerNumber(layer))]),
+    ),
     choice(
       'Head',
-      numbered(H, head => head),
       'head',
+      range(H, head => [head, String(head)]),
     ),
-    make('label', { class: 'choice' }, make('span', { text: 'Query' }), place),
-    step('‹', 'Query back', -1),
-    step('›', 'Query on', 1),
+    make('label', { class: 'choice' }, make('span', { text: 'Query' }), query),
+    button('‹', () => change({ query: state.query - 1 }), { 'aria-label': 'Previous query' }),
+    button('›', () => change({ query: state.query + 1 }), { 'aria-label': 'Next query' }),
     pin,
-    make('button', { type: 'button', text: 'Save picture', onclick: savePng }),
-    make('button', { type: 'button', text: 'Keys', onclick: () => help().showModal() }),
+    button('Save image', saveImage),
+    button('Shortcuts', showHelp),
     excerpt,
   );
+  bar.classList.add('selection');
+  return bar;
 }
 
-/** Draws what the state says: the controls, the open view, and what is read aloud. */
+/** Makes the side panel: the selected head in words, and the strongest keys of the query. */
+function sidePanel() {
+  const head = make('p');
+  const side = make('aside', { 'aria-label': 'Selected head and query' }, head, strongestKeys());
+  updaters.push(() => {
+    const loss = `${lossWithout(state.layer, state.head)}.`;
+    side.hidden = !['text', 'matrix', 'lines'].includes(state.view);
+    head.textContent = `${summary(state.layer, state.head)} Loss without it: ${loss}`;
+    document.getElementById('loss-without').textContent = `${headName(state.layer, state.head)}: ${loss}`;
+  });
+  return side;
+}
+
+/** Draws the state: the controls, the open view, and the status line. */
 function draw(isOtherRow = false) {
-  const left = [...panels].some(([name, panel]) => name !== state.view && panel.contains(document.activeElement));
+  const hidesFocus = [...panels].some(([name, panel]) => name !== state.view && panel.contains(document.activeElement));
   for (const [name, tab] of tabs) {
     const isOpen = name === state.view;
     tab.setAttribute('aria-selected', String(isOpen));
     tab.setAttribute('tabindex', isOpen ? 0 : -1);
     panels.get(name).hidden = !isOpen;
   }
-  if (left) panels.get(state.view).focus({ preventScroll: true }); // or the keys would go nowhere
-  const view = views.find(one => one.name === state.view);
+  if (hidesFocus) panels.get(state.view).focus({ preventScroll: true }); // the shortcuts need a focus in the viewer
+  const view = views.find(view => view.name === state.view);
   if (!built.has(view.name)) {
     built.add(view.name);
     view.build(panels.get(view.name));
   }
-  followers.forEach(follow => follow());
+  updaters.forEach(update => update());
   view.draw();
-  status.textContent = (isOtherRow ? `${rowName()}: ` : '') + reading();
+  status.textContent = (isOtherRow ? `${rowName()}: ` : '') + describeSelection();
 }
 
 function start() {
-  const viewer = document.getElementById('viewer');
-  const side = make('aside', { 'aria-label': 'The query in numbers' });
-  const head = make('p', { class: 'head' });
-  followers.push(() => {
-    side.hidden = !['text', 'matrix', 'lines'].includes(state.view);
-    head.textContent = `${summary(state.layer, state.head)} Loss without it: ${lossWithout(state.layer, state.head)}.`;
-    document.getElementById('beside').textContent =
-      `for ${headName(state.layer, state.head)} ${lossWithout(state.layer, state.head)}.`;
-  });
-  side.append(head, strongestKeys());
-  const body = make('div', { class: 'body' });
-  const bar = tabBar();
-  for (const view of views) {
-    const panel = make('section', {
-      role: 'tabpanel',
-      tabindex: -1,
-      id: `panel-${view.name}`,
-      'aria-labelledby': `tab-${view.name}`,
-      hidden: true,
-    });
-    panels.set(view.name, panel);
-    body.append(panel);
+  for (const { name } of views) {
+    const attributes = { role: 'tabpanel', tabindex: -1, id: `panel-${name}`, 'aria-labelledby': `tab-${name}` };
+    panels.set(name, make('section', { ...attributes, hidden: true }));
   }
-  body.append(side);
-  viewer.append(bar, cursorBar(), status, body);
-  viewer.addEventListener('keydown', pressed);
-  document.getElementById('agreement').textContent =
-    `The weights come from the explicit formula; the model's fast path agrees with it within ` +
-    `${page.attention.max_error} of a head's largest value. ` +
-    `Rows add up to 1 within ${page.attention.row_error}. Weights are stored to two decimals.`;
+  const viewer = document.getElementById('viewer');
+  viewer.append(tabBar(), selectionBar(), status, make('div', { class: 'body' }, ...panels.values(), sidePanel()));
+  viewer.addEventListener('keydown', onKeyDown);
+  const { max_error: maxError, row_error: rowError } = page.attention;
+  document.getElementById('accuracy').textContent =
+    'A reference implementation computes the weights. ' +
+    (maxError === '0'
+      ? 'Its results equal those of the model. '
+      : `Its results differ from the model by at most ${maxError}, relative to the largest value of a head. `) +
+    `Each row sums to 1, up to ${rowError}. The page stores weights with two decimals.`;
   change(fromAddress(location.hash));
   window.addEventListener('hashchange', event => change(fromAddress(new URL(event.newURL).hash)));
   window.addEventListener('resize', () => draw());
-  dark.addEventListener('change', () => draw());
+  darkMode.addEventListener('change', () => draw());
 }
 
 let firstView = null; // milliseconds from the start of loading to the first view
@@ -147,10 +133,8 @@ unpackAll(page)
     firstView = performance.now();
   })
   .catch(error => {
-    const words =
-      typeof DecompressionStream === 'undefined'
-        ? 'This page needs a browser of 2023 or later.'
-        : `This page is broken: ${error}`;
-    document.getElementById('viewer').append(make('p', { class: 'warning', text: words }));
+    const isOld = typeof DecompressionStream === 'undefined';
+    const text = isOld ? 'This page needs a browser from 2023 or later.' : `Cannot show this page: ${error}`;
+    document.getElementById('viewer').append(make('p', { class: 'warning', text }));
     throw error;
   });

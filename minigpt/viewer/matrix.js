@@ -1,123 +1,91 @@
-// One head as a table, a row for each query; and the same as lines between two columns.
+// One head as a matrix with a row per query, and as lines from queries to keys.
 
-const MINUS = -Infinity;
-
-/** Returns the value of a cell of the matrix at the selected stage, and how deep it is shaded, from 0 to 1. */
-function stageOf(stage) {
+/** Returns the matrix of the selected head at a stage: its size, the value and the shading depth (0 to 1) of a cell. */
+function stageMatrix(stage) {
   const { layer, head } = state;
   if (stage === 'softmax') {
-    const rows = Array.from({ length: T }, (_, query) => weightsOf(layer, head, query));
-    const most = rows.map(row => row[greatest(row)]);
+    const rows = range(T, query => weightsOf(layer, head, query));
+    const largest = rows.map(row => row[argmax(row)]);
     const value = (query, key) => (key > query ? 0 : rows[query][key]);
-    const depths = { linear: value, root: (q, k) => depthOf(value(q, k)), row: (q, k) => value(q, k) / most[q] };
-    return { n: T, value, depth: depths[state.scale] };
+    const depths = { linear: value, root: (q, k) => depthOf(value(q, k)), row: (q, k) => value(q, k) / largest[q] };
+    return { n: T, value, depth: depths[state.shading] };
   }
   const { n, raw } = page.stages;
   const start = (layer * H + head) * n * n;
   const scale = stage === 'raw' ? 1 : 1 / Math.sqrt(page.positions.head_size);
-  const table = raw.subarray(start, start + n * n);
-  const low = table.reduce((a, b) => Math.min(a, b)),
-    high = table.reduce((a, b) => Math.max(a, b));
-  const value = (query, key) => (stage === 'masked' && key > query ? MINUS : table[query * n + key] * scale);
-  return { n, value, depth: (q, k) => (table[q * n + k] - low) / (high - low || 1) };
+  const scores = raw.subarray(start, start + n * n);
+  const low = scores.reduce((a, b) => Math.min(a, b)),
+    high = scores.reduce((a, b) => Math.max(a, b));
+  const value = (q, k) => (stage === 'masked' && k > q ? -Infinity : scores[q * n + k] * scale);
+  return { n, value, depth: (q, k) => (scores[q * n + k] - low) / (high - low || 1) };
 }
 
-/** Returns the first row or column to show, so that `at` is among `count` of `all`, moving as little as can be. */
-function windowStart(at, before, count, all) {
-  const start = Math.min(Math.max(before, at - count + 1), at);
-  return Math.min(Math.max(start, 0), all - count);
+/** Returns the first of `count` shown rows, so that row `at` of `total` is visible, close to the `current` one. */
+function scrollTo(at, current, count, total) {
+  const start = Math.min(Math.max(current, at - count + 1), at);
+  return Math.min(Math.max(start, 0), total - count);
 }
 
 views.push({
   name: 'matrix',
   title: 'Matrix',
   build(panel) {
-    this.note = make('p', { class: 'note' });
     this.from = [0, 0];
+    this.note = make('p', { class: 'note' });
     this.heat = heatmap((query, key, isClick) => {
-      if (isClick) change({ query, key: Math.min(key, query), pinned: !state.pinned });
-      else if (!state.pinned && (query !== state.query || key !== state.key))
-        change({ query, key: Math.min(key, query) });
+      const selection = { query, key: Math.min(key, query) };
+      if (isClick) change({ ...selection, pinned: !state.pinned });
+      else if (!state.pinned && (query !== state.query || key !== state.key)) change(selection);
     });
-    const stages = [
-      ['raw', 'raw: q·k'],
-      ['scaled', 'scaled: q·k / √d'],
-      ['masked', 'masked: the future is −∞'],
-      ['softmax', 'softmax: the weights'],
-    ];
+    const stages = {
+      raw: 'scores: q·k',
+      scaled: 'scaled: q·k / √d',
+      masked: 'masked: future is −∞',
+      softmax: 'softmax: the weights',
+    };
     panel.append(
-      make('p', {
-        class: 'how',
-        text: 'A row is a query, a column a key. The upper right is the future, which no query sees.',
-      }),
-      make(
-        'div',
-        { class: 'controls' },
-        choice('Stage', stages, 'stage'),
-        choice(
-          'Shading',
-          [
-            ['linear', 'linear'],
-            ['root', 'square root'],
-            ['row', 'share of the row’s greatest'],
-          ],
-          'scale',
-        ),
-        choice(
-          'Zoom',
-          [
-            [1, 'all'],
-            [2, '2×'],
-            [4, '4×'],
-            [8, '8×'],
-          ],
-          'zoom',
-        ),
-        legend('least', 'greatest'),
+      intro('A row is a query, a column is a key. The upper right is the future, which no query attends to.'),
+      controls(
+        choice('Stage', 'stage', stages),
+        choice('Shading', 'shading', { linear: 'linear', root: 'square root', row: 'relative to the row maximum' }),
+        choice('Zoom', 'zoom', { 1: '1×', 2: '2×', 4: '4×', 8: '8×' }),
+        legend('low', 'high'),
       ),
       this.note,
       this.heat.canvas,
     );
   },
   draw() {
-    const { layer, head, stage, scale, query } = state;
-    const name = `${layer} ${head} ${stage} ${scale}`;
-    if (this.drawn !== name) Object.assign(this, { drawn: name, shown: stageOf(stage) });
-    const { n, value, depth } = this.shown;
+    const { layer, head, stage, query } = state;
+    const name = `${layer} ${head} ${stage} ${state.shading}`;
+    if (this.drawn !== name) Object.assign(this, { drawn: name, matrix: stageMatrix(stage) });
+    const { n, value, depth } = this.matrix;
     const count = Math.max(1, Math.ceil(n / state.zoom));
     const [row, column] = [Math.min(query, n - 1), Math.min(currentKey(), n - 1)];
-    this.from = [windowStart(row, this.from[0], count, n), windowStart(column, this.from[1], count, n)];
-    const colour = (q, k) =>
-      value(q, k) === MINUS || (stage === 'softmax' && k > q) ? FUTURE[theme()] : ramp(depth(q, k));
+    this.from = [scrollTo(row, this.from[0], count, n), scrollTo(column, this.from[1], count, n)];
+    const isMasked = (q, k) => value(q, k) === -Infinity || (stage === 'softmax' && k > q);
     this.heat.draw({
       name,
       rows: count,
       columns: count,
-      colour,
+      color: (q, k) => (isMasked(q, k) ? FUTURE[theme()] : ramp(depth(q, k))),
       from: this.from,
       width: 640,
       cross: [row, column],
-      rowSign: sign,
-      columnSign: sign,
+      rowLabel: glyphAt,
+      columnLabel: glyphAt,
     });
-    const number =
-      stage === 'softmax'
-        ? two(value(row, column))
-        : page.stages.coarse
-          ? `about ${value(row, column).toPrecision(2)}`
-          : short(value(row, column));
-    const firsts = stage !== 'softmax' && n < T ? ` Before the softmax the page holds the first ${n} characters.` : '';
-    this.note.hidden = stage === 'softmax';
-    this.note.textContent =
-      `${headName(layer, head)}, ${stage}: query ${row} ${spoken(row)}, key ${column} ` +
-      `${spoken(column)}: ${number}.${firsts}`;
+    const score = value(row, column);
+    const number = page.stages.coarse ? `about ${score.toPrecision(2)}` : formatNumber(score);
+    const limit = n < T ? ` Scores are stored for the first ${n} characters.` : '';
+    this.note.hidden = stage === 'softmax'; // the status line has the weight
+    this.note.textContent = `Query ${positionName(row)}, key ${positionName(column)}: score ${number}.${limit}`;
     this.heat.canvas.setAttribute('aria-label', `${summary(layer, head)} Rows are queries, columns are keys.`);
   },
 });
 
-const THRESHOLDS = [0.5, 0.3, 0.2, 0.1, 0.05, 0.02];
-const MOST_LINES = 600,
-  MOST_LINED = 64;
+const MAX_LINES = 600;
+const MAX_LINE_POSITIONS = 64;
 state.threshold = 0.1;
 
 views.push({
@@ -126,60 +94,45 @@ views.push({
   build(panel) {
     this.note = make('p', { class: 'note' });
     this.canvas = make('canvas', { role: 'img' });
+    const thresholds = [0.5, 0.3, 0.2, 0.1, 0.05, 0.02].map(weight => [weight, String(weight)]);
     panel.append(
-      make('p', {
-        class: 'how',
-        text: 'Left the queries, right the keys; a line is a weight above the threshold, the thicker the larger.',
-      }),
-      make(
-        'div',
-        { class: 'controls' },
-        choice(
-          'Lines from',
-          THRESHOLDS.map(share => [share, String(share)]),
-          'threshold',
-        ),
-      ),
+      intro('Queries are on the left, keys on the right. Each line is a weight; thicker lines are larger weights.'),
+      controls(choice('Smallest weight', 'threshold', thresholds)),
       this.note,
       this.canvas,
     );
   },
   draw() {
-    const n = Math.min(T, MOST_LINED),
-      first = Math.min(Math.max(0, state.query - n + 1), T - n);
-    const height = 16,
-      width = Math.min(420, this.canvas.parentElement.clientWidth);
-    const pen = sized(this.canvas, width, n * height);
-    const links = [];
-    for (let query = first; query < first + n; query++) {
+    const n = Math.min(T, MAX_LINE_POSITIONS);
+    const first = Math.min(Math.max(0, state.query - n + 1), T - n);
+    const positions = range(n, i => first + i);
+    const lines = [];
+    for (const query of positions) {
       weightsOf(state.layer, state.head, query).forEach((weight, key) => {
-        if (key >= first && weight >= Number(state.threshold)) links.push([weight, query, key]);
+        if (key >= first && weight >= Number(state.threshold)) lines.push([weight, query, key]);
       });
     }
-    links.sort((a, b) => b[0] - a[0]).splice(MOST_LINES);
-    const y = place => (place - first + 0.5) * height;
-    for (const [weight, query, key] of links) {
-      const selected = query === state.query;
-      pen.strokeStyle = selected ? (theme() === 'dark' ? '#FFB057' : '#B25200') : css(ramp(0.25 + 0.75 * weight));
-      pen.lineWidth = 0.5 + 4 * weight;
-      pen.beginPath();
-      pen.moveTo(64, y(query));
-      pen.lineTo(width - 64, y(key));
-      pen.stroke();
+    lines.sort((a, b) => b[0] - a[0]).splice(MAX_LINES);
+    const lineHeight = 16;
+    const width = Math.min(420, this.canvas.parentElement.clientWidth);
+    const context = resize(this.canvas, width, n * lineHeight);
+    const y = position => (position - first + 0.5) * lineHeight;
+    for (const position of positions) {
+      context.font = `${position === state.query ? 'bold ' : ''}13px ui-monospace, monospace`;
+      context.fillText(`${position} ${glyphAt(position)}`, 32, y(position));
+      context.fillText(`${glyphAt(position)} ${position}`, width - 32, y(position));
     }
-    pen.fillStyle = inkNow();
-    for (let place = first; place < first + n; place++) {
-      pen.font = `${place === state.query ? 'bold ' : ''}13px ui-monospace, monospace`;
-      pen.fillText(`${place} ${sign(place)}`, 32, y(place));
-      pen.fillText(`${sign(place)} ${place}`, width - 32, y(place));
+    for (const [weight, query, key] of lines) {
+      context.strokeStyle = query === state.query ? MARK[theme()] : css(ramp(0.25 + 0.75 * weight));
+      context.lineWidth = 0.5 + 4 * weight;
+      context.beginPath();
+      context.moveTo(64, y(query));
+      context.lineTo(width - 64, y(key));
+      context.stroke();
     }
-    const cut = n < T ? ` The ${n} characters from ${first} on.` : '';
-    this.note.textContent =
-      `${headName(state.layer, state.head)}: ${links.length} ` +
-      `lines${links.length === MOST_LINES ? ', the strongest' : ''}.${cut}`;
-    this.canvas.setAttribute(
-      'aria-label',
-      `${summary(state.layer, state.head)} ${links.length} links of ${state.threshold} or more.`,
-    );
+    const count = lines.length === MAX_LINES ? `the ${MAX_LINES} largest weights` : `${lines.length} weights`;
+    const part = n < T ? `, positions ${first} to ${first + n - 1}` : '';
+    this.note.textContent = `${headName(state.layer, state.head)}: ${count}${part}`;
+    this.canvas.setAttribute('aria-label', `${summary(state.layer, state.head)} ${lines.length} lines.`);
   },
 });

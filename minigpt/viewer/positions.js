@@ -1,114 +1,98 @@
-// How the model knows where a character stands.
+// How the model represents positions.
 
-/** Returns the angle of pair `pair` of `width` numbers at a place, as sinusoidal and rotary positions have it. */
-const angleAt = (place, pair, width) => place * 10000 ** ((-2 * pair) / width);
-const formula = (place, at, width) => (at % 2 ? Math.cos : Math.sin)(angleAt(place, Math.floor(at / 2), width));
+/** The angle of a pair of numbers at a position, for sinusoidal positions and RoPE with vectors of `width` numbers. */
+const angleAt = (position, pair, width) => position * 10000 ** ((-2 * pair) / width);
+const sinusoidal = (position, i, width) => (i % 2 ? Math.cos : Math.sin)(angleAt(position, Math.floor(i / 2), width));
 
-/** Returns what a score keeps at a relative distance when query and key are alike in all pairs: the mean of cosines. */
-function keptAt(distance, width) {
-  let sum = 0;
-  for (let pair = 0; pair < width / 2; pair++) sum += Math.cos(angleAt(distance, pair, width));
-  return sum / (width / 2);
-}
+/** The mean cosine over all pairs: what RoPE leaves of the score of equal query and key vectors at a distance. */
+const ropeShare = (distance, width) =>
+  range(width / 2, pair => Math.cos(angleAt(distance, pair, width))).reduce((a, b) => a + b, 0) / (width / 2);
 
 views.push({
   name: 'positions',
   title: 'Positions',
   build(panel) {
-    const { kind, table: learned, width } = page.positions;
-    this.heats = [];
-    const picture = (title, about, spec) => {
-      const heat = heatmap(null);
-      heat.canvas.setAttribute('aria-label', `${title}. ${about}`);
-      panel.append(make('h2', { text: title }), make('p', { text: about }), heat.canvas);
-      this.heats.push([heat, spec]);
-    };
-    if (kind === 'none') {
+    const { kind } = page.positions;
+    this.heatmaps = [];
+    if (kind === 'rotary') this.buildRope(panel);
+    else if (kind !== 'none') this.buildTable(panel);
+    else
       panel.append(
         make('p', {
           class: 'note',
           text:
-            'This model has no positions. What order it knows, it has from the mask: from the second ' +
-            'layer on, a character can tell how much stands before it.',
+            'This model has no position embeddings. It can infer the order from the causal mask: from the second layer ' +
+            'on, a character can tell how many characters come before it.',
         }),
       );
-      return;
-    }
-    if (kind === 'rotary') return this.buildRotary(panel, picture);
-    const tableAt = (place, at) => learned[place * width + at];
-    const wide = Math.min(width, 256);
-    const most = learned.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
-    picture(
-      `The ${kind} positions`,
-      `A row for each place, a column for each of ${wide < width ? `the first ${wide} of ` : ''}${width} numbers.`,
-      { name: 'table', rows: T, columns: wide, colour: (place, at) => ramp((tableAt(place, at) / most + 1) / 2) },
-    );
-    const alike = this.alike(tableAt, width);
-    picture(
-      'How alike two positions are',
-      'The cosine between the vectors of two places, dark where they point the same way.',
-      { name: 'alike', rows: T, columns: T, colour: (a, b) => ramp((alike(a, b) + 1) / 2) },
-    );
-    if (kind === 'learned') {
-      const formulaAlike = this.alike((place, at) => formula(place, at, width), width);
-      picture(
-        'The same by the formula',
-        'Cosines of the sines and cosines of Vaswani et al. 2017, for comparison with what was learned.',
-        { name: 'formula', rows: T, columns: T, colour: (a, b) => ramp((formulaAlike(a, b) + 1) / 2) },
-      );
-    }
   },
-  /** Returns the cosine between the vectors of two places, as a function. */
-  alike(at, width) {
-    const vectors = Array.from({ length: T }, (_, place) => {
-      const vector = Float32Array.from({ length: width }, (_, i) => at(place, i));
+  addHeatmap(panel, title, text, spec) {
+    const heat = heatmap(null);
+    heat.canvas.setAttribute('aria-label', `${title}. ${text}`);
+    panel.append(make('h2', { text: title }), make('p', { text }), heat.canvas);
+    this.heatmaps.push([heat, { name: title, ...spec }]);
+  },
+  /** Adds the cosine similarities of the vectors with numbers `valueAt(position, i)`. */
+  addSimilarity(panel, title, text, valueAt) {
+    const { width } = page.positions;
+    const vectors = range(T, position => {
+      const vector = range(width, i => valueAt(position, i));
       const length = Math.hypot(...vector) || 1;
       return vector.map(number => number / length);
     });
-    return (a, b) => vectors[a].reduce((sum, number, i) => sum + number * vectors[b][i], 0);
+    const cosine = (a, b) => vectors[a].reduce((sum, number, i) => sum + number * vectors[b][i], 0);
+    this.addHeatmap(panel, title, text, { rows: T, columns: T, color: (a, b) => ramp((cosine(a, b) + 1) / 2) });
   },
-  buildRotary(panel, picture) {
-    const width = page.positions.head_size;
-    panel.append(
-      make('p', {
-        class: 'how',
-        text:
-          'Rotary positions turn the pairs of queries and keys by angles that grow with the place. A ' +
-          'score then depends on how far apart two characters are, not on where they stand.',
-      }),
+  buildTable(panel) {
+    const { kind, table: numbers, width } = page.positions;
+    const shown = Math.min(width, 256);
+    const largest = numbers.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
+    const valueAt = (position, i) => numbers[position * width + i];
+    this.addHeatmap(
+      panel,
+      `${kind === 'learned' ? 'Learned' : 'Sinusoidal'} position embeddings`,
+      `A row per position, a column per dimension${shown < width ? ` (the first ${shown} of ${width})` : ''}.`,
+      { rows: T, columns: shown, color: (position, i) => ramp((valueAt(position, i) / largest + 1) / 2) },
     );
-    this.curve = make('canvas', {
-      role: 'img',
-      'aria-label': `What a score keeps at a distance: ${[0, 1, 2, 5, 10, 50]
-        .filter(d => d < T)
-        .map(d => `${keptAt(d, width).toFixed(2)} at ${d}`)
-        .join(', ')}`,
-    });
+    const text = 'The cosine similarity of two position embeddings. Stronger colors are more similar.';
+    this.addSimilarity(panel, 'Similarity of positions', text, valueAt);
+    if (kind !== 'learned') return;
+    const comparison = 'The same for sinusoidal position embeddings (Vaswani et al. 2017), for comparison.';
+    this.addSimilarity(panel, 'Similarity of sinusoidal positions', comparison, (position, i) =>
+      sinusoidal(position, i, width),
+    );
+  },
+  buildRope(panel) {
+    const D = page.positions.head_size;
+    const examples = [0, 1, 2, 5, 10, 50].filter(distance => distance < T);
+    const label = examples.map(distance => `${ropeShare(distance, D).toFixed(2)} at distance ${distance}`).join(', ');
+    this.curve = make('canvas', { role: 'img', 'aria-label': `Effect of RoPE on the score: ${label}` });
     panel.append(
-      make('h2', { text: 'What a score keeps at a distance' }),
-      make('p', { text: 'For a query and a key that agree equally in all pairs: 1 is all of it.' }),
+      intro(
+        'RoPE rotates pairs of numbers in queries and keys by angles that grow with the position. So the score depends ' +
+          'on the distance of query and key, not on their absolute positions.',
+      ),
+      make('h2', { text: 'Score by distance' }),
+      make('p', { text: 'The score of equal query and key vectors at each distance, relative to distance 0.' }),
       this.curve,
     );
-    picture(
-      'Pair by pair',
-      'A row for each pair of numbers in a head, a column for each distance; dark keeps the score, ' +
-        'light turns it round. Fast pairs tell near places apart, slow ones far places.',
+    this.addHeatmap(
+      panel,
+      'Score by pair and distance',
+      'A row per pair of numbers, a column per distance. Strong colors keep the score, weak colors reverse it. Pairs ' +
+        'that rotate fast tell near positions apart, slow pairs far positions.',
       {
-        name: 'pairs',
-        rows: width / 2,
+        rows: D / 2,
         columns: T,
-        colour: (pair, distance) => ramp((Math.cos(angleAt(distance, pair, width)) + 1) / 2),
+        color: (pair, distance) => ramp((Math.cos(angleAt(distance, pair, D)) + 1) / 2),
       },
     );
   },
   draw() {
-    this.heats.forEach(([heat, spec]) => heat.draw(spec));
+    this.heatmaps.forEach(([heat, spec]) => heat.draw(spec));
     if (!this.curve) return;
-    const points = Array.from({ length: T }, (_, distance) => keptAt(distance, page.positions.head_size));
-    plot(this.curve, [{ values: points, colour: css(ramp(0.8)) }], {
-      low: -0.5,
-      high: 1,
-      xLabel: 'distance in characters',
-    });
+    const values = range(T, distance => ropeShare(distance, page.positions.head_size));
+    const curve = { values, color: css(ramp(0.8)) };
+    plot(this.curve, [curve], { low: -0.5, high: 1, xLabel: 'distance in characters', xs: range(T) });
   },
 });

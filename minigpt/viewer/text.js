@@ -1,44 +1,41 @@
-// The text itself: point at a character, and the characters before it are shaded by how much it looks at them.
+// The text view: point at a character to shade the earlier characters by its attention.
 
-// What the text is shaded by is chosen beside it: every other view reads one head, character by character.
-const inText = () => state.view === 'text';
-const modeNow = () => (inText() ? state.mode : 'one');
-const groupNow = () => (inText() ? state.group : 'character');
-const isWritten = () => inText() && state.written && state.mode !== 'rollout';
-const isByCharacter = () => groupNow() === 'character';
-const isOneHead = () => modeNow() === 'one' || modeNow() === 'several';
+// The options of this view apply to it alone. All other views show one head, character by character.
+const isTextView = () => state.view === 'text';
+const currentMode = () => (isTextView() ? state.mode : 'one');
+const currentGroup = () => (isTextView() ? state.group : 'character');
+const isByNorm = () => isTextView() && state.byNorm && state.mode !== 'rollout';
+const isByCharacter = () => currentGroup() === 'character';
+const isOneHead = () => currentMode() === 'one' || currentMode() === 'several';
 
-/** Returns what the selected query looks at, in the selected mode: a share for each key up to it. */
+/** Returns the share of each key up to `query` in the selected mode. */
 function selectedRow(query = state.query) {
-  if (modeNow() === 'rollout') return rollout(state.layer, query);
-  const of = isWritten() ? writtenOf : weightsOf;
-  if (isOneHead()) return of(state.layer, state.head, query);
-  const rows = [];
-  for (let layer = 0; layer < L; layer++) {
-    if (state.scope === 'layer' && layer !== state.layer) continue;
-    for (let head = 0; head < H; head++) rows.push(of(layer, head, query));
-  }
-  const join =
-    state.mode === 'max' ? values => Math.max(...values) : values => values.reduce((a, b) => a + b) / values.length;
-  return rows[0].map((weight, key) => join(rows.map(row => row[key])));
+  if (currentMode() === 'rollout') return rollout(state.layer, query);
+  const sharesOf = isByNorm() ? normSharesOf : weightsOf;
+  if (isOneHead()) return sharesOf(state.layer, state.head, query);
+  const layers = state.scope === 'layer' ? [state.layer] : range(L);
+  const rows = layers.flatMap(layer => range(H, head => sharesOf(layer, head, query)));
+  const mean = values => values.reduce((a, b) => a + b) / values.length;
+  const combine = state.mode === 'max' ? values => Math.max(...values) : mean;
+  return rows[0].map((_, key) => combine(rows.map(row => row[key])));
 }
 
-/** Whether the shares of keys are exact to two decimals; a mean, a product or a share of levels is not. */
-const isRowExact = () => !isWritten() && (isOneHead() || modeNow() === 'max');
+/** Whether the shares are exact to two decimals. Means, products and sums of stored weights are not. */
+const isRowExact = () => !isByNorm() && (isOneHead() || currentMode() === 'max');
 const isExact = () => isRowExact() && isByCharacter();
 
-/** Returns the first and the last place of what is shaded as one with `place`. */
-function groupOf(place) {
-  if (isByCharacter()) return [place, place];
-  const starts = groupNow() === 'word' ? page.text.words : page.text.lines;
-  let at = 0;
-  while (at + 1 < starts.length && starts[at + 1] <= place) at++;
-  return [starts[at], (starts[at + 1] ?? T) - 1];
+/** Returns the first and last position of the group of a position. */
+function groupOf(position) {
+  if (isByCharacter()) return [position, position];
+  const starts = currentGroup() === 'word' ? page.text.words : page.text.lines;
+  let group = 0;
+  while (group + 1 < starts.length && starts[group + 1] <= position) group++;
+  return [starts[group], (starts[group + 1] ?? T) - 1];
 }
 
 /**
- * Returns the share of each key: of a word or line, the mean over its queries of the sum over the key's characters.
- * `rowOf` gives the shares of one query; without it, those of the selected mode.
+ * Returns the share of each key. For words and lines: the mean over the queries of the selected group, and the sum over
+ * the keys of each group. `rowOf(query)` gives the shares of one query.
  */
 function groupedRow(rowOf = selectedRow) {
   if (isByCharacter()) return rowOf(state.query);
@@ -50,76 +47,82 @@ function groupedRow(rowOf = selectedRow) {
     });
   }
   for (let key = 0; key <= last;) {
-    const end = Math.min(groupOf(key)[1], last);
-    const sum = row.subarray(key, end + 1).reduce((a, b) => a + b, 0);
-    row.fill(sum, key, end + 1);
-    key = end + 1;
+    const end = Math.min(groupOf(key)[1], last) + 1;
+    const sum = row.subarray(key, end).reduce((a, b) => a + b, 0);
+    row.fill(sum, key, end);
+    key = end;
   }
   return row;
 }
 
-/** The key that numbers are read of: the one chosen, else the strongest. */
+/** The selected key, or else the strongest. */
 const currentKey = () => state.key ?? strongestIn(groupedRow());
 
-/** Returns the strongest key in a row: of one head's own weights, character by character, the one that Python found. */
+/** Returns the strongest key of a row. For the weights of one head, this is the exact one from Python. */
 function strongestIn(row, head = state.head, isGrouped = !isByCharacter()) {
-  const isPlain = !isGrouped && isOneHead() && !isWritten();
-  return isPlain ? strongestOf(state.layer, head, state.query) : greatest(row);
+  const isExactRow = !isGrouped && isOneHead() && !isByNorm();
+  return isExactRow ? strongestKey(state.layer, head, state.query) : argmax(row);
 }
 
-const groupSpoken = place => {
-  const [first, last] = groupOf(place);
-  if (first === last) return spoken(first);
-  // Isolated, so that letters from right to left turn no number after them.
-  return `\u2068${Array.from({ length: last - first + 1 }, (_, i) => sign(first + i)).join('')}\u2069`;
-};
+/** Names what the selected row shows. */
+function rowName() {
+  if (currentMode() === 'rollout') return `rollout up to layer ${layerNumber(state.layer)}`;
+  const scope = state.scope === 'layer' ? `layer ${layerNumber(state.layer)}` : 'all layers';
+  const heads = isOneHead() ? headName(state.layer, state.head) : `${currentMode()} of the heads in ${scope}`;
+  return heads + (isByNorm() ? ', by output norm' : '');
+}
 
-/** Returns what is read aloud: "query 17 e, strongest key 16 h, 0.43". */
-function reading() {
+function groupName(position) {
+  const [first, last] = groupOf(position);
+  if (isByCharacter()) return positionName(position);
+  if (first === last) return `${currentGroup()} ${nameAt(first)}`;
+  // Isolated, so that right-to-left letters do not reorder the numbers that follow.
+  return `${currentGroup()} \u2068${range(last - first + 1, i => glyphAt(first + i)).join('')}\u2069`;
+}
+
+/** Describes the selection for the status line: "query 17 e, strongest key 16 h, 0.43". */
+function describeSelection() {
   const row = groupedRow();
   const best = strongestIn(row);
-  const about = isExact() ? '' : 'about ';
-  const place = key => (isByCharacter() ? `${key} ${spoken(key)}` : `${groupNow()} ${groupSpoken(key)}`);
-  const chosen =
-    state.key === null || state.key === best ? '' : `; key ${place(state.key)}, ${about}${two(row[state.key])}`;
-  return `query ${place(state.query)}, strongest key ${place(best)}, ${about}${two(row[best])}${chosen}`;
+  const share = key => `${isExact() ? '' : 'about '}${formatWeight(row[key])}`;
+  const selected = state.key === null || state.key === best ? '' : `; key ${groupName(state.key)}, ${share(state.key)}`;
+  return `query ${groupName(state.query)}, strongest key ${groupName(best)}, ${share(best)}${selected}`;
 }
 
-/** Makes the text as a list of characters of which one is the query: one stop of the Tab key. */
+/** Makes the text as a list of characters with one tab stop. The selected character is the query. */
 function textStrip(label, shade) {
   const strip = make('div', { class: 'strip', role: 'listbox', 'aria-label': label, 'aria-orientation': 'horizontal' });
-  const cells = [];
-  for (let place = 0; place < T; place++) {
-    const cell = signOf(place);
+  const cells = range(T, position => {
+    const cell = characterAt(position);
     cell.setAttribute('role', 'option');
     cell.setAttribute('tabindex', -1);
-    cell.setAttribute('aria-label', `${place} ${spoken(place)}`);
-    cell.dataset.place = place;
-    cells.push(cell);
+    cell.setAttribute('aria-label', positionName(position));
+    cell.dataset.position = position;
     strip.append(cell);
-    if (spoken(place) === 'newline') strip.append(make('br'));
-    else if (isUnseen(place)) strip.append(make('wbr'));
-  }
-  const placeOf = event => (event.target.dataset.place === undefined ? null : Number(event.target.dataset.place));
+    if (nameAt(position) === 'newline') strip.append(make('br'));
+    else if (isReplaced(position)) strip.append(make('wbr'));
+    return cell;
+  });
+  const positionOf = ({ target }) => (target.dataset.position === undefined ? null : Number(target.dataset.position));
   strip.addEventListener('mouseover', event => {
-    const place = placeOf(event);
-    if (!hasMoved(event) || place === null) return;
-    if (!state.pinned && place !== state.query) change({ query: place });
-    else if (state.pinned && place <= state.query && place !== state.key) change({ key: place });
+    const position = positionOf(event);
+    if (!hasMoved(event) || position === null) return;
+    if (!state.pinned && position !== state.query) change({ query: position });
+    else if (state.pinned && position <= state.query && position !== state.key) change({ key: position });
   });
   strip.addEventListener('click', event => {
-    const place = placeOf(event);
-    if (place !== null) change({ query: place, pinned: !(state.pinned && place === state.query) });
+    const position = positionOf(event);
+    if (position !== null) change({ query: position, pinned: !(state.pinned && position === state.query) });
   });
-  let at = 0;
+  let selected = 0;
   function draw() {
-    const focused = strip.contains(document.activeElement);
-    cells[at].setAttribute('tabindex', -1);
-    cells[at].removeAttribute('aria-selected');
-    at = state.query;
-    cells[at].setAttribute('tabindex', 0);
-    cells[at].setAttribute('aria-selected', 'true');
-    if (focused) cells[at].focus({ preventScroll: true });
+    const isFocused = strip.contains(document.activeElement);
+    cells[selected].setAttribute('tabindex', -1);
+    cells[selected].removeAttribute('aria-selected');
+    selected = state.query;
+    cells[selected].setAttribute('tabindex', 0);
+    cells[selected].setAttribute('aria-selected', 'true');
+    if (isFocused) cells[selected].focus({ preventScroll: true });
     shade(cells, strip);
   }
   return { strip, draw };
@@ -127,131 +130,88 @@ function textStrip(label, shade) {
 
 function shadeByAttention(cells, strip) {
   const row = groupedRow();
-  const several = modeNow() === 'several';
-  const [first, last] = groupOf(state.query);
-  const key = currentKey();
-  const [keyFirst, keyLast] = groupOf(key);
-  const of = isWritten() ? writtenOf : weightsOf;
-  const rows = several
-    ? state.several.map(head => [head, ofItsGreatest(groupedRow(query => of(state.layer, head, query)))])
-    : [];
-  strip.classList.toggle('striped', several);
+  const isSeveral = currentMode() === 'several';
+  const isWithin = (position, [first, last]) => position >= first && position <= last;
+  const query = groupOf(state.query);
+  const key = groupOf(currentKey());
+  const sharesOf = isByNorm() ? normSharesOf : weightsOf;
+  const headRow = head => groupedRow(query => sharesOf(state.layer, head, query));
+  // Relative to the strongest key, so that heads with broad attention are visible too.
+  const relative = row => row.map(weight => weight / row[argmax(row)]);
+  const rows = isSeveral ? state.several.map(head => [head, relative(headRow(head))]) : [];
+  strip.classList.toggle('striped', isSeveral);
   strip.style.setProperty('--stripes', String(rows.length));
-  cells.forEach((cell, place) => {
-    const isPast = place < row.length;
-    cell.classList.toggle('query', place >= first && place <= last);
-    cell.classList.toggle('key', isPast && place >= keyFirst && place <= keyLast && !several);
+  cells.forEach((cell, position) => {
+    const isPast = position < row.length;
+    cell.classList.toggle('query', isWithin(position, query));
+    cell.classList.toggle('key', isPast && !isSeveral && isWithin(position, key));
     cell.classList.toggle('future', !isPast);
-    const colour = isPast && !several ? ramp(depthOf(Math.min(row[place], 1))) : null;
-    cell.style.background = colour ? css(colour) : several && isPast ? stripes(rows, place) : '';
-    cell.style.color = colour ? inkOn(colour) : '';
-    const best = rows.filter(([head, row]) => strongestIn(row, head) === place).map(([head]) => head);
-    if (best.length) cell.dataset.heads = best.join(',');
+    fill(cell, isPast && !isSeveral ? ramp(depthOf(Math.min(row[position], 1))) : null);
+    if (isPast && isSeveral) cell.style.background = stripes(rows, position);
+    const strongest = rows.filter(([head, row]) => strongestIn(row, head) === position).map(([head]) => head);
+    if (strongest.length) cell.dataset.heads = strongest.join(',');
     else delete cell.dataset.heads;
   });
 }
 
-/** Returns shares of the greatest, so that the stripes of a head that looks at many places can be seen as well. */
-const ofItsGreatest = row => row.map(weight => weight / row[greatest(row)]);
-
-/** Returns one stripe below the character for each head, in its colour, the fuller the more it looks there. */
-function stripes(rows, place) {
-  return rows
-    .map(([head, row], i) => {
-      const colour =
-        headColour(head) +
-        Math.round(depthOf(row[place]) * 255)
-          .toString(16)
-          .padStart(2, '0');
-      return `linear-gradient(${colour}, ${colour}) 0 calc(100% - ${(rows.length - 1 - i) * 6}px) / 100% 5px no-repeat`;
-    })
-    .join(', ');
+/** Returns a background with a stripe per head, in the head's color; more opaque means more attention. */
+function stripes(rows, position) {
+  const stripe = ([head, row], i) => {
+    const opacity = Math.round(depthOf(row[position]) * 255);
+    const color = headColor(head) + opacity.toString(16).padStart(2, '0');
+    return `linear-gradient(${color}, ${color}) 0 calc(100% - ${(rows.length - 1 - i) * 6}px) / 100% 5px no-repeat`;
+  };
+  return rows.map(stripe).join(', ');
 }
-
-let mainStrip;
 
 views.push({
   name: 'text',
   title: 'Text',
   build(panel) {
-    mainStrip = textStrip('The text; the selected character is the query', shadeByAttention);
-    const headBoxes = make(
-      'fieldset',
-      { class: 'heads-shown' },
-      make('legend', {
-        text: 'Heads of this layer, a stripe each, as shares of its strongest key; a small number marks that key',
-      }),
+    this.text = textStrip('The text. The selected character is the query.', shadeByAttention);
+    const heads = range(H, head =>
+      checkbox(
+        () => state.several.includes(head),
+        () => toggleHead(head),
+        chip(headColor(head), `head ${head}`),
+      ),
     );
-    for (let head = 0; head < H; head++) {
-      const box = make('input', { type: 'checkbox', onchange: () => toggleHead(head) });
-      const chip = make('span', { class: 'chip' });
-      chip.style.backgroundColor = headColour(head);
-      followers.push(() => {
-        box.checked = state.several.includes(head);
-      });
-      headBoxes.append(make('label', { class: 'tick' }, box, chip, make('span', { text: `head ${head}` })));
-    }
-    const scope = choice(
-      'over',
-      [
-        ['layer', 'this layer'],
-        ['all', 'all layers'],
-      ],
-      'scope',
-    );
-    const written = tick('weigh by what is written, |a·v·W_O|', 'written');
-    followers.push(() => {
-      written.hidden = state.mode === 'rollout';
-      headBoxes.hidden = state.mode !== 'several';
+    const title = 'Heads of this layer: a stripe each, relative to the strongest key, which has the number of the head';
+    const several = make('fieldset', {}, make('legend', { text: title }), ...heads);
+    const scope = choice('of', 'scope', { layer: 'this layer', all: 'all layers' });
+    const setByNorm = byNorm => change({ byNorm });
+    const byNorm = checkbox(() => state.byNorm, setByNorm, make('span', { text: 'Shade by output norm, |a·v·W_O|' }));
+    updaters.push(() => {
+      byNorm.hidden = state.mode === 'rollout';
+      several.hidden = state.mode !== 'several';
       scope.hidden = state.mode !== 'mean' && state.mode !== 'max';
     });
+    const modes = { one: 'one head', several: 'several heads', mean: 'mean of heads', max: 'maximum of heads' };
+    if (hasAllLayersBelow) modes.rollout = 'attention rollout up to this layer';
     panel.append(
-      make('p', {
-        class: 'how',
-        text:
-          'Point at a character, or choose one and move with ← →: the stronger the colour of an earlier character, ' +
-          'the more this head looks at it.',
-      }),
-      mainStrip.strip,
-      make(
-        'div',
-        { class: 'controls' },
-        legend('0', '1 (square-root shading)'),
-        choice(
-          'Show',
-          [
-            ['one', 'one head'],
-            ['several', 'several heads'],
-            ['mean', 'mean of heads'],
-            ['max', 'maximum of heads'],
-            ...(hasAllBelow ? [['rollout', 'rollout up to this layer']] : []),
-          ],
-          'mode',
-        ),
-        scope,
-        choice(
-          'Shade',
-          [
-            ['character', 'characters'],
-            ['word', 'words'],
-            ['line', 'lines'],
-          ],
-          'group',
-        ),
-        written,
+      intro(
+        'Point at a character, or select one and move with ← →. It is the query. The stronger the color of an earlier ' +
+          'character, the more this head attends to it.',
       ),
-      headBoxes,
+      this.text.strip,
+      controls(
+        legend('0', '1 (square-root shading)'),
+        choice('Show', 'mode', modes),
+        scope,
+        choice('Group by', 'group', { character: 'character', word: 'word', line: 'line' }),
+        byNorm,
+      ),
+      several,
     );
   },
   draw() {
-    mainStrip.draw();
+    this.text.draw();
   },
 });
 
+/** Adds a head to those shown together, or removes it. */
 function toggleHead(head) {
   if (head >= H) return;
-  const several = state.several.includes(head)
-    ? state.several.filter(other => other !== head)
-    : [...state.several, head].sort((a, b) => a - b);
+  const several = range(H).filter(other => (other === head) !== state.several.includes(other));
   change({ view: 'text', several, mode: 'several' });
 }

@@ -1,168 +1,144 @@
-// One query of one head with its real numbers, from q to what is written, held against what the model itself had.
+// The worked example: one query of one head with all numbers, checked against the model's own.
 
-/** Returns the numbers of one place: a vector of the head from `page.detail`. */
-function vectorOf(what, place) {
+/** Returns q, k or v of one position of the selected head. */
+function vectorOf(name, position) {
   const D = page.positions.head_size;
-  const start = ((state.layer * H + state.head) * T + place) * D;
-  return page.detail[what].subarray(start, start + D);
+  const start = ((state.layer * H + state.head) * T + position) * D;
+  return page.detail[name].subarray(start, start + D);
 }
 
-/** Computes the selected query again from q, k, v and W_O. */
-function workOut() {
+/** Computes the output of the selected query from q, k, v and W_O. */
+function computeHead() {
   const D = page.positions.head_size,
     query = state.query;
   const q = vectorOf('q', query);
-  const raw = Array.from({ length: T }, (_, key) =>
-    vectorOf('k', key).reduce((sum, number, i) => sum + number * q[i], 0),
-  );
+  const raw = range(T, key => vectorOf('k', key).reduce((sum, number, i) => sum + number * q[i], 0));
   const scaled = raw.map(score => score / Math.sqrt(D));
-  const most = Math.max(...scaled.slice(0, query + 1));
-  const powers = scaled.map((score, key) => (key > query ? 0 : Math.exp(score - most)));
+  const max = Math.max(...scaled.slice(0, query + 1));
+  const powers = scaled.map((score, key) => (key > query ? 0 : Math.exp(score - max)));
   const sum = powers.reduce((a, b) => a + b);
   const weights = powers.map(power => power / sum);
-  const found = Array.from({ length: D }, (_, i) =>
-    weights.reduce((all, weight, key) => all + weight * vectorOf('v', key)[i], 0),
-  );
-  return { q, raw, scaled, weights, found, written: writtenBy(found), most, sum };
+  const mixed = range(D, i => weights.reduce((total, weight, key) => total + weight * vectorOf('v', key)[i], 0));
+  return { q, raw, scaled, weights, mixed, output: project(mixed), max, sum };
 }
 
-/** Multiplies a vector of the head by its part of W_O. */
-function writtenBy(vector) {
+/** Multiplies a vector of the head by its rows of W_O. */
+function project(vector) {
   const { head_size: D, width: C } = page.positions;
   const start = (state.layer * H + state.head) * D * C;
-  return Array.from({ length: C }, (_, c) =>
-    vector.reduce((all, number, d) => all + number * page.detail.output_weights[start + d * C + c], 0),
-  );
+  const weights = page.detail.output_weights;
+  return range(C, c => vector.reduce((sum, number, d) => sum + number * weights[start + d * C + c], 0));
 }
 
-/** Returns how far scores, weights and what the key's v writes lie from the model's own, as shares of the largest. */
-function distances(work, key) {
+/** Returns the largest differences from the model's own scores, weights and output norm, relative to the largest. */
+function errorsOf(work, key) {
   const { layer, head, query } = state;
   const first = (layer * H + head) * T;
-  const table = page.stages.raw.subarray(first * T, (first + T) * T); // of all tokens, for there are 64 at most
-  const lengths = page.attention.output_norms.subarray(first, first + T);
-  const gap = (ours, theirs) => Math.max(...ours.map((number, place) => Math.abs(number - theirs[place])));
-  const scores = table.subarray(query * T, (query + 1) * T);
+  const scores = page.stages.raw.subarray(first * T, (first + T) * T); // all tokens: this view has 64 at most
+  const norms = page.attention.output_norms.subarray(first, first + T);
+  const difference = (ours, theirs) => Math.max(...ours.map((number, i) => Math.abs(number - theirs[i])));
   return {
-    scores: gap(work.raw, scores) / Math.max(...table.map(Math.abs), 1e-9),
-    weights: gap(work.weights.slice(0, query + 1), weightsOf(layer, head, query)),
-    written: Math.abs(length(writtenBy(vectorOf('v', key))) - lengths[key]) / Math.max(...lengths, 1e-9),
+    scores: difference(work.raw, scores.subarray(query * T)) / Math.max(...scores.map(Math.abs), 1e-9),
+    weights: difference(work.weights.slice(0, query + 1), weightsOf(layer, head, query)),
+    norm: Math.abs(norm(project(vectorOf('v', key))) - norms[key]) / Math.max(...norms, 1e-9),
   };
 }
 
-const length = vector => Math.sqrt(vector.reduce((sum, number) => sum + number * number, 0));
+const norm = vector => Math.sqrt(vector.reduce((sum, number) => sum + number * number, 0));
 
-const checked = (isRight, words) =>
-  make('li', { class: isRight ? 'right' : 'wrong', text: `${isRight ? '✓' : '✗'} ${words}` });
+const check = (isRight, text) =>
+  make('li', { class: isRight ? 'right' : 'wrong', text: `${isRight ? '✓' : '✗'} ${text}` });
 
 views.push({
   name: 'worked',
   title: 'Worked example',
   build(panel) {
-    if (!page.detail)
-      return panel.append(missing('The numbers behind one query, q, k, v and W_O, appear with', '--detail'));
     this.steps = make('div');
-    this.vectors = scroller('Numbers of query and key');
-    this.keys = scroller('All keys');
-    panel.append(this.steps, this.vectors, this.keys);
-    return undefined;
+    this.vectors = scrollArea('The vectors of the query and the key');
+    this.keys = scrollArea('All keys');
+    if (page.detail) panel.append(this.steps, this.vectors, this.keys);
+    else panel.append(unavailable('a worked example', '--detail'));
   },
   draw() {
     if (!page.detail) return;
-    const work = workOut(),
-      key = currentKey(),
-      query = state.query,
-      D = page.positions.head_size;
-    const k = vectorOf('k', key),
-      v = vectorOf('v', key);
-    const numbers = (name, vector, formula) => [
-      `${name}${formula ? ` = ${formula}` : ''}`,
-      ...Array.from(vector, short),
+    const work = computeHead();
+    const key = currentKey();
+    this.steps.replaceChildren(...this.explain(work, key));
+    this.vectors.replaceChildren(this.vectorTable(work, key));
+    this.keys.replaceChildren(this.keyTable(work, key));
+  },
+  explain({ raw, scaled, max, sum, weights, output, ...work }, key) {
+    const { query } = state;
+    const D = page.positions.head_size;
+    const largest = range(output.length)
+      .sort((a, b) => Math.abs(output[b]) - Math.abs(output[a]))
+      .slice(0, 8)
+      .map(i => `${formatSigned(output[i])} at ${i}`);
+    const steps = [
+      `Score: multiply q of the query by k of the key, number by number, and add up: q·k = ${formatNumber(raw[key])}.`,
+      `Scale: divide by √${D} = ${formatNumber(Math.sqrt(D))}, so that the softmax does not saturate: ` +
+        `${formatNumber(scaled[key])}.`,
+      `Mask: set the scores of the ${T - 1 - query} keys after the query to −∞.`,
+      `Softmax: subtract the largest score (${formatNumber(max)}), take the exponential, and divide by the sum over ` +
+        `all keys (${formatNumber(sum)}): a = ${weights[key].toFixed(3)}.`,
+      'Mix: multiply v of each key by its weight a, and add up over all keys.',
+      `Project: multiply by the head's rows of W_O. The result has ${output.length} numbers and a length of ` +
+        `${formatNumber(norm(output))}; the largest are ${largest.join(', ')}. The layer adds the results of all heads ` +
+        'to the residual stream.',
     ];
-    const vectors = table(
-      `The ${D} numbers of the head, for the query ${query} ${spoken(query)} and the key ${key} ${spoken(key)}`,
-      ['', ...Array.from({ length: D }, (_, i) => String(i))],
-      [
-        numbers(`q of ${query}`, work.q),
-        numbers(`k of ${key}`, k),
-        numbers(
-          'q × k',
-          Array.from(work.q, (number, i) => number * k[i]),
-        ),
-        numbers(`v of ${key}`, v),
-        numbers(
-          'a × v',
-          Array.from(v, number => number * work.weights[key]),
-        ),
-        numbers('sum of a × v over all keys', work.found),
-      ],
-    );
-    const keys = table(
-      'All keys of the query',
-      ['key', 'q·k', `/ √${D}`, 'mask', 'softmax', '|a·v|'],
-      work.raw.map((raw, place) =>
-        place > query
-          ? [`${place} ${sign(place)}`, short(raw), short(work.scaled[place]), '−∞', '0', '0']
-          : [
-              `${place} ${sign(place)}`,
-              short(raw),
-              short(work.scaled[place]),
-              short(work.scaled[place]),
-              work.weights[place].toFixed(3),
-              short(work.weights[place] * length(vectorOf('v', place))),
-            ],
+    const errors = errorsOf({ raw, weights, ...work }, key);
+    return [
+      intro(
+        `${headName(state.layer, state.head)}, query ${positionName(query)}, key ${positionName(key)}. ` +
+          'Select another key with Shift + ← →.',
       ),
-    );
-    keys.querySelectorAll('tbody tr').forEach((row, place) => {
-      row.classList.toggle('masked', place > query);
-      row.classList.toggle('selected', place === key);
-    });
-    const off = distances(work, key);
-    const top = [...work.written.keys()]
-      .sort((a, b) => Math.abs(work.written[b]) - Math.abs(work.written[a]))
-      .slice(0, 8);
-    const largest = top.map(c => `${signed(work.written[c])} at ${c}`);
-    this.steps.replaceChildren(
-      make('p', {
-        class: 'how',
-        text:
-          `${headName(state.layer, state.head)}, query ${query} ${spoken(query)}. Choose another key ` +
-          'with Shift + ← →.',
-      }),
-      make(
-        'ol',
-        { class: 'steps' },
-        make('li', {
-          text: `Multiply q of the query by k of the key, number by number; add up: q·k = ${short(work.raw[key])}.`,
-        }),
-        make('li', {
-          text:
-            `Divide by √${D} = ${short(Math.sqrt(D))}, so that long vectors do not make the softmax too ` +
-            `sure: ${short(work.scaled[key])}.`,
-        }),
-        make('li', { text: `Mask: the ${T - 1 - query} keys after the query become −∞.` }),
-        make('li', {
-          text:
-            `Softmax: e to the score, less the greatest one (${short(work.most)}), over the sum of all ` +
-            `such (${short(work.sum)}): a = ${work.weights[key].toFixed(3)}.`,
-        }),
-        make('li', { text: 'Multiply v of each key by its a, and add up over all keys: what the head found.' }),
-        make('li', {
-          text:
-            `Multiply by this head's part of W_O: ${work.written.length} numbers that are added to the stream, of ` +
-            `length ${short(length(work.written))}; the largest are ${largest.join(', ')}. What all heads write is ` +
-            'added up.',
-        }),
-      ),
+      make('ol', {}, ...steps.map(text => make('li', { text }))),
       make(
         'ul',
         { class: 'checks' },
-        checked(off.scores < 0.001, 'the scores q·k are those of the model'),
-        checked(off.weights < 0.006, 'the weights are those of the model, to the two decimals of this page'),
-        checked(off.written < 0.002, 'v of the key through W_O is as long as in the model'),
+        check(errors.scores < 0.001, 'The scores q·k match the model.'),
+        check(errors.weights < 0.006, 'The weights match the model to two decimals.'),
+        check(errors.norm < 0.002, 'The length of v·W_O matches the model.'),
       ),
+    ];
+  },
+  vectorTable({ q, weights, mixed }, key) {
+    const [k, v] = [vectorOf('k', key), vectorOf('v', key)];
+    const row = (name, vector) => [name, ...Array.from(vector, formatNumber)];
+    return table(
+      `The vectors of query ${positionName(state.query)} and key ${positionName(key)}`,
+      ['', ...range(q.length, String)],
+      [
+        row(`q of ${state.query}`, q),
+        row(`k of ${key}`, k),
+        row(
+          'q × k',
+          Array.from(q, (number, i) => number * k[i]),
+        ),
+        row(`v of ${key}`, v),
+        row(
+          'a × v',
+          Array.from(v, number => number * weights[key]),
+        ),
+        row('sum of a × v over all keys', mixed),
+      ],
     );
-    this.vectors.replaceChildren(vectors);
-    this.keys.replaceChildren(keys);
+  },
+  keyTable({ raw, scaled, weights }, selected) {
+    const made = table(
+      'All keys of the query',
+      ['key', 'q·k', `/ √${page.positions.head_size}`, 'masked', 'softmax', '|a·v|'],
+      range(T, key => {
+        const start = [`${key} ${glyphAt(key)}`, formatNumber(raw[key]), formatNumber(scaled[key])];
+        if (key > state.query) return [...start, '−∞', '0', '0'];
+        const length = formatNumber(weights[key] * norm(vectorOf('v', key)));
+        return [...start, formatNumber(scaled[key]), weights[key].toFixed(3), length];
+      }),
+    );
+    [...made.tBodies[0].rows].forEach((row, key) => {
+      row.classList.toggle('masked', key > state.query);
+      row.classList.toggle('selected', key === selected);
+    });
+    return made;
   },
 });

@@ -22,7 +22,7 @@ from minigpt.viewer.page import build_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWS = (
-    *("text", "overview", "matrix", "lines", "heads", "spread", "worked", "next"),
+    *("text", "overview", "matrix", "lines", "heads", "distance", "worked", "next"),
     *("characters", "positions", "ablation", "training", "compare"),
 )
 SERIOUS = ("serious", "critical")
@@ -194,7 +194,7 @@ def test_a_page_without_extras_says_how_to_get_them(opened: Opener) -> None:
         words = shown.tab.inner_text(f"#panel-{view}")
         assert options.get(view, "") in words
         assert (len(words.splitlines()) == 1) == (view in options)
-    assert "--ablate" in shown.tab.inner_text("#beside")
+    assert "--ablate" in shown.tab.inner_text("#loss-without")
     shown.is_quiet()
 
 
@@ -204,7 +204,7 @@ def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
     page.press("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "]", "]", "[")
     assert page.ask("[state.query, state.layer, state.head]") == [11, 1, 1]
     assert page.reading().endswith(words_of(made, 1, 1, 11))
-    assert page.ask("document.activeElement.dataset.place") == "11"
+    assert page.ask("document.activeElement.dataset.position") == "11"
     assert page.ask("document.querySelectorAll('#panel-text [tabindex=\"0\"]').length") == 1
     key = page.ask("currentKey()")
     page.press("Shift+ArrowLeft")
@@ -239,17 +239,17 @@ def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
 
 def test_the_pointer_moves_the_query_until_it_is_pinned(page: Shown) -> None:
     page.go(view="text", query=5, pinned=False)
-    page.tab.hover("#panel-text [data-place='30']")
+    page.tab.hover("#panel-text [data-position='30']")
     assert page.ask("state.query") == 30
-    page.tab.click("#panel-text [data-place='30']")
-    page.tab.hover("#panel-text [data-place='12']")
+    page.tab.click("#panel-text [data-position='30']")
+    page.tab.hover("#panel-text [data-position='12']")
     assert page.ask("[state.query, state.key, state.pinned]") == [30, 12, True]
     page.go(pinned=False, key=None)
 
 
 def test_a_picture_can_be_saved(page: Shown) -> None:
     page.go(view="matrix", layer=1, head=2)
-    page.tab.focus(".cursor button")
+    page.tab.focus(".selection button")
     with page.tab.expect_download() as saved:
         page.press("s")
     assert saved.value.suggested_filename == "attention-layer1-head2.png"
@@ -271,7 +271,7 @@ def test_what_is_read_aloud_are_the_models_own_weights(page: Shown, made: Made) 
 
 
 def test_the_table_lists_the_ten_strongest_keys(page: Shown, made: Made) -> None:
-    page.go(view="text", layer=1, head=2, query=50, mode="one", written=False)
+    page.go(view="text", layer=1, head=2, query=50, mode="one", byNorm=False)
     weights = made.weights(1, 2, 50)
     rows = page.ask("[...document.querySelectorAll('aside tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
     assert len(rows) == 10
@@ -295,7 +295,7 @@ def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(pag
 
 
 def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None:
-    page.go(view="matrix", layer=1, head=0, query=0, scale="root", stage="softmax", zoom=1)
+    page.go(view="matrix", layer=1, head=0, query=0, shading="root", stage="softmax", zoom=1)
     weights = made.seen.weights[1, 0].numpy()
     shown = packing.LEVELS[packing.to_levels(weights)]
     places = [(int(q), int(k)) for q, k in np.random.default_rng(0).integers(1, 64, (200, 2)) if k <= q]
@@ -319,7 +319,7 @@ def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None
 
 
 def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
-    page.go(view="text", layer=0, head=1, query=40, mode="one", group="character", written=False)
+    page.go(view="text", layer=0, head=1, query=40, mode="one", group="character", byNorm=False)
     shown = packing.LEVELS[packing.to_levels(made.weights(0, 1, 40))]
     cells = page.ask("""[...document.querySelectorAll('#panel-text [role=option]')]
         .map(c => getComputedStyle(c).backgroundColor)""")
@@ -335,7 +335,7 @@ def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -
     exact = made.seen.attention_stages(1, 2)[stage].numpy()
     found = page.ask(
         """() => {
-          const { value, n } = stageOf(state.stage);
+          const { value, n } = stageMatrix(state.stage);
           const cells = [...Array(n * n).keys()].map(i => value(Math.floor(i / n), i % n));
           return cells.map(cell => (cell === -Infinity ? null : cell));
         }"""
@@ -350,16 +350,16 @@ def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -
 def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: Made) -> None:
     page.go(view="worked", layer=1, head=1, query=33)
     found = page.ask(
-        "(() => { const w = workOut(); return { weights: w.weights, written: w.output_norms, raw: w.raw }; })()"
+        "(() => { const w = computeHead(); return { weights: w.weights, output: w.output, raw: w.raw }; })()"
     )
     assert np.abs(np.array(found["weights"]) - made.weights(1, 1, 33)).max() < 1e-6
     weight = made.loaded.model.blocks[1].attention.proj.weight.detach().numpy()
     written = made.seen.head_outputs[1, 1, 33].numpy() @ weight[:, 16:32].T
-    assert np.abs(np.array(found["written"]) - written).max() < 1e-3
+    assert np.abs(np.array(found["output"]) - written).max() < 1e-3
     ticks = page.tab.locator("#panel-worked .checks li")
     assert len(ticks.all()) == 3
     assert all(tick.startswith("✓") for tick in ticks.all_inner_texts())
-    for part, wrong in (("k", [0, 1]), ("outputs", [2])):
+    for part, wrong in (("k", [0, 1]), ("output_weights", [2])):
         page.ask("part => { page.detail[part] = page.detail[part].map(number => 1.1 * number); draw(); }", part)
         assert [at for at, tick in enumerate(ticks.all_inner_texts()) if tick.startswith("✗")] == wrong
         page.ask("part => { page.detail[part] = page.detail[part].map(number => number / 1.1); draw(); }", part)
@@ -372,7 +372,7 @@ def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None
         page.tab.focus(place)
         page.press("Shift+ArrowLeft", "Shift+ArrowLeft")
         assert page.ask("[state.view, state.query, state.key]") == ["worked", 33, before - 2]
-    page.tab.click("#panel-worked .how")
+    page.tab.click("#panel-worked .intro")
     page.press("]")
     assert page.ask("state.head") == 1
     page.go(view="text", key=None)
@@ -380,7 +380,7 @@ def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None
 
 def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Shown, made: Made) -> None:
     page.go(view="text", layer=1, head=2, query=40, mode="mean", scope="all", group="word")
-    assert page.reading().startswith("mean over all layers: query word ")
+    assert page.reading().startswith("mean of the heads in all layers: query word ")
     for view in ("matrix", "lines", "worked", "compare"):
         page.go(view=view)
         assert page.reading().removeprefix("layer 1 head 2: ") == words_of(made, 1, 2, 40)
@@ -395,14 +395,14 @@ def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: M
     table = made.loaded.model.token_embedding.weight.detach()
     alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
     page.go(view="characters")
-    page.go(circuit="cosine", of=7)
+    page.go(relation="cosine", row=7)
     names = [views.character_name(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
     best = page.tab.inner_text("#panel-characters p:not([class])")
     assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
-    page.go(circuit="qk", layer=1, head=2)
+    page.go(relation="qk", layer=1, head=2)
     with torch.no_grad():
         looks, _ = views._circuits(made.loaded.model, 1, table)
-    assert page.ask("greatestOf(7)") == looks[2, 7].topk(5).indices.tolist()
+    assert page.ask("topColumns(7)") == looks[2, 7].topk(5).indices.tolist()
     page.go(view="text")
 
 
@@ -414,7 +414,7 @@ def test_heads_that_are_alike_are_named_without_a_pointer(page: Shown, made: Mad
     far[1] = 2
     most = int(far.argmin())
     told = page.tab.inner_text("#panel-heads p[aria-live]")
-    assert told.startswith(f"layer 0 head 1 looks most like layer {most // 3} head {most % 3} (")
+    assert told.startswith(f"layer 0 head 1 is most like layer {most // 3} head {most % 3} (")
     assert f"and least like layer {least // 3} head {least % 3} (" in told
     page.go(view="text")
 
@@ -424,13 +424,13 @@ def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> 
     loaded = checkpoint(text, context=64)
     shown = opened(build_page(loaded, excerpt(loaded, text)))
     shown.go(query=6, key=5)
-    assert "query 6 \u2068ג\u2069, strongest" in shown.ask("reading()")
+    assert "query 6 \u2068ג\u2069, strongest" in shown.ask("describeSelection()")
     shown.go(group="word")
-    assert "query word \u2068אבג\u2069, " in shown.ask("reading()")
+    assert "query word \u2068אבג\u2069, " in shown.ask("describeSelection()")
 
 
 def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> None:
-    page.go(view="text", layer=0, head=0, query=45, group="character", written=False)
+    page.go(view="text", layer=0, head=0, query=45, group="character", byNorm=False)
     heads = made.seen.weights[0, :, 45].numpy()
     for mode, exact in (("mean", heads.mean(0)), ("max", heads.max(0)), ("one", heads[0])):
         page.go(mode=mode)
@@ -441,10 +441,10 @@ def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> N
     page.go(mode="rollout", layer=1)
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - shares[45, :46]).max() < 0.02
     assert "about" in page.reading()
-    page.go(mode="one", layer=0, written=True)
+    page.go(mode="one", layer=0, byNorm=True)
     shares = heads[0] * made.seen.output_norms[0, 0].numpy()
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - (shares / shares.sum())[:46]).max() < 0.02
-    page.go(written=False, group="line")
+    page.go(byNorm=False, group="line")
     start = TEXT.rindex("\n", 0, 45) + 1
     end = min(TEXT.index("\n", 45) + 1, 64)
     whole = made.seen.weights[0, 0, start:end].numpy().mean(0)
@@ -477,7 +477,7 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     assert striped.ask("[state.mode, state.several, state.group]") == ["several", [0, 2], "word"]
     marks = striped.tab.locator("#panel-text [data-heads]").all()
     assert marks
-    for place in (int(mark.get_attribute("data-place") or "") for mark in marks):
+    for place in (int(mark.get_attribute("data-position") or "") for mark in marks):
         assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
     page.go(mode="max", scope="all")
     page.until("location.hash === address()")
