@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["GPT", "RunConfig", "UserError", "generate", "load_checkpoint"]
+__all__ = ["GPT", "RunConfig", "UserError", "generate", "load_checkpoint", "load_model"]
 
 _HOME = {
     "GPT": "model.gpt",
@@ -11,12 +11,14 @@ _HOME = {
     "UserError": "errors",
     "generate": "sampling.generate",
     "load_checkpoint": "storage.checkpoint",
+    "load_model": "model.load",
 }
 
 if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig
     from minigpt.errors import UserError
     from minigpt.model.gpt import GPT
+    from minigpt.model.load import load_model
     from minigpt.sampling.generate import generate
     from minigpt.storage.checkpoint import load_checkpoint
 

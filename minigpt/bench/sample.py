@@ -17,10 +17,10 @@ from minigpt.bench.sides import Built, Document, Round, Say, document, side, tak
 from minigpt.config.resolve import Layer, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.errors import UserError
-from minigpt.model.device import pick_device
 from minigpt.model.gpt import GPT
+from minigpt.model.load import load_model
 from minigpt.model.memory import peak_memory
-from minigpt.sampling.generate import MOST_STREAMS, generate_ids, settle
+from minigpt.sampling.generate import generate_ids, settle
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import load_checkpoint
 
@@ -56,17 +56,12 @@ def run(
             own = "" if trained else "model.*, "
             raise UserError(f"--set {key}: here only {own}runtime.device and runtime.threads can be set")
     config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
-    ways = [("minigpt", True, False), ("minigpt without its cache", False, False)]
+    ways = [("minigpt", True), ("minigpt without its cache", False)]
     loaded = load_checkpoint(trained) if trained else None
     if loaded:
         runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
         config = config.model_copy(update={"model": loaded.config.model, "runtime": runtime})
         vocab_size = loaded.tokenizer.vocab_size
-        if streams <= MOST_STREAMS and pick_device(config.runtime.device) == "cpu" and loaded.draft:
-            ways = [("minigpt", True, True), ("minigpt without guesses", True, False), ways[1]]
-        else:
-            most = f"at most {MOST_STREAMS} streams, a CPU, and the run's text in the cache"
-            say(f"measured without guesses, which take {most}")
     context = config.model.context
     length = length or min(LENGTH, context)
     if length > context:  # there each side would go on in its own way
@@ -92,25 +87,18 @@ def run(
         return document("sample", settings, [comparison], sides[0].facts["device"])
 
 
-def ours(
-    config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, guessing: bool, say: Say
-) -> Built:
+def ours(config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, say: Say) -> Built:
     """Build a side that draws as `minigpt sample` does, by the checkpoint at `path` or a new model."""
     loaded = load_checkpoint(path) if path else None
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
-    model = loaded.model if loaded else GPT(config.model, VOCABULARY).eval()
+    model = load_model(loaded) if loaded else GPT(config.model, VOCABULARY).eval()
     runtime = settle(model, config.runtime, streams)
     prompt = torch.zeros(1, dtype=torch.long)
     how = "with its cache" if cached else "each step computed afresh"
-    draft = loaded.draft if loaded and guessing else None
-    if draft:
-        started = time.perf_counter()
-        found = sum(len(ngrams.codes) for ngrams in draft.ngrams.values())
-        how += f" and guesses, {found:,} n-grams in {time.perf_counter() - started:.2f} s"
 
     def draw(length: int, seed: int) -> Tensor:
         settings = SampleConfig(length=length, seed=seed)
-        steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached, draft=draft)
+        steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached)
         return torch.stack([drawn for drawn, _ in steps], dim=1)  # (B, length)
 
     facts = {"about": f"{runtime.describe()}, {how}", "device": runtime.device, "threads": runtime.threads}

@@ -19,6 +19,7 @@ from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
 from minigpt.interpret.scores import Score, head_scores
 from minigpt.model.gpt import GPT
+from minigpt.model.load import load_model
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
@@ -39,9 +40,9 @@ class Evidence:
     loaded: Checkpoint
     windows: Sequence[Ids]
 
-    @property
+    @cached_property
     def model(self) -> GPT:
-        return self.loaded.model
+        return load_model(self.loaded)
 
     @cached_property
     def untrained_model(self) -> GPT:

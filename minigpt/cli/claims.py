@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from minigpt.cli.excerpt import notice_checkpoint
+from minigpt.cli.excerpt import notice_checkpoint, validation_tokens
 from minigpt.cli.options import CheckpointOption, JsonOption
 from minigpt.cli.output import json_text, write
 from minigpt.errors import UserError
@@ -49,7 +49,7 @@ def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
     loaded = load_checkpoint(run, checkpoint)
     notice_checkpoint(loaded)
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
-        return ask(loaded, loaded.validation, bar.update)
+        return ask(loaded, validation_tokens(loaded), bar.update)
 
 
 def _print_result(result: "Result") -> None:

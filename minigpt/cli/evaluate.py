@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from minigpt.cli.excerpt import validation_tokens
 from minigpt.cli.hints import shell_quote
 from minigpt.cli.options import (
     CheckpointOption,
@@ -43,6 +44,7 @@ def evaluate(
 
     from minigpt.config.schema import RuntimeConfig
     from minigpt.model.device import choose
+    from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.storage.runs import is_pointer
     from minigpt.text import dataset as data
@@ -52,9 +54,9 @@ def evaluate(
     if os.path.isfile(run) and not is_pointer(Path(run)):
         raise UserError(f"{escape(run)} is a text; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
-    runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.meta.runtime)
-    loaded.model.to(runtime.device)
-    loaded.model.use(runtime.use_kernels())
+    runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
+    model = load_model(loaded).to(runtime.device)
+    model.use(runtime.use_kernels())
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
@@ -64,10 +66,10 @@ def evaluate(
             tokens = data.encode_known(corpus, loaded.tokenizer, unknown)
             name = f"{corpus.name}, unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
     else:
-        tokens, name = loaded.validation, "validation split"
+        tokens, name = validation_tokens(loaded), "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
-            loaded.model, tokens, loaded.tokenizer,
+            model, tokens, loaded.tokenizer,
             stride=stride, autocast=runtime.autocast, progress=bar.update,
         )  # fmt: skip
     windows = protocol(loaded.config.model.context, stride)

@@ -13,6 +13,7 @@ from minigpt.errors import UserError
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
     from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.text.tokenizer import Ids
 
 
 TextOption = Annotated[str | None, Option(help="The text to look at.", metavar="TEXT")]
@@ -25,6 +26,13 @@ ValOption = Annotated[
 MaxCharsOption = Annotated[
     int | None, Option(help="Use at most N tokens, up to 512: the last N of --text or --file.", metavar="N")
 ]
+
+
+def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
+    """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
+    from minigpt.text.dataset import load_validation
+
+    return load_validation(checkpoint.config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)
 
 
 def choose_excerpt(
@@ -50,7 +58,7 @@ def choose_excerpt(
         name = "standard input" if file == "-" else Path(file).name
         return excerpt.last_tokens(checkpoint, ids, name, max_chars)
     try:
-        tokens = checkpoint.validation
+        tokens = validation_tokens(checkpoint)
     except UserError as error:
         if val is not None:
             raise
@@ -69,9 +77,10 @@ def notice_checkpoint(checkpoint: "Checkpoint") -> None:
     """Print the checkpoint's path, step and loss, and a warning if it is untrained."""
     from minigpt.interpret.export import untrained_warning
 
-    loss = checkpoint.meta.validation_loss
+    loss = checkpoint.metadata.validation_loss
     notice(
-        f"{checkpoint.path}: step {checkpoint.meta.step}" + ("" if loss is None else f", validation loss {loss:.4f}")
+        f"{checkpoint.path}: step {checkpoint.metadata.step}"
+        + ("" if loss is None else f", validation loss {loss:.4f}")
     )
     if warning := untrained_warning(checkpoint):
         notice(warning)

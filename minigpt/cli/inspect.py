@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.excerpt import FileOption, MaxCharsOption, TextOption, ValOption, choose_excerpt, notice_skipped
+from minigpt.cli.excerpt import (
+    FileOption,
+    MaxCharsOption,
+    TextOption,
+    ValOption,
+    choose_excerpt,
+    notice_skipped,
+    validation_tokens,
+)
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
 from minigpt.errors import UserError, escape
@@ -70,7 +78,7 @@ def inspect(
             excerpt,
             layers=_integers("--layers", layers) if layers is not None else None,
             detail=detail,
-            ablation_tokens=loaded.validation[:ABLATION_TOKENS] if ablate else None,
+            ablation_tokens=validation_tokens(loaded)[:ABLATION_TOKENS] if ablate else None,
             steps=(load_checkpoint(path) for path in _checkpoints(loaded, steps)),  # in memory one at a time
             compare=load_checkpoint(compare) if compare else None,
             progress=show_progress,

@@ -55,11 +55,11 @@ def sample(
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file instead.", metavar="F")] = None,
     no_stream: Annotated[bool, Option("--no-stream", help="Print at the end, not as it is drawn.")] = False,
-    no_draft: Annotated[bool, Option("--no-draft", help="Guess no tokens ahead: slower, the same text.")] = False,
     no_cache: Annotated[bool, Option("--no-cache", help="Compute each step afresh: slow, the same text.")] = False,
 ) -> None:
     """Continue a prompt with a trained model. What is not said is as the `sample` settings of its run have it."""
     from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.load import load_model
     from minigpt.model.memory import check_sampling
     from minigpt.sampling.generate import generate, settle
 
@@ -69,7 +69,8 @@ def sample(
     refuse_trained_on(loaded.config.data, out)
     kernels = loaded.config.runtime.kernels
     computing = RuntimeConfig(device=device, dtype="float32", compile=False, kernels=kernels)
-    runtime = settle(loaded.model, computing, num_samples)
+    model = load_model(loaded)
+    runtime = settle(model, computing, num_samples)
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -80,9 +81,8 @@ def sample(
     text = _as_read(loaded, given, unknown)
     check_sampling(loaded.config.model, num_samples, settings.length, runtime.device)
     pieces = generate(
-        loaded.model, loaded.tokenizer, text, settings,
+        model, loaded.tokenizer, text, settings,
         num_samples=num_samples, stop=stop or (), cache=not no_cache,
-        draft=None if no_draft else loaded.draft,
     )  # fmt: skip
     if num_samples == 1 and not (as_json or out or no_stream):
         write(text)

@@ -19,7 +19,7 @@ LEARNED = 0.05
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:
     """Return a warning if the model is no better than a uniform guess over the vocabulary, else None."""
-    metadata = checkpoint.meta
+    metadata = checkpoint.metadata
     if metadata.step == 0:
         return "This model is untrained (step 0)."
     uniform, loss = math.log(metadata.vocab_size), metadata.validation_loss
@@ -57,8 +57,8 @@ def to_json(
     kinds = head_kinds(scores)
     document = {
         "checkpoint": escape(checkpoint.path),
-        "step": checkpoint.meta.step,
-        "validation_loss": checkpoint.meta.validation_loss,
+        "step": checkpoint.metadata.step,
+        "validation_loss": checkpoint.metadata.validation_loss,
         "text": checkpoint.tokenizer.decode(excerpt.ids),
         "characters": excerpt.characters,
         "source": excerpt.source,

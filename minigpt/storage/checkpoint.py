@@ -1,30 +1,25 @@
-"""Checkpoints: folders that are whole or absent, that explain themselves, and that hold all a run needs to go on."""
+"""Save and load checkpoints: folders that are published whole, and hashed."""
 
 import itertools
 import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import Tensor
 
 from minigpt.config import resolve as config
 from minigpt.config.schema import RunConfig
-from minigpt.errors import InsufficientMemoryError, UserError, escape, reason
-from minigpt.files import decoded, open_within, sha256, sync_file, sync_folder, write_atomically, write_synced
-from minigpt.model.gpt import GPT, count_parameters
-from minigpt.model.memory import check_loading
-from minigpt.sampling.draft import Draft
+from minigpt.errors import CheckpointError, InsufficientMemoryError, UserError, escape, reason
+from minigpt.files import decoded, sha256, sync_file, sync_folder, write_atomically, write_synced
 from minigpt.storage.metadata import (
     FILES,
     LIMITS,
@@ -36,176 +31,141 @@ from minigpt.storage.metadata import (
     read_checked,
     read_metadata,
     verify,
-    verify_file,
 )
 from minigpt.storage.runs import CHECKPOINTS, QUARANTINED, as_argument, checkpoint_steps, find_checkpoint, step_folder
 from minigpt.text import tokenizer
-from minigpt.text.dataset import cached_text, load_dataset
-from minigpt.text.tokenizer import Ids, Tokenizer
+from minigpt.text.tokenizer import Tokenizer
+
+Arrays = dict[str, NDArray[np.float32]]
 
 PAUSES = (1.0, 4.0)
 """Seconds to wait before a save that failed is tried again."""
 TRAINING_COPIES = 3
-"""What optimizer.safetensors has of a tensor: two averages, and where the model's weights are averages the raw one."""
+"""Arrays per parameter in optimizer.safetensors: two moving averages and, with `train.ema`, the raw weight."""
+HEADER_LIMIT = 1 << 20
+"""Bytes that the names in a safetensors file can have at most."""
 SAVING, OLD = ".saving-", ".old-"
 """How the names begin of folders that are being written, and removed."""
-LOOKS = 5
-"""How often a checkpoint that is pruned while it is read is looked for anew."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory: the model ready to use, and what it came from."""
+    """A checkpoint in memory. `load_model` in minigpt.model.load makes a torch model of it."""
 
-    model: GPT
-    tokenizer: Tokenizer
     config: RunConfig
-    meta: Metadata
+    tokenizer: Tokenizer
+    metadata: Metadata
+    weights: Arrays
+    """The weights of the model, by the names of its parameters."""
     path: Path
-
-    @cached_property
-    def validation(self) -> Ids:
-        """The tokens (N,) that the model was measured on. UserError where its text is not at hand."""
-        return load_dataset(self.config.data, known=(self.meta.corpus.fingerprint, self.tokenizer)).validation
-
-    @cached_property
-    def draft(self) -> Draft | None:
-        """The n-grams that guess ahead while texts are drawn; None where the text of the run is not in the cache."""
-        text = cached_text(self.meta.corpus.fingerprint, self.tokenizer)
-        return None if text is None else Draft(text, self.tokenizer.vocab_size)
 
 
 def load_checkpoint(run: str | Path = "last", which: str | int | None = None) -> Checkpoint:
-    """Load a model to sample from, evaluate or look into.
+    """Load a checkpoint.
 
-    `run` is a run's folder or name, a checkpoint folder, or "last"; `which` is "best" (the default),
-    "last" or a step. Raises UserError when there is none or when a file is not as it was written.
+    Args:
+        run: The name or folder of a run, the folder of a checkpoint, or "last" for the newest run.
+        which: "best" (the default), "last", or a step.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        CheckpointError: There is no such checkpoint, or a file of it is damaged.
     """
-    for look in range(1, LOOKS + 1):
+    while True:
         path = find_checkpoint(str(run), which)
-        before = _identity(path)
         try:
             return _load(path)
         except InsufficientMemoryError:
             raise
         except UserError as error:
-            pruned = before is None or _identity(path) != before
-            if not pruned or look == LOOKS:
-                raise UserError(f"{error}{_what_else(path)}") from error
-    raise AssertionError("the last look returns or raises")
+            if path.is_dir():  # else the run's training has just pruned it, and a newer one exists
+                raise CheckpointError(error.problem, _other_intact(path)) from error
 
 
 def _load(path: Path) -> Checkpoint:
-    meta = read_metadata(path)
-    stored = config.from_yaml(_read_text(path, "config.yaml", meta), str(path / "config.yaml"))
-    vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", meta), str(path / "tokenizer.json"))
-    parameters = count_parameters(stored.model, vocabulary.vocab_size)
-    _refuse_other_size(path, parameters)
-    check_loading(escape(path), parameters, stored.model)
-    model = GPT(stored.model, vocabulary.vocab_size)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    verify_file(path, "optimizer.safetensors", meta, _most_bytes(shapes, TRAINING_COPIES))
-    weights = read_tensors(path, "model.safetensors", meta, _most_bytes(shapes, 1))
-    for name in sorted(shapes.keys() | weights.keys()):
-        found = tuple(weights[name].shape) if name in weights else "absent"
-        if found != shapes.get(name, "absent"):
-            expected = f"{escape(name)[:80]} is {found}, its configuration says {shapes.get(name, 'absent')}"
-            raise UserError(f"{escape(path)} does not hold the model that it describes: {expected}")
-    model.load_state_dict(weights)
-    return Checkpoint(model.eval(), vocabulary, stored, meta, path)
+    metadata = read_metadata(path)
+    run_config = config.from_yaml(_read_text(path, "config.yaml", metadata), str(path / "config.yaml"))
+    vocabulary = tokenizer.from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
+    return Checkpoint(run_config, vocabulary, metadata, _read_arrays(path, "model.safetensors", metadata, 1), path)
 
 
-def _read_text(path: Path, name: str, meta: Metadata) -> str:
-    return decoded(read_checked(path, name, meta, LIMITS[name]), path / name)
+def load_optimizer(checkpoint: Checkpoint) -> Arrays:
+    """Return the optimizer's state, and the raw weights as "weights/NAME" if the model's weights are averages.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    name = "optimizer.safetensors"
+    if not (checkpoint.path / name).exists():
+        raise CheckpointError(f"cannot resume from {escape(checkpoint.path)}: optimizer state is missing")
+    return _read_arrays(checkpoint.path, name, checkpoint.metadata, TRAINING_COPIES)
 
 
-def read_tensors(path: Path, name: str, meta: Metadata, limit: int) -> dict[str, Tensor]:
-    """Return the tensors in one file of a checkpoint, read from the very bytes that were checked. Raises UserError."""
-    content = read_checked(path, name, meta, limit)
+def _read_text(path: Path, name: str, metadata: Metadata) -> str:
+    return decoded(read_checked(path, name, metadata, LIMITS[name]), path / name)
+
+
+def _read_arrays(path: Path, name: str, metadata: Metadata, copies: int) -> Arrays:
+    """Parse the bytes that were hashed, so that nothing can change in between."""
     try:
-        tensors = safetensors.torch.load(content)
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{escape(path / name)} is not a whole safetensors file: {reason(error)}") from error
-    for key, tensor in tensors.items():
-        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
-            raise UserError(f"{escape(path / name)}: {escape(key)[:80]} does not hold finite float32 numbers")
-    return tensors
+        content = read_checked(path, name, metadata, 4 * copies * metadata.parameters + HEADER_LIMIT)
+        arrays = safetensors.numpy.load(content)
+    except MemoryError as error:
+        raise InsufficientMemoryError(f"{escape(path / name)} does not fit into memory") from error
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{escape(path / name)} is not a valid safetensors file: {reason(error)}") from error
+    for key, array in arrays.items():
+        if array.dtype != np.float32 or not np.isfinite(array).all():
+            raise CheckpointError(f"{escape(path / name)}: {escape(key)[:80]} does not hold finite float32 numbers")
+    return arrays
 
 
-def read_training_tensors(loaded: Checkpoint) -> dict[str, Tensor]:
-    """Return the optimizer's state, and under "weights/NAME" the raw weights where the model's are averages."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in loaded.model.state_dict().items()}
-    return read_tensors(loaded.path, "optimizer.safetensors", loaded.meta, _most_bytes(shapes, TRAINING_COPIES))
-
-
-def _refuse_other_size(path: Path, parameters: int) -> None:
-    """Raise UserError when the file of weights is smaller than the model described, before memory is taken for it."""
-    with open_within(path / "model.safetensors", path) as file:
-        size = os.fstat(file.fileno()).st_size
-    if size < 4 * parameters:
-        raise UserError(
-            f"{escape(path)} does not hold the model that it describes: model.safetensors is too small for it"
-        )
-
-
-def _most_bytes(shapes: Mapping[str, tuple[int, ...]], copies: int) -> int:
-    """Return how large a file of so many float32 tensors of each of these shapes can be, with their names."""
-    return copies * sum(4 * math.prod(shape) + 500 for shape in shapes.values()) + 100_000
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        return path.stat().st_ino, path.stat().st_ctime_ns
-    except OSError:
-        return None
-
-
-def _what_else(path: Path) -> str:
-    """Say which other checkpoints of the same run are as they were written."""
+def _other_intact(path: Path) -> tuple[int, ...]:
+    """Return the steps of the other checkpoints of the same run that are intact."""
     if path.parent.name != CHECKPOINTS:
-        return ""
+        return ()
     intact = []
     for step in checkpoint_steps(path.parent.parent):
         if (other := step_folder(path.parent.parent, step)) != path:
-            with suppress(UserError):  # that one is no help
+            with suppress(UserError):
                 verify(other)
-                intact.append(str(step))
-    return f"; intact: --checkpoint {' or '.join(intact)}" if intact else "; no other checkpoint of the run is intact"
+                intact.append(step)
+    return tuple(intact)
 
 
 # --- writing -----------------------------------------------------------------------------------------
 
 
-def save(
+def save_checkpoint(
     run: Path,
     run_config: RunConfig,
     vocabulary: Tokenizer,
-    meta: Metadata,
-    model_tensors: Mapping[str, Tensor],
-    training: Mapping[str, Tensor],
+    metadata: Metadata,
+    weights: Mapping[str, NDArray[np.float32]],
+    optimizer: Mapping[str, NDArray[np.float32]],
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish the checkpoint that `meta` tells of, its hashes still to come, and return its folder.
+    """Publish the checkpoint that `metadata` tells of, its hashes still to come, and return its folder.
 
     It is written beside its place, flushed to disk and renamed; then the pointers `last` and `best`
     move; then older checkpoints but the best and the newest `train.keep_last` go. What fails is tried again.
     Raises UserError when the disk goes on refusing, with what was saved before intact.
     """
-    tensors = dict(zip(TENSORS, (model_tensors, training), strict=True))
+    tensors = dict(zip(TENSORS, (weights, optimizer), strict=True))
     text = {"config.yaml": config.to_yaml(run_config), "tokenizer.json": vocabulary.to_json()}
-    said = meta.model_dump(exclude={"sha256"})
-    what = f"save the checkpoint of step {meta.step}"
+    said = metadata.model_dump(exclude={"sha256"})
+    what = f"save the checkpoint of step {metadata.step}"
     try:
-        _insist(lambda: _publish(run, meta.step, tensors, text, said), what, say)
-        _insist(lambda: _point(run, meta.state), what, say)
+        _insist(lambda: _publish(run, metadata.step, tensors, text, said), what, say)
+        _insist(lambda: _point(run, metadata.state), what, say)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(_building(run, meta.step), ignore_errors=True)
+        shutil.rmtree(_building(run, metadata.step), ignore_errors=True)
         raise UserError(f"cannot {what}: {reason(error)}; {what_is_kept(run)}") from error
     try:
-        _prune(run, meta.state, run_config.train.keep_last)
+        _prune(run, metadata.state, run_config.train.keep_last)
     except OSError as error:  # the next save tries again
         say(f"cannot remove older checkpoints: {reason(error)}")
-    return step_folder(run, meta.step)
+    return step_folder(run, metadata.step)
 
 
 def what_is_kept(run: Path) -> str:
@@ -227,7 +187,11 @@ def _insist(act: Callable[[], None], what: str, say: Callable[[str], None]) -> N
 
 
 def _publish(
-    run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: Mapping[str, str], said: Mapping[str, Any]
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, NDArray[np.float32]]],
+    text: Mapping[str, str],
+    said: Mapping[str, Any],
 ) -> None:
     folder, building = step_folder(run, step), _building(run, step)
     folder.parent.mkdir(exist_ok=True)
@@ -237,8 +201,8 @@ def _publish(
     for name, content in text.items():
         write_synced(building / name, content)
     for name, group in tensors.items():
-        whole = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
-        safetensors.torch.save_file(whole, building / name)
+        whole = {key: np.ascontiguousarray(array) for key, array in group.items()}
+        safetensors.numpy.save_file(whole, building / name)
         shutil.copymode(building / "config.yaml", building / name)  # safetensors hides it from other users
         sync_file(building / name)
     hashes = {META: digest(said)}

@@ -105,6 +105,15 @@ def load_dataset(config: DataConfig, known: tuple[str, Tokenizer] | None = None)
     return TokenDataset(train, validation, tokenizer, fingerprint, characters, tuple(notices), encoded)
 
 
+def load_validation(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> Ids:
+    """Return the validation tokens (N,) of the run with this fingerprint and tokenizer.
+
+    Raises:
+        UserError: The run's text is missing or has changed.
+    """
+    return load_dataset(config, known=(fingerprint, tokenizer)).validation
+
+
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
     """Return training and validation tokens: two texts as they are, or one text and its tail.
 

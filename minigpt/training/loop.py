@@ -7,12 +7,14 @@ interrupted and resumed run ends in the same weights, and evaluating, sampling o
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.config.resolve import flatten, to_yaml
@@ -90,8 +92,8 @@ class Training:
         metrics: Metrics | None = None,
     ) -> None:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
-        saved = checkpoint.meta.runtime if checkpoint else None
-        self.state = checkpoint.meta.state if checkpoint else TrainState()
+        saved = checkpoint.metadata.runtime if checkpoint else None
+        self.state = checkpoint.metadata.state if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
@@ -289,7 +291,9 @@ class Training:
             runtime=self.runtime.facts(),
             state=state,
         )
-        checkpoints.save(self.run, self.config, data.tokenizer, metadata, weights, training, self.metrics.message)
+        checkpoints.save_checkpoint(
+            self.run, self.config, data.tokenizer, metadata, _arrays(weights), _arrays(training), self.metrics.message
+        )
         self.saved_step = state.step
 
     def prepare(self) -> None:
@@ -327,18 +331,19 @@ class Training:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load the weights and the optimizer state of a checkpoint."""
-        training = checkpoints.read_training_tensors(checkpoint)
+        weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
+        training = {name: torch.tensor(array) for name, array in checkpoints.load_optimizer(checkpoint).items()}
         raw = {name.removeprefix(RAW): training.pop(name) for name in list(training) if name.startswith(RAW)}
         if not training and self.state.step > self.state.skipped:
             raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
         try:
-            self.model.load_state_dict(raw or checkpoint.model.state_dict())
+            self.model.load_state_dict(raw or weights)
             self.optimizer.load_state_dict(training)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
         if self.average is not None:
-            self.average.load_state_dict(checkpoint.model.state_dict())
-        self.drift = self.runtime.facts().changes(checkpoint.meta.runtime)
+            self.average.load_state_dict(weights)
+        self.drift = self.runtime.facts().changes(checkpoint.metadata.runtime)
         before, now = checkpoint.config.train.sequences_at_once, self.config.train.sequences_at_once
         if before != now:
             self.drift.append(f"micro-batches of {now} instead of {before}")
@@ -371,3 +376,8 @@ class Training:
         return DivergedError(
             f"step {self.state.step}: {problem} ({figures})", self.run, self.newest_checkpoint(), tuple(settings)
         )
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Return the tensors as NumPy arrays, without a copy if they are on the CPU."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

@@ -13,6 +13,7 @@ from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid_image, to_png
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 from minigpt.viewer import views
@@ -46,7 +47,7 @@ def build_page(
     Raises:
         ViewError: A view cannot show this model or excerpt.
     """
-    config, model = checkpoint.config.model, checkpoint.model
+    config, model = checkpoint.config.model, load_model(checkpoint)
     selected = _check_layers(layers, config.n_layer)
     if detail and len(excerpt.ids) > views.MAX_STAGES:
         raise ViewError(
@@ -81,7 +82,7 @@ def build_page(
     return assemble(
         data,
         to_png(grid_image(preview, selected, range(config.n_head))),
-        title=f"{views.run_name(checkpoint)}, step {checkpoint.meta.step}",
+        title=f"{views.run_name(checkpoint)}, step {checkpoint.metadata.step}",
         version=__version__,
         facts=_facts(checkpoint, excerpt),
         warnings=_warnings(checkpoint, excerpt, selected),
@@ -96,7 +97,7 @@ def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:
 
 
 def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
-    config, metadata = checkpoint.config.model, checkpoint.meta
+    config, metadata = checkpoint.config.model, checkpoint.metadata
     loss = "not measured" if metadata.validation_loss is None else f"{metadata.validation_loss:.4f} nats"
     return {
         "run": views.run_name(checkpoint),

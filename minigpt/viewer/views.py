@@ -28,6 +28,7 @@ from minigpt.interpret.scores import (
 )
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import rope_by_torch
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import CHECKPOINTS
 from minigpt.text.tokenizer import Ids, Tokenizer
@@ -288,12 +289,12 @@ def training_view(
         if len(frames) == MAX_STEPS:
             raise ViewError(f"the page shows at most {MAX_STEPS} checkpoints of a run")
         if (checkpoint.config.model.n_layer, checkpoint.config.model.n_head) != shape:
-            name, step = run_name(checkpoint), checkpoint.meta.step
+            name, step = run_name(checkpoint), checkpoint.metadata.step
             raise ViewError(f"the model of {name} at step {step} has another number of layers or heads")
-        activations = select_layers(extract(checkpoint.model, excerpt.ids), layers)
+        activations = select_layers(extract(load_model(checkpoint), excerpt.ids), layers)
         scores = head_scores(activations.weights, excerpt.characters)
         frames.append({
-            "step": checkpoint.meta.step,
+            "step": checkpoint.metadata.step,
             "loss": _loss(checkpoint),
             "thumbnails": pack_attention(downsample(activations.weights)),
             "kinds": head_kinds(scores),
@@ -321,9 +322,9 @@ def compare_view(
     shown = [layer for layer in range(config.n_layer) if layers is None or layer in layers]
     if not shown:
         raise ViewError(f"cannot compare with {name}: it has {config.n_layer} layers, none of the selected ones")
-    activations = select_layers(extract(other.model, ids), shown)
+    activations = select_layers(extract(load_model(other), ids), shown)
     return {
-        "name": name, "step": other.meta.step, "loss": _loss(other),
+        "name": name, "step": other.metadata.step, "loss": _loss(other),
         "layers": shown, "heads": config.n_head,
         "weights": pack_attention(activations.weights),
         "kinds": head_kinds(head_scores(activations.weights, excerpt.characters)),
@@ -340,7 +341,7 @@ def run_name(checkpoint: Checkpoint) -> str:
 
 
 def _loss(checkpoint: Checkpoint) -> float | None:
-    loss = checkpoint.meta.validation_loss
+    loss = checkpoint.metadata.validation_loss
     return None if loss is None else round(loss, 4)
 
 

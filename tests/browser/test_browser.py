@@ -16,6 +16,7 @@ from random_models import TEXT, checkpoint, excerpt
 
 from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.scores import divergence
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.viewer import packing, views
 from minigpt.viewer.page import build_page
@@ -144,7 +145,7 @@ def made() -> Made:
         compare=checkpoint(layers=3, heads=2, seed=3, name="other"),
         steps=[checkpoint(heads=3, width=48, step=step, seed=step) for step in (1, 2, 3)],
     )  # fmt: skip
-    return Made(loaded, extract(loaded.model, text.ids), content, text.characters)
+    return Made(loaded, extract(load_model(loaded), text.ids), content, text.characters)
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +354,7 @@ def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: M
         "(() => { const w = computeHead(); return { weights: w.weights, output: w.output, raw: w.raw }; })()"
     )
     assert np.abs(np.array(found["weights"]) - made.weights(1, 1, 33)).max() < 1e-6
-    weight = made.loaded.model.blocks[1].attention.proj.weight.detach().numpy()
+    weight = load_model(made.loaded).blocks[1].attention.proj.weight.detach().numpy()
     written = made.seen.head_outputs[1, 1, 33].numpy() @ weight[:, 16:32].T
     assert np.abs(np.array(found["output"]) - written).max() < 1e-3
     ticks = page.tab.locator("#panel-worked .checks li")
@@ -392,7 +393,7 @@ def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Sh
 
 
 def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: Made) -> None:
-    table = made.loaded.model.token_embedding.weight.detach()
+    table = load_model(made.loaded).token_embedding.weight.detach()
     alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
     page.go(view="characters")
     page.go(relation="cosine", row=7)
@@ -401,7 +402,7 @@ def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: M
     assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
     page.go(relation="qk", layer=1, head=2)
     with torch.no_grad():
-        looks, _ = views._circuits(made.loaded.model, 1, table)
+        looks, _ = views._circuits(load_model(made.loaded), 1, table)
     assert page.ask("topColumns(7)") == looks[2, 7].topk(5).indices.tolist()
     page.go(view="text")
 

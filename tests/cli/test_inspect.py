@@ -22,6 +22,7 @@ from minigpt.cli.inspect import _spread
 from minigpt.interpret import images
 from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.probe import attention_probe
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import TokenDataset
 
@@ -69,7 +70,7 @@ def test_the_record_is_what_the_model_computes(cli: Cli, folder: Path, tmp_path:
     text, record = "hath all too short", tmp_path / "a.npz"
     found = json.loads(cli("attention", "--text", text, "--npz", record, "--layer", 1, "--head", 0, "--json").out)
     loaded = load_checkpoint(folder / "runs/verse")
-    seen = extract(loaded.model, loaded.tokenizer.encode(text))
+    seen = extract(load_model(loaded), loaded.tokenizer.encode(text))
     with np.load(record) as arrays:
         for name in ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits", "output_norms"):
             assert np.array_equal(arrays[name], getattr(seen, name).numpy()), name
@@ -102,7 +103,7 @@ def test_a_probe_stands_beside_its_baseline(cli: Cli, tmp_path: Path) -> None:
 def split_seen(folder: Path, checkpoint: str | None = None) -> Activations:
     """What a checkpoint of the run makes of the start of its validation split."""
     loaded = load_checkpoint(folder / "runs/verse", checkpoint)
-    return extract(loaded.model, loaded.tokenizer.encode(VERSE[int(0.9 * len(VERSE)) :][:32]))
+    return extract(load_model(loaded), loaded.tokenizer.encode(VERSE[int(0.9 * len(VERSE)) :][:32]))
 
 
 def test_pictures_of_all_heads_and_of_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_a_probe_that_cannot_look_ends_no_run(folder: Path, monkeypatch: pytest.
     ids = loaded.tokenizer.encode(VERSE)
     data = TokenDataset(ids, ids, loaded.tokenizer, "", len(VERSE))
     monkeypatch.setattr("minigpt.interpret.extract.TOLERANCE", {torch.float32: -1.0})
-    attention_probe(data)(7, loaded.model, SimpleNamespace(say=said.append))
+    attention_probe(data)(7, load_model(loaded), SimpleNamespace(say=said.append))
     assert said[0].startswith("step 7: cannot show the attention of layer 0, head ")
 
 
@@ -347,7 +348,7 @@ def test_embeddings_can_be_projected_with_labels_that_are_seen(folder: Path) -> 
     (embedding,) = config.embeddings
     vectors = projector_plugin._read_tensor_tsv_file(str(board / embedding.tensor_path))
     loaded = load_checkpoint(folder / "runs/verse", "last")
-    weight = loaded.model.token_embedding.weight.detach().numpy()
+    weight = load_model(loaded).token_embedding.weight.detach().numpy()
     assert vectors == pytest.approx(weight, rel=1e-5, abs=1e-12)
     labels = (board / embedding.metadata_path).read_text(encoding="utf-8").splitlines()
     assert len(labels) == len(vectors) == loaded.tokenizer.vocab_size

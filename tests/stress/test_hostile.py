@@ -30,6 +30,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from minigpt.config.resolve import changed_on_resume
 from minigpt.errors import UserError
 from minigpt.model import memory as room
+from minigpt.model.load import load_model
 from minigpt.sampling.generate import generate
 from minigpt.storage import runs
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
@@ -131,8 +132,8 @@ def attempt(act: Callable[[], Any]) -> Any:
 
 def told(loaded: Checkpoint) -> dict[str, Any]:
     """All that a checkpoint in memory holds, to the last bit."""
-    weights = {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()}
-    return {"weights": weights, "text": loaded.tokenizer.to_json(), "config": loaded.config, "meta": loaded.meta}
+    weights = {name: tensor.numpy().tobytes() for name, tensor in load_model(loaded).state_dict().items()}
+    return {"weights": weights, "text": loaded.tokenizer.to_json(), "config": loaded.config, "meta": loaded.metadata}
 
 
 def load_all(folder: Path) -> dict[str, Any]:
@@ -507,7 +508,7 @@ def test_weights_that_are_no_numbers_are_one_line(cli: Cli, checkpoint: Path, ru
         forge(folder, {MODEL: change((folder / MODEL).read_bytes())})
     try:
         loaded = load_checkpoint(checkpoint)
-        list(generate(loaded.model, loaded.tokenizer, "a"))
+        list(generate(load_model(loaded), loaded.tokenizer, "a"))
     except UserError as error:
         one_line(error)
     done = cli("eval", "r", "--json", "--device", "cpu")

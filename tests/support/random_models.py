@@ -34,14 +34,15 @@ def checkpoint(
                 block.attention.qkv.weight.normal_(std=1 if config.qk_norm else 2 / width**0.5)
                 block.attention.proj.weight.normal_(std=0.05)
                 block.mlp.down.weight.normal_(std=0.05)
-    meta = Metadata(
+    metadata = Metadata(
         format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusInfo(name="made", fingerprint=""),
         vocab_size=tokenizer.vocab_size, parameters=1,
         runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
         state=TrainState(step=step, validation_loss=loss),
     )  # fmt: skip
     data = DataConfig(tokenizer="byte" if byte else "char")
-    return Checkpoint(model, tokenizer, RunConfig(data=data, model=config), meta, Path(f"/nowhere/{name}"))
+    weights = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
+    return Checkpoint(RunConfig(data=data, model=config), tokenizer, metadata, weights, Path(f"/nowhere/{name}"))
 
 
 def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", skipped: int = 0) -> Excerpt:

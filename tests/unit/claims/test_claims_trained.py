@@ -1,6 +1,7 @@
 """The questions to a trained model: their verdicts on models with a known answer."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from minigpt.claims.trained import QUESTIONS, ask
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
+from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import CharTokenizer
 
@@ -38,7 +40,8 @@ def untrained(**changes: object) -> Checkpoint:
     config: RunConfig = resolve(("test", {f"model.{key}": value for key, value in shape.items()})).config
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(ModelConfig(**{**FAMILIES["modern"], **shape}), len(LETTERS)).eval()
-    return Checkpoint(model, CharTokenizer(LETTERS), config, Metadata.model_construct(), Path("nowhere"))
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    return Checkpoint(config, CharTokenizer(LETTERS), Metadata.model_construct(), weights, Path("nowhere"))
 
 
 def letters(count: int = 32 * 8) -> np.ndarray:
@@ -85,15 +88,13 @@ def test_repetitive_text_shows_no_induction_head() -> None:
 def test_a_previous_token_head_is_found() -> None:
     """The head of this model matches each query with the key one position before."""
     loaded = untrained(position="learned", qk_norm=False, n_head=1, n_embd=64)
-    with torch.no_grad():
-        for parameter in loaded.model.parameters():
-            parameter.zero_()
-        loaded.model.token_embedding.weight[:, 32:] = 0.01
-        loaded.model.position_embedding.weight[:, :32] = torch.eye(32)
-        block = loaded.model.blocks[0]
-        block.norm1.weight.fill_(1)
-        q, k, _ = block.attention.qkv.weight.view(3, 64, 64)
-        q[:32, :32], k[:32, :32] = 100 * torch.eye(32).roll(1, 1), torch.eye(32)
+    for array in loaded.weights.values():
+        array[:] = 0
+    loaded.weights["token_embedding.weight"][:, 32:] = 0.01
+    loaded.weights["position_embedding.weight"][:, :32] = np.eye(32)
+    loaded.weights["blocks.0.norm1.weight"][:] = 1
+    q, k, _ = loaded.weights["blocks.0.attention.qkv.weight"].reshape(3, 64, 64)
+    q[:32, :32], k[:32, :32] = 100 * np.roll(np.eye(32), 1, 1), np.eye(32)
     verdict, measured = trained_heads.some_head_follows("previous", 0.5)(evidence(loaded))
     assert verdict == SUPPORTED
     assert measured.startswith("head 0.0: 1 of its attention, uniform 0.0")
@@ -119,8 +120,7 @@ def test_windows_without_the_pattern_do_not_count(monkeypatch: pytest.MonkeyPatc
 
 def test_embeddings_that_only_decayed_did_not_learn() -> None:
     loaded = untrained()
-    with torch.no_grad():
-        loaded.model.token_embedding.weight.mul_(0.6)
+    loaded.weights["token_embedding.weight"][:] *= 0.6
     verdict, measured = trained_vectors.embeddings_learn(evidence(loaded))
     assert verdict == NOT_SUPPORTED
     assert measured == "moved by 0.4 times their initial length; cosine to the initial embedding 1"
@@ -130,10 +130,11 @@ def test_groups_of_similar_embeddings_are_found() -> None:
     loaded = untrained()
     with torch.no_grad():
         groups = torch.tensor([trained_vectors._group(letter) for letter in loaded.tokenizer.chars])
-        loaded.model.token_embedding.weight += 0.1 * torch.eye(4, 32)[groups]
+        loaded.weights["token_embedding.weight"][:] += 0.1 * torch.eye(4, 32)[groups].numpy()
     verdict, measured = trained_vectors.embeddings_group_characters(evidence(loaded))
     assert verdict == SUPPORTED, measured
-    few = Checkpoint(GPT(loaded.config.model, 3).eval(), CharTokenizer("ab "), loaded.config, loaded.meta, loaded.path)
+    weights = {name: tensor.detach().numpy() for name, tensor in GPT(loaded.config.model, 3).state_dict().items()}
+    few = replace(loaded, tokenizer=CharTokenizer("ab "), weights=weights)
     assert trained_vectors.embeddings_group_characters(Evidence(few, []))[0] == INCONCLUSIVE
 
 
@@ -169,7 +170,7 @@ def test_kendall_tau() -> None:
 def test_a_model_that_copies_gains_from_context() -> None:
     """The model copies the token that followed 32 positions earlier, which a short context does not reach."""
     C, V = 128, len(LETTERS)
-    model = untrained(context=64, n_layer=1, n_head=1, n_embd=C, position="learned", qk_norm=False).model
+    model = load_model(untrained(context=64, n_layer=1, n_head=1, n_embd=C, position="learned", qk_norm=False))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -201,13 +202,12 @@ def test_a_split_or_context_that_is_too_short_is_an_error() -> None:
 
 def test_the_model_does_not_change() -> None:
     loaded = untrained()
-    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    before = {name: array.copy() for name, array in loaded.weights.items()}
     state = torch.get_rng_state()
     first, second = ask(loaded, letters()), ask(loaded, letters())
     assert first == second
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.model.state_dict().items())
-    assert all(block.attention.kernels is None for block in loaded.model.blocks)
+    assert all(np.array_equal(array, before[name]) for name, array in loaded.weights.items())
 
 
 def test_the_questions_are_in_order_and_name_their_notes() -> None:

@@ -179,7 +179,7 @@ def test_a_resume_goes_on_as_chosen_at_first_unless_told_otherwise(tmp_path: Pat
         make_config(train__steps=6, **auto | {"runtime__dtype": "float32"}), tmp_path, make_data(), resume=path
     )
     assert anew.runtime.dtype == "float32"
-    assert load_checkpoint(anew.checkpoint).meta.runtime == anew.runtime.facts()
+    assert load_checkpoint(anew.checkpoint).metadata.runtime == anew.runtime.facts()
 
 
 # --- compilation that fails --------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_training_goes_on_without_it_to_the_same_weights(
     assert capsys.readouterr().err.count("compilation failed, going on without") == 1
     assert same(tensors(tmp_path / "plain", 12), tensors(tmp_path / "failed", 12))
     assert outcome.runtime.compile is False
-    assert load_checkpoint(outcome.checkpoint).meta.runtime.compile is False
+    assert load_checkpoint(outcome.checkpoint).metadata.runtime.compile is False
 
 
 @pytest.mark.parametrize(("wanted", "keeps"), [("auto", False), (True, True)])

@@ -21,6 +21,7 @@ from minigpt.interpret import images
 from minigpt.interpret.excerpt import generated_excerpt
 from minigpt.interpret.extract import Activations, ablate_heads, extract
 from minigpt.model.gpt import attention_weights
+from minigpt.model.load import load_model
 from minigpt.sampling.generate import generate_ids
 from minigpt.training.evaluate import evaluate
 from minigpt.viewer import document, packing, views
@@ -148,7 +149,7 @@ def test_everything_asked_for_is_in_the_page() -> None:
     assert full["layers"] == [1]
     assert [frame["step"] for frame in full["training"]["frames"]] == [1, 2]
     assert full["compare"]["layers"] == [1]
-    seen = extract(loaded.model, text.ids)
+    seen = extract(load_model(loaded), text.ids)
     assert (unpacked(full["detail"]["q"]) == seen.q[1:].numpy()).all()
     assert (unpacked(full["attention"]["strongest"]) == seen.weights[1:].argmax(-1).numpy()).all()
 
@@ -160,9 +161,9 @@ def test_the_ablation_is_the_loss_without_the_head() -> None:
     found = data_of(
         build_page(loaded, excerpt(loaded), ablation_tokens=tokens, progress=lambda *done: told.append(done))
     )
-    base = evaluate(loaded.model, tokens, loaded.tokenizer).loss
-    with ablate_heads(loaded.model, [(1, 0)]):
-        without = evaluate(loaded.model, tokens, loaded.tokenizer).loss
+    base = evaluate(load_model(loaded), tokens, loaded.tokenizer).loss
+    with ablate_heads(load_model(loaded), [(1, 0)]):
+        without = evaluate(load_model(loaded), tokens, loaded.tokenizer).loss
     assert found["ablation"]["increases"][1][0] == pytest.approx(without - base, abs=1e-5)
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
@@ -171,7 +172,7 @@ def test_predictions_are_the_models_own() -> None:
     loaded = checkpoint()
     text = excerpt(loaded)
     found = data_of(build_page(loaded, text))
-    logits = loaded.model(torch.tensor(text.ids[None].astype(int)))[0].detach()
+    logits = load_model(loaded)(torch.tensor(text.ids[None].astype(int)))[0].detach()
     shown = unpacked(found["predictions"]["permille"])[-1, 7]
     exact = logits[7].softmax(-1).topk(5)
     assert np.abs(shown / 1000 - exact.values.numpy()).max() <= 0.0006
@@ -188,9 +189,9 @@ def test_the_qk_table_is_the_score_that_one_layer_gives(family: str, position: s
     """Two characters alone: the score of the second over the first is that of the table, where no position adds."""
     loaded = checkpoint("ab", family=family, position=position, context=8)
     if position == "learned":
-        torch.nn.init.zeros_(loaded.model.position_embedding.weight)
+        loaded.weights["position_embedding.weight"][:] = 0
     text = excerpt(loaded, "ba")
-    seen = extract(loaded.model, text.ids)
+    seen = extract(load_model(loaded), text.ids)
     found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Symbols())["qk"])
     for head in range(2):
         score = seen.attention_stages(0, head)["scaled"][1, 0].item()
@@ -201,7 +202,7 @@ def test_the_qk_table_is_the_score_that_one_layer_gives(family: str, position: s
 def test_the_ov_table_is_what_a_head_adds_to_the_logits() -> None:
     """A character alone looks at itself: its row is what the head writes, through the last norm and the embedding."""
     loaded = checkpoint("abcdefgh", context=8)
-    model, text = loaded.model, excerpt(loaded, "c")
+    model, text = load_model(loaded), excerpt(loaded, "c")
     seen = extract(model, text.ids)
     found = unpacked(views.characters_view(loaded, seen, text, [0, 1], views.Symbols())["ov"])  # (L H, N, N)
     size = seen.residual[-1, 0].square().mean().sqrt()
@@ -228,7 +229,7 @@ def test_what_a_model_of_bytes_draws_itself_is_shown_byte_by_byte(length: int) -
     drawn = generated_excerpt(loaded, length)
     settings = loaded.config.sample.model_copy(update={"length": length})
     prompt = torch.tensor(loaded.tokenizer.encode(settings.prompt).astype("int64"))
-    assert drawn.ids.tolist() == [int(token) for token, _ in generate_ids(loaded.model, prompt, settings)]
+    assert drawn.ids.tolist() == [int(token) for token, _ in generate_ids(load_model(loaded), prompt, settings)]
     assert any(byte > 127 for byte in drawn.ids) or length == 1
 
 
@@ -295,7 +296,7 @@ def test_a_reader_without_scripts_sees_all_heads(length: int) -> None:
     (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', build_page(loaded, text))
     image = Image.open(io.BytesIO(base64.b64decode(found)))
     assert image.width > image.height > 3 * 64
-    weights = extract(loaded.model, text.ids).weights
+    weights = extract(load_model(loaded), text.ids).weights
     shades = images.to_shades(weights if length == 32 else views.downsample(weights))
     assert np.abs(cells(image, 3, 4, 32) - shades.astype(int)).max() <= 0.5 / 31 * images.SHADES + 1
     colours = image.convert("L")
@@ -413,7 +414,7 @@ def test_words_and_lines_begin_where_they_should() -> None:
 def test_weights_shown_are_those_of_the_explicit_formula() -> None:
     loaded = checkpoint()
     text = excerpt(loaded)
-    seen = extract(loaded.model, text.ids)
+    seen = extract(load_model(loaded), text.ids)
     exact = attention_weights(seen.q, seen.k).numpy()
     T = len(text.ids)
     rows, columns = np.tril_indices(T)
