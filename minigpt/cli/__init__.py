@@ -1,1 +1,1 @@
-"""The command line: one file for each command. Each parses, imports inside the function, and calls one function."""
+"""The command line: one file per command. Each command parses, imports what it needs, and calls one function."""

@@ -1,4 +1,4 @@
-"""Runs of a fraction of a second, and what of them is compared."""
+"""Runs of a fraction of a second, and how to compare them."""
 
 import json
 import random
@@ -40,7 +40,7 @@ TIMES = {"time", "time/seconds", "memory/bytes"}
 
 
 def make_config(**changes: Any) -> RunConfig:
-    """A run of a fraction of a second; changes by key, with two underscores for the dot."""
+    """Return the configuration of a short run. Write `train__steps=4` to change `train.steps`."""
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return configuration.resolve(("small", SETTINGS), ("test", dotted)).config
 
@@ -54,7 +54,7 @@ def make_data(text: str = "") -> TokenDataset:
 
 
 def tensors(run: Path, step: int) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: the model's and the training's."""
+    """Return all tensors of a checkpoint, of the model and the optimizer."""
     folder = step_folder(run, step)
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
 
@@ -64,7 +64,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def ending(run: Path) -> dict[str, Any]:
-    """All of a run that must be the same to the last bit: its last checkpoint, pointers and curves, without times."""
+    """Return what two equal runs share to the last bit: the last checkpoint, pointers, and curves without times."""
     step = checkpoint_steps(run)[-1]
     folder = step_folder(run, step)
     meta = read_metadata(folder)
@@ -85,7 +85,7 @@ def ending(run: Path) -> dict[str, Any]:
 
 
 def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
-    """A probe that sends this process a signal in the evaluation of `step`."""
+    """Return a probe that sends this process a signal during the evaluation at `step`."""
 
     def probe(at: int, model: GPT, metrics: Metrics) -> None:
         if at == step:
