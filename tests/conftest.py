@@ -17,7 +17,6 @@ from forgery import STEPS, TEXT
 
 import minigpt.training.loop as training
 from minigpt.cli.main import main
-from minigpt.model import kernels
 from minigpt.storage.runs import checkpoint_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,21 +90,6 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     called(folder, "train", str(folder / "a.txt"), "--name", "r", *SMALL, *smaller)
     assert checkpoint_steps(folder / "runs/r") == list(STEPS)
     return folder / "runs/r"
-
-
-@pytest.fixture
-def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """Large products go to oneDNN on any processor for which torch has it; the list grows by the shape of each."""
-    shapes: list[torch.Size] = []
-    product = kernels._product
-
-    def noted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        shapes.append(x.shape)
-        return product(x, weight, bias)
-
-    monkeypatch.setattr(kernels, "PREFERS_ONEDNN", kernels.HAS_ONEDNN)
-    monkeypatch.setattr(kernels, "_product", noted)
-    return shapes
 
 
 @pytest.fixture

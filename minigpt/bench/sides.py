@@ -119,9 +119,9 @@ def _serve(pipe: "Connection[Any, Any]", name: str, build: str, arguments: tuple
     except (UserError, OSError) as error:
         pipe.send(error)
     except Exception as error:
-        from minigpt.model.memory import is_out_of_memory
+        from minigpt.model.memory import as_memory_error
 
-        if is_out_of_memory(error):
+        if as_memory_error(error):
             pipe.send(UserError(f"out of memory on the side of {name}: make the model or the batch smaller"))
         else:
             pipe.send(RuntimeError("".join(traceback.format_exception(error))))

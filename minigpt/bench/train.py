@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
-from minigpt.model.device import Runtime, measure_matmul, memory_bytes
-from minigpt.model.gpt import GPT, eval_mode, flops_per_token
+from minigpt.model.device import Runtime, measure_matmul
+from minigpt.model.gpt import GPT, eval_mode
 from minigpt.model.kernels import TORCH
+from minigpt.model.memory import peak_memory
+from minigpt.model.size import flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset, load_dataset
@@ -75,7 +77,7 @@ def plain(config: RunConfig, known: Known, seconds: float, device: str, threads:
     data, runtime = load_dataset(config.data, known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(config.model, data.tokenizer.vocab_size).to(device)
-    model.use(TORCH)
+    model.use_kernels(TORCH)
     return _built(plain_step(model, config, data, device), model, config, data, runtime, seconds)
 
 
@@ -123,7 +125,7 @@ def _built(
         _wait_for(runtime)
         elapsed = time.perf_counter() - started
         speed = steps * tokens / elapsed
-        memory = memory_bytes(runtime)
+        memory = peak_memory(runtime.device)
         return {
             "steps": steps,
             "seconds": elapsed,

@@ -14,7 +14,8 @@ from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs,
 from minigpt.config.presets import presets, shipped_layer
 from minigpt.config.resolve import contradictions, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
-from minigpt.model.gpt import Block, count_parameters, make_norm
+from minigpt.model.gpt import Block, make_norm
+from minigpt.model.size import count_parameters
 from minigpt.sampling.generate import generate
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_config
-from minigpt.model.gpt import attention_weights, count_parameters
+from minigpt.model.gpt import attention_weights
+from minigpt.model.size import count_parameters
 
 
 def heads_in_parallel() -> Finding:

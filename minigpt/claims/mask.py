@@ -13,7 +13,7 @@ from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, 
 from minigpt.claims.small_models import ENCODER, EXACT, normal, sdpa_unmasked, small_gpt
 from minigpt.config.schema import FAMILIES
 from minigpt.model.gpt import attention_weights, causal_mask
-from minigpt.model.kernels import best_for
+from minigpt.model.kernels import DEFAULT
 
 
 def mask_is_a_triangle() -> Finding:
@@ -31,7 +31,7 @@ def future_gets_nothing() -> Finding:
     """
     q, k = 10 * normal(2, 1, 8, 10, 10, claim=50)  # (B, H, T, D) each, with D = T
     weights = attention_weights(q, k)
-    by_kernel = best_for(q.device).sdpa(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
+    by_kernel = DEFAULT.sdpa(q, k, torch.eye(10, dtype=q.dtype).expand(1, 8, 10, 10), 0.0)
     above = [part.triu(1).abs().max().item() for part in (weights, by_kernel)]
     error = max_abs(weights - by_kernel)
     measured = (
@@ -91,7 +91,7 @@ def encoder_and_decoder() -> Finding:
     other = torch.cat((ids[:, :-1], torch.tensor([[0]])), dim=1)
     model = small_gpt(54)
     decoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
-    model.use(ENCODER)
+    model.use_kernels(ENCODER)
     encoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
     pairs = causal_mask(10, 10, torch.device("cpu")).sum().item()
     measured = (

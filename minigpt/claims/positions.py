@@ -26,7 +26,9 @@ from minigpt.claims.small_models import (
     small_config,
     small_gpt,
 )
-from minigpt.model.gpt import GPT, attention_weights, count_parameters, sinusoidal_positions
+from minigpt.model.gpt import GPT, attention_weights, sinusoidal_positions
+from minigpt.model.kernels import DEFAULT
+from minigpt.model.size import count_parameters
 from minigpt.seeds import mix_seed
 
 FLOAT32 = 1e-6
@@ -79,7 +81,7 @@ def mask_tells_order() -> Finding:
     for masked in (False, True):
         for layers in (1, 2, 3):
             model = small_gpt(57, n_layer=layers)
-            model.use(None if masked else ENCODER)
+            model.use_kernels(DEFAULT if masked else ENCODER)
             changes[masked].append(_shuffle_past(model, claim=57))
     measured = (
         f"shuffling the past changes the last prediction of 1, 2, 3 layers by {format_numbers(changes[False])} without "
@@ -94,7 +96,7 @@ def order_comes_from_positions() -> Finding:
     ids, order, error = torch.arange(12)[None], permutation(12, claim=61), {}
     for position in ("none", "sinusoidal", "rotary"):
         model = small_gpt(61, position=position)
-        model.use(ENCODER)
+        model.use_kernels(ENCODER)
         error[position] = max_abs(model(ids)[:, order] - model(ids[:, order]))
     measured = "difference between shuffled outputs and outputs of the shuffled text: " + ", ".join(
         f"{format_number(change)} ({position})" for position, change in error.items()
@@ -107,7 +109,7 @@ def equal_characters() -> Finding:
     ids, apart = torch.tensor([[3, 1, 4, 1, 5]]), {}  # token 1 at positions 1 and 3
     for position in ("none", "learned", "sinusoidal"):
         model = small_gpt(59, position=position)
-        model.use(ENCODER)
+        model.use_kernels(ENCODER)
         apart[position] = max_abs(model(ids)[0, 1] - model(ids)[0, 3])
     measured = "the outputs differ by " + ", ".join(f"{format_number(gap)} ({name})" for name, gap in apart.items())
     return Finding(apart["none"] < EXACT and min(apart["learned"], apart["sinusoidal"]) > 0.1, measured)

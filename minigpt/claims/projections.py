@@ -24,7 +24,7 @@ from minigpt.claims.small_models import (
     small_gpt,
 )
 from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import count_parameters
+from minigpt.model.size import count_parameters
 from minigpt.text.tokenizer import CharTokenizer
 
 

@@ -213,7 +213,7 @@ def products_counted() -> Finding:
     longer = attend(128, 32) / attend(64, 32), recur(128, 32) / recur(64, 32)
     wider = attend(64, 64) / attend(64, 32), recur(64, 64) / recur(64, 32)
     model, core = small_gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 tokens are 6 d
-    model.use(TORCH)  # its attention is a single function, so only the block's weight matrices are counted
+    model.use_kernels(TORCH)  # its attention is a single function, so only the block's weight matrices are counted
     weights = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
     measured = (
         f"attention and recurrence: twice the length ×{format_number(longer[0])} and ×{format_number(longer[1])}, "

@@ -78,7 +78,7 @@ def record_inputs(module: nn.Module, run: Callable[[], object]) -> list[Tensor]:
     return inputs
 
 
-def sdpa_unmasked(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+def sdpa_unmasked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return attention without a causal mask, as in an encoder."""
     return F.scaled_dot_product_attention(q, k, v)
 

@@ -50,7 +50,7 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
     """Let each query use only its strongest key. This is enough if it keeps 95 % of what attention gains."""
 
     def strongest(layer: int, sdpa: SDPA) -> SDPA:
-        def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+        def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
             future = torch.full((q.size(2), k.size(2)), -math.inf, device=q.device).triu(1)
             key = (q @ k.mT + future).argmax(-1, keepdim=True)  # (B, H, T, 1)
             return v.gather(2, key.expand(-1, -1, -1, v.size(-1)))

@@ -43,7 +43,7 @@ def evaluate(
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.model.device import choose
+    from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.storage.runs import is_pointer
@@ -54,9 +54,10 @@ def evaluate(
     if os.path.isfile(run) and not is_pointer(Path(run)):
         raise UserError(f"{escape(run)} is a text; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
-    runtime = choose(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
+    runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
+    configure_torch(runtime)
     model = load_model(loaded).to(runtime.device)
-    model.use(runtime.use_kernels())
+    model.use_kernels(runtime.model_kernels)
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)

@@ -45,9 +45,9 @@ def error_line(error: Exception, command: str) -> str | None:
         case OSError():
             problem = f"{escape(error.filename)}: {reason(error)}" if error.filename else reason(error)
         case MemoryError() | RuntimeError():
-            from minigpt.model.memory import is_out_of_memory
+            from minigpt.model.memory import as_memory_error
 
-            if not is_out_of_memory(error):
+            if as_memory_error(error) is None:
                 return None
             problem = "out of memory; everything saved so far is intact"
         case _:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minigpt.errors import NonFiniteError, UserError
 from minigpt.model.gpt import GPT, Attention, attention_weights, causal_mask, eval_mode
-from minigpt.model.kernels import SDPA, best_for
+from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -75,8 +75,8 @@ def extract(model: GPT, ids: Ids) -> Activations:
     captured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def capture(layer: int, sdpa: SDPA) -> SDPA:
-        def capturing_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-            y = sdpa(q, k, v, dropout, mask)  # (1, H, T, D)
+        def capturing_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            y = sdpa(q, k, v, dropout)  # (1, H, T, D)
             captured.append((q[0], k[0], v[0], y[0]))
             return y
 
@@ -133,10 +133,8 @@ def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[
     """Within the block, replace the attention kernel of each layer by `patch(layer, kernel)`."""
     layers = attention_layers(model)
     before = [attention.kernels for attention in layers]
-    device = model.token_embedding.weight.device
     try:
-        for layer, attention in enumerate(layers):
-            own = attention.kernels or best_for(device)
+        for layer, (attention, own) in enumerate(zip(layers, before, strict=True)):
             attention.kernels = replace(own, sdpa=patch(layer, own.sdpa))
         yield
     finally:
@@ -156,8 +154,8 @@ def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[Non
     def ablate(layer: int, sdpa: SDPA) -> SDPA:
         ablated = [head for at, head in heads if at == layer]
 
-        def ablated_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-            y = sdpa(q, k, v, dropout, mask).clone()  # (B, H, T, D)
+        def ablated_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+            y = sdpa(q, k, v, dropout).clone()  # (B, H, T, D)
             y[:, ablated] = 0
             return y
 

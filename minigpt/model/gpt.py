@@ -1,10 +1,10 @@
-"""The network, and nothing but the network: a decoder-only causal transformer.
+"""The network: a decoder-only transformer with causal attention.
 
-Two families come out of the same code. `classic` is GPT-2 (Radford et al. 2019): learned positions,
-LayerNorm, GELU, biases. `modern` has rotary positions, RMSNorm, normalised queries and keys, squared
-ReLU, no biases, and branches that start at zero.
+One set of switches covers two families. `classic` is GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU,
+biases. `modern` has rotary positions, RMSNorm, normalized queries and keys, squared ReLU, no biases, and branches that
+start at zero.
 
-Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size, S keys, V vocabulary, L layers.
+Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size (C / H), V vocabulary.
 """
 
 import math
@@ -17,157 +17,110 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig
-from minigpt.model.kernels import Kernels, best_for, squared_relu
+from minigpt.model.kernels import DEFAULT, Kernels, squared_relu
 
+LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
 POSITION_BASE = 10_000.0
-NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
+
+# --- the parts of a block ----------------------------------------------------------------------------
 
 
-def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return the mask (T, S) that lets the last `queries` of `keys` positions see themselves and the past."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+class RMSNorm(nn.RMSNorm):
+    """Divide by the root mean square of the last dimension and multiply by learned gains."""
 
-
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(D)) under the causal mask, (..., T, S).
-
-    The formula of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), written out. The
-    model computes the same with a fused kernel that never stores the weights; this explicit twin is
-    for tests and for looking inside. q is (..., T, D), k is (..., S, D), and T queries are the last of S.
-    """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
-    mask = causal_mask(q.size(-2), k.size(-2), q.device)
-    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-
-
-def sinusoidal_positions(context: int, width: int) -> Tensor:
-    """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
-    angle = _position_angles(context, width)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
-
-
-def rope_cos_sin(context: int, head_size: int) -> Tensor:
-    """Return the cosines and sines of RoPE, (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
-    angle = _position_angles(context, head_size)
-    return torch.stack((angle.cos(), angle.sin())).float()
-
-
-def _position_angles(context: int, size: int) -> Tensor:
-    """Return each position times each frequency, (context, size / 2), in float64."""
-    rate = POSITION_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return torch.arange(context, dtype=torch.float64)[:, None] * rate
-
-
-class UsesKernels:
-    """What computes in one of several ways: as `GPT.use` was told, else as is best for the device."""
-
-    kernels: Kernels | None = None
-
-    def kernels_for(self, x: Tensor) -> Kernels:
-        return self.kernels or best_for(x.device)
-
-
-class Linear(UsesKernels, nn.Linear):
-    """nn.Linear, computed by the model's kernels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.kernels_for(x).linear(x, self.weight, self.bias)
-
-
-class RMSNorm(UsesKernels, nn.RMSNorm):
-    """Divides by the root mean square of the last dimension, and multiplies by learned gains."""
-
-    eps: float
+    kernels: Kernels = DEFAULT
 
     def __init__(self, size: int) -> None:
-        super().__init__(size, eps=NORM_EPS["rmsnorm"])
+        super().__init__(size, eps=RMS_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.kernels_for(x).rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, RMS_NORM_EPS)
 
 
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
-    """Return the normalisation layer that `config` names."""
+    """Return the normalization layer that `config` names."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, eps=NORM_EPS["layernorm"], bias=config.bias)
+        return nn.LayerNorm(config.n_embd, eps=LAYER_NORM_EPS, bias=config.bias)
     return RMSNorm(config.n_embd)
 
 
-class Attention(UsesKernels, nn.Module):
-    """Masked multi-head self-attention."""
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    kernels: Kernels = DEFAULT
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
         self.qk_norm = RMSNorm(config.head_size) if config.qk_norm else nn.Identity()
-        self.qkv = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, cos_sin: Tensor | None = None) -> Tensor:
         q, k, v = self.queries_keys_values(x, cos_sin)  # (B, H, T, D) each
-        y = self.kernels_for(x).sdpa(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
+        y = self.kernels.sdpa(q, k, v, self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, T, C)
         return out
 
     def queries_keys_values(self, x: Tensor, cos_sin: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v (B, H, T, D) of x (B, T, C): q and k normalised, and rotated by cos_sin (2, T, D / 2)."""
+        """Return q, k and v (B, H, T, D) for x (B, T, C), with q and k rotated by cos_sin (2, T, D / 2)."""
         B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2 or 1, H, D); slices would cost a pass more each going back
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)  # (B, T, 3, H, D)
+        qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D) and (B, T, 1, H, D): faster backward than three slices
         qk = self.qk_norm(qk)
         if cos_sin is not None:
-            qk = self.kernels_for(x).rope(qk, cos_sin[:, :, None, None])  # by cosines and sines (T, 1, 1, D / 2)
-        q, k = qk.permute(2, 0, 3, 1, 4)
+            qk = self.kernels.rope(qk, cos_sin[:, :, None, None])
+        q, k = qk.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         return q, k, v.squeeze(2).transpose(1, 2)
 
 
 def hidden_width(config: ModelConfig) -> int:
-    """Return the width of the MLP: four times the stream's; with SwiGLU two thirds of that, to pay for its gate."""
+    """Return the hidden width of the MLP: 4 C. With SwiGLU about 8/3 C, because its gate is a third matrix."""
     width = 4 * config.n_embd
     return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": partial(F.gelu, approximate="tanh"),  # Hendrycks and Gimpel 2016, as GPT-2 computes it
+    "gelu": partial(F.gelu, approximate="tanh"),  # as in GPT-2; Hendrycks and Gimpel 2016
     "gelu_exact": F.gelu,
     "relu2": squared_relu,  # So et al. 2021, Primer
-    "swiglu": F.silu,  # of the gate; Shazeer 2020, GLU Variants
+    "swiglu": F.silu,  # applied to the gate; Shazeer 2020, GLU Variants
 }
 
 
 class MLP(nn.Module):
-    """The position-wise half of a block: to a wider layer, a non-linearity, and back."""
+    """The feed-forward half of a block, applied to each position alone."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
         hidden = hidden_width(config)
-        self.gate = Linear(config.n_embd, hidden, bias=config.bias) if config.activation == "swiglu" else None
-        self.up = Linear(config.n_embd, hidden, bias=config.bias)
-        self.down = Linear(hidden, config.n_embd, bias=config.bias)
+        self.gate = nn.Linear(config.n_embd, hidden, bias=config.bias) if config.activation == "swiglu" else None
+        self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
+        self.down = nn.Linear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.up(x)  # (B, T, hidden)
         h = self.activation(h) if self.gate is None else self.activation(self.gate(x)) * h
-        out: Tensor = self.down(h)
+        out: Tensor = self.down(h)  # (B, T, C)
         return out
 
 
-class Dropout(UsesKernels, nn.Module):
-    """Zeroes activations in training, and scales the others up (Srivastava et al. 2014)."""
+class Dropout(nn.Module):
+    """Zero activations in training and scale up the others (Srivastava et al. 2014)."""
+
+    kernels: Kernels = DEFAULT
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not self.probability:
-            return x
-        return self.kernels_for(x).dropout(x, self.probability)
+        return self.kernels.dropout(x, self.probability) if self.training and self.probability else x
 
 
 class Block(nn.Module):
-    """Attention and MLP, each normalised before and added to the residual stream after."""
+    """Attention, then the MLP. Each reads the normalized residual stream and adds to it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -183,8 +136,11 @@ class Block(nn.Module):
         return out
 
 
+# --- the whole network -------------------------------------------------------------------------------
+
+
 class GPT(nn.Module):
-    """Token ids (B, T) to logits (B, T, V) of the next token at each position."""
+    """Map token ids (B, T) to logits (B, T, V) of the next token at each position."""
 
     positions: Tensor | None
     cos_sin: Tensor | None
@@ -204,19 +160,12 @@ class GPT(nn.Module):
         self.register_buffer("cos_sin", rotary, persistent=False)
         self.init_weights()
 
-    def use(self, kernels: Kernels | None) -> None:
-        """Compute with these kernels in every layer; None takes the best for the device."""
-        for module in self.modules():
-            if isinstance(module, UsesKernels):
-                module.kernels = kernels
-
     def init_weights(self) -> None:
-        """Draw a new model's weights from torch's global generator, as GPT-2 does: N(0, 0.02), biases zero.
+        """Draw the weights as GPT-2 does, from torch's global generator: N(0, 0.02), biases zero.
 
-        The projections that write to the residual stream start smaller by sqrt(2 L) (Radford et al.
-        2019, section 2.3), or at zero with `zero_init`. Then the stream still holds each token's own
-        embedding at the end, and the tied output would predict that token to follow itself; gains of
-        alternating sign make it as unlike itself as any other.
+        The projections into the residual stream are smaller by sqrt(2 n_layer) (Radford et al. 2019, section 2.3), or
+        zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output would
+        predict that token again. Gains of alternating sign make it as unlikely as any other.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -231,63 +180,80 @@ class GPT(nn.Module):
             if self.config.zero_init:
                 self.norm.weight[1::2] = -1.0
 
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Set the kernels of every layer."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm | Attention | Dropout):
+                module.kernels = kernels
+
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T), at most a context of them."""
-        end = ids.size(1)
-        assert end <= self.config.context, f"{end} tokens exceed the context of {self.config.context}"
-        x, cos_sin = self.embed(ids, slice(0, end))  # (B, T, C)
-        x = self.dropout(x)
+        """Return logits (B, T, V) for ids (B, T). T is at most the context."""
+        T = ids.size(1)
+        assert self.config.context >= T, f"{T} tokens exceed the context of {self.config.context}"
+        x = self.dropout(self.embed(ids))  # (B, T, C)
+        cos_sin = None if self.cos_sin is None else self.cos_sin[:, :T]  # (2, T, D / 2)
         for block in self.blocks:
             x = block(x, cos_sin)
         return self.unembed(x)
 
-    def embed(self, ids: Tensor, at: slice | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return x (B, T, C) of ids (B, T), and the cosines and sines of RoPE (2, ..., D / 2).
-
-        `at` are their positions, alike in all sequences or (B, T).
-        """
-        x = self.token_embedding(ids)  # (B, T, C)
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the input x (B, T, C) of the first block for ids (B, T)."""
+        T = ids.size(1)
+        x: Tensor = self.token_embedding(ids)  # (B, T, C)
         if self.config.position == "learned":
-            x = x + self.position_embedding.weight[at]
+            x = x + self.position_embedding.weight[:T]
         if self.positions is not None:  # scaled as in Vaswani et al. 2017, section 3.4
-            x = x * math.sqrt(self.config.n_embd) + self.positions[at]
-        return x, None if self.cos_sin is None else self.cos_sin[:, at]
+            x = x * math.sqrt(self.config.n_embd) + self.positions[:T]
+        return x
 
     def unembed(self, x: Tensor) -> Tensor:
-        """Return logits (B, T, V) for the last vectors x (B, T, C)."""
-        return F.linear(self.norm(x), self.token_embedding.weight)  # one tied parameter for in and out
+        """Return logits (B, T, V) for the output x (B, T, C) of the last block."""
+        return F.linear(self.norm(x), self.token_embedding.weight)  # tied weights (Press and Wolf 2017)
 
 
-def count_parameters(config: ModelConfig, vocab_size: int) -> int:
-    """Return how many parameters a model has, without making it."""
-    C, hidden = config.n_embd, hidden_width(config)
-    norm = 2 * C if config.norm == "layernorm" and config.bias else C
-    outputs = [(3 * C, C), (C, C), *[(hidden, C)] * (2 if config.activation == "swiglu" else 1), (C, hidden)]
-    block = 2 * norm + sum(rows * columns + rows * config.bias for rows, columns in outputs)
-    block += config.qk_norm * config.head_size
-    positions = config.context * C if config.position == "learned" else 0
-    return vocab_size * C + positions + config.n_layer * block + norm
+def sinusoidal_positions(context: int, width: int) -> Tensor:
+    """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
+    angle = _position_angles(context, width)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
-def flops_per_token(model: GPT) -> int:
-    """Return the floating-point operations of training on one token: forward, and backward at twice that.
+def rope_cos_sin(context: int, head_size: int) -> Tensor:
+    """Return the cosines and sines of RoPE (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
+    angle = _position_angles(context, head_size)
+    return torch.stack((angle.cos(), angle.sin())).float()
 
-    Two for each weight of a matrix, the output embedding included, and 4 T C in each layer for the two
-    products of attention, counted in full though half of it is masked (Kaplan et al. 2020, table 1).
+
+def _position_angles(context: int, size: int) -> Tensor:
+    """Return each position times each frequency (context, size / 2), in float64."""
+    rate = POSITION_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return torch.arange(context, dtype=torch.float64)[:, None] * rate
+
+
+# --- for those who inspect or train it ---------------------------------------------------------------
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the positions."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(D)) under the causal mask: (..., T, S) for q (..., T, D) and k (..., S, D).
+
+    The reference implementation of scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), for tests and
+    for inspection. The model uses faster kernels, which do not return the weights.
     """
-    config = model.config
-    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
-    return 3 * (2 * matrices + 4 * config.n_layer * config.context * config.n_embd)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
+    mask = causal_mask(q.size(-2), k.size(-2), q.device)
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off within the block; a model that was in training goes on with that, whatever happens."""
-    if not model.training:
-        yield
-        return
+    """Turn dropout off within the block, then restore the mode of `model`."""
+    training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        model.train(training)

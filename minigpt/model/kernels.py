@@ -1,173 +1,133 @@
-"""For a CPU, faster versions of what PyTorch computes slowly there: attention, dropout, products, norms, rotations.
+"""Operations with two implementations: PyTorch's own, and a faster one for a CPU.
 
-Their results agree with torch's up to rounding; dropout's in distribution, its probability a multiple of 1/256.
+A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
+`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `GPT.use_kernels` sets another choice.
+
+Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
+
+Letters in shapes: B batch, H heads, T time, D head size, N = B H.
 """
 
-import ctypes
-import platform
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, wraps
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-QUERIES = 64
-"""Queries whose scores are computed at once. Each such block sees its prefix of the keys and no more."""
-LARGE_PRODUCT = 400_000
-"""Rows times weights from which a product of oneDNN's is worth its start."""
+BLOCK = 64
+"""Queries per block of `sdpa_blocked`."""
 
-
-def _is_intel() -> bool:
-    table = Path("/proc/cpuinfo")
-    vendor = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else platform.processor()
-    return "GenuineIntel" in vendor or sys.platform == "darwin"  # no Mac with these instructions has another
-
-
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-"""Whether torch can send a product in float32 to oneDNN here."""
-
-
-def _prefers_onednn() -> bool:
-    return HAS_ONEDNN and not _is_intel() and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-PREFERS_ONEDNN = _prefers_onednn()
-"""Whether large products in float32 go to oneDNN: where MKL leaves AVX-512 unused, on AMD (docs/benchmarks.md)."""
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-
-
-class SDPA(Protocol):
-    """Attention of q (B, H, T, D), the last of S positions, to k, v (B, H, S, D), as (B, H, T, D).
-
-    Its weights are dropped out with a probability. It is causal; or a mask, where there is one, is added to the scores:
-    (B, 1, T, S), minus infinity where a query must not see a key.
-    """
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None, /) -> Tensor:
-        """Return what each query attends to."""
-        ...
+SDPA = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""Causal attention of q, k and v (B, H, T, D) with a dropout probability for its weights, to (B, H, T, D)."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """How a model computes what there is more than one way to compute."""
+    """One implementation of each operation."""
 
     sdpa: SDPA
-    """Scaled dot-product attention."""
+    """Scaled dot-product attention under the causal mask."""
     dropout: Callable[[Tensor, float], Tensor]
-    """Zero elements with this probability, and scale the others up."""
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    """x weight^T + bias of x (..., in), weight (out, in) and bias (out), (..., out)."""
+    """Zero elements with a probability and scale up the others."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """x (..., D) over the root of the mean of its squares and this epsilon, times the weight (D)."""
+    """Divide x (..., D) by its root mean square, with an epsilon, and multiply by the weight (D)."""
     rope: Callable[[Tensor, Tensor], Tensor]
-    """Each pair (x[i], x[i + D/2]) of x (..., D) rotated by its turn: cosines and sines (2, ..., D / 2)."""
+    """Rotate each pair (x[i], x[i + D/2]) of x (..., D) by its angle; cos_sin is (2, ..., D/2)."""
 
 
-class _NoWayBack:
-    """Stands for the context of a torch.autograd.Function where nothing is kept for a backward pass."""
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        pass
+# --- PyTorch's own -----------------------------------------------------------------------------------
 
 
-def _applied(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
-    """Apply `function`. Where no gradient is wanted, skip autograd's bookkeeping, which takes longer than a norm."""
-    if torch.is_grad_enabled():
-        out: Tensor = function.apply(*inputs)
-    else:
-        out = function.forward(_NoWayBack(), *inputs)
-    return out
+def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Return attention by PyTorch's fused kernel."""
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
-def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-    """Return attention by torch's fused kernel, causal or by the mask."""
-    T, S = q.size(2), k.size(2)
-    if mask is None and 1 < T < S:
-        mask = _last_rows(T, S, q.dtype, q.device)
-    causal = mask is None and T == S
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467) in the precision of x."""
+    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)  # mixed precisions would take several passes
 
 
-@lru_cache(maxsize=1)  # all layers of a pass want the same
-def _last_rows(T: int, S: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.full((T, S), float("-inf"), dtype=dtype, device=device).triu(1 + S - T)
+def apply_rope(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Return x with rotary positions (Su et al. 2021, section 3.4.2, https://arxiv.org/abs/2104.09864)."""
+    cos, sin = cos_sin  # float32, because bfloat16 cannot tell distant positions apart
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
-def sdpa_in_blocks(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
-    """Return causal attention over blocks of queries, as plain matrix products.
-
-    torch's fused kernel keeps no weights and computes them again in its backward pass, which on a CPU
-    takes several times as long as reading them back. Here half of the weights are kept, those of the past. Queries
-    after keys of a cache are never trained on, and left to that kernel.
-    """
-    B, H, T, D = q.shape
-    if k.size(2) > T or mask is not None:
-        return sdpa_fused(q, k, v, dropout, mask)
-    rows = [x.reshape(B * H, T, D) for x in (q, k, v)]
-    out = _applied(_BlockedAttention, *rows, dropout)
-    return out.view(B, H, T, D)
+TORCH = Kernels(sdpa_fused, F.dropout, rms_norm, apply_rope)
+"""PyTorch's implementations."""
 
 
-def _blocks(length: int) -> list[tuple[int, int]]:
-    return [(start, min(start + QUERIES, length)) for start in range(0, length, QUERIES)]
+# --- faster on a CPU ---------------------------------------------------------------------------------
 
 
-def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a second derivative, which would take what `backward` computes from for constant.
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    y: Tensor = function.apply(*inputs)
+    return y
 
-    torch's own once_differentiable does not notice where the gradients of some tensors alone are asked for.
+
+def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise on double backward: these kernels treat saved tensors as constants.
+
+    torch's `once_differentiable` misses this if only some gradients are asked for.
     """
 
     @wraps(backward)
-    def checked(ctx: Any, *gradients: Tensor) -> Any:
+    def checked(ctx: Any, gradient: Tensor) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("the kernels of minigpt have no second derivatives (create_graph=True)")
-        return backward(ctx, *gradients)
+            raise RuntimeError("minigpt's kernels have no second derivatives (create_graph=True)")
+        return backward(ctx, gradient)
 
     return checked
 
 
-class _BlockedAttention(torch.autograd.Function):
-    """Scaled dot-product attention under the causal mask, for q, k, v of shape (N, T, D)."""
+def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Return attention, one block of queries at a time, as plain matrix products.
 
+    The fused kernel recomputes all weights in its backward pass. On a CPU, storing them is several times faster.
+    Each block sees only its prefix of the keys, so half of the weights are never computed.
+    """
+    B, H, T, D = q.shape
+    out = _apply(_BlockedAttention, *(x.reshape(B * H, T, D) for x in (q, k, v)), dropout)  # (N, T, D)
+    return out.view(B, H, T, D)
+
+
+class _BlockedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         outputs, saved, scale = [], [], q.size(-1) ** -0.5
-        with torch.autocast(q.device.type, enabled=False):  # which would compute the softmax in float32
-            for start, end in _blocks(q.size(1)):
+        with torch.autocast(q.device.type, enabled=False):  # autocast would compute the softmax in float32
+            for start in range(0, q.size(1), BLOCK):
+                end = min(start + BLOCK, q.size(1))
                 mask = torch.full((end - start, end), float("-inf"), dtype=q.dtype, device=q.device).triu(start + 1)
                 scores = torch.baddbmm(mask, q[:, start:end], k[:, :end].mT, alpha=scale)  # (N, block, end)
                 weights = scores.softmax(-1)
                 keep = dropout_mask(weights, dropout) if dropout else None
                 outputs.append(torch.bmm(weights if keep is None else weights * keep, v[:, :end]))  # (N, block, D)
-                if not isinstance(ctx, _NoWayBack):
+                if any(ctx.needs_input_grad):  # otherwise free the weights of each block at once
                     saved += [weights, keep]
         ctx.save_for_backward(q, k, v, *saved)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    @no_double_backward
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
         scale, dq_blocks = q.size(-1) ** -0.5, []
         dk = dv = None
-        # From the last block on, which sees all keys, so that nothing needs to begin as zeros.
-        for (start, end), weights, keep in reversed(
-            list(zip(_blocks(q.size(1)), saved[::2], saved[1::2], strict=True))
-        ):
-            dout = gradients[0][:, start:end]
+        # Start at the last block: it sees all keys, so dk and dv need no zeros to add to.
+        for start in reversed(range(0, q.size(1), BLOCK)):
+            end, keep, weights = min(start + BLOCK, q.size(1)), saved.pop(), saved.pop()
+            dout = dy[:, start:end]
             dweights = torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
             dropped = weights
             if keep is not None:
                 dropped, dweights = weights * keep, dweights.mul_(keep)
-            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)  # (N, block, end)
+            dscores = softmax_backward(dweights, weights)  # (N, block, end)
             dq_blocks.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))  # (N, block, D)
             dv_block = torch.bmm(dropped.mT, dout)  # (N, end, D)
             dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)  # (N, end, D)
@@ -180,20 +140,33 @@ class _BlockedAttention(torch.autograd.Function):
         return dq, dk, dv, None
 
 
-def drop_by_bytes(x: Tensor, probability: float) -> Tensor:
-    """Return `x` with elements zeroed at a multiple of 1/256 near `probability`, and the others scaled up.
+def softmax_backward(gradient: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the input of y = softmax(input), over the last dimension."""
+    if hasattr(torch, "_softmax_backward_data"):  # private, but one pass instead of three
+        return torch._softmax_backward_data(gradient, y, -1, y.dtype)
+    return y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
-    torch draws a random number for each element, one after the other; here one serves for eight.
-    """
+
+def byte_dropout(x: Tensor, probability: float) -> Tensor:
+    """Return x with elements zeroed at random and the others scaled up."""
     return x * dropout_mask(x, probability)
 
 
 def dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """Return zeros, at a multiple of 1/256 near `probability`, and what scales up the others, in the shape of `x`."""
+    """Return a mask in the shape of x: zeros with a probability, the factor that scales up the rest elsewhere.
+
+    The probability is rounded to a multiple of 1/256, between 1/256 and 255/256. PyTorch draws a random number for
+    each element. This draws one for eight elements, a byte for each.
+    """
     dropped = min(255, max(1, round(256 * probability)))
     drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
     kept = drawn.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
     return kept.to(x.dtype) * (256 / (256 - dropped))
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)^2 with the bits of `relu(x).square()`, value and gradient, in fewer passes over memory."""
+    return _apply(_SquaredReLU, x)
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -204,66 +177,20 @@ class _SquaredReLU(torch.autograd.Function):
         return positive * positive
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    @no_double_backward
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
         positive: Tensor = ctx.saved_tensors[0]
-        return (gradients[0] * positive).mul_(2)
+        return (dy * positive).mul_(2)
 
 
-def squared_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0) squared. Value and gradient are those of relu(x).square(), bit for bit, in fewer passes."""
-    return _applied(_SquaredReLU, x)
+def rms_norm_fast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `rms_norm` with the weight in its own precision.
 
-
-def linear_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x weight^T + bias, for x (..., in) and weight (out, in).
-
-    torch takes oneDNN in bfloat16, but MKL in float32, whose products last up to twice as long on AMD's with AVX-512.
+    On a CPU PyTorch computes RMSNorm as a chain of small operations, each with its own backward pass.
     """
-    is_large = PREFERS_ONEDNN and x.numel() * weight.size(0) >= LARGE_PRODUCT
-    if is_large and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
-        return _applied(_Linear, x, weight, bias)
-    return F.linear(x, weight, bias)
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    @_once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        dy = gradients[0]
-        outputs, inputs = dy.reshape(-1, dy.size(-1)), x.reshape(-1, x.size(-1))  # (N, out), (N, in)
-        is_tall = outputs.size(1) > inputs.size(1)  # the longer side second, which oneDNN does better
-        dweight = _product(inputs.mT, outputs.mT).mT if is_tall else _product(outputs.mT, inputs.mT)  # (out, in)
-        return _product(dy, weight.mT), dweight, outputs.sum(0) if ctx.needs_input_grad[2] else None
-
-
-def rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x (..., D) over its root mean square (Zhang and Sennrich 2019), times the weight in x's precision.
-
-    Were the two of different precisions, torch would take several passes.
-    """
-    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)
-
-
-def rms_norm_by_hand(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return what rms_norm_by_torch does, but the weight keeps its own precision.
-
-    On a CPU torch's is a chain of small operations, each with a backward pass of its own.
-    """
-    if torch.compiler.is_compiling():  # which fuses them
-        return rms_norm_by_torch(x, weight, eps)
-    return _applied(_RMSNorm, x, weight, eps)
+    if torch.compiler.is_compiling():  # the compiler fuses the chain
+        return rms_norm(x, weight, eps)
+    return _apply(_RMSNorm, x, weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -278,51 +205,47 @@ class _RMSNorm(torch.autograd.Function):
         return y.mul_(weight).to(x.dtype)
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, weight = ctx.saved_tensors
-        dy, size = _at_least_float32(gradients[0]), x.size(-1)
-        # Layer norm's, one pass in torch, at a mean of zero. It also takes away the gradient's mean, added back below.
-        zeros = torch.zeros_like(scale)
-        wanted = [True, True, False]
-        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [size], zeros, scale, weight, None, wanted)
-        mean = (dy @ weight).div_(size).unsqueeze(-1)
-        dx = dx.addcmul_(mean, scale).to(ctx.dtype)
-        return dx, dweight, None
+    @no_double_backward
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight = rms_norm_backward(_at_least_float32(dy), *ctx.saved_tensors)
+        return dx.to(ctx.dtype), dweight, None
 
 
-def rope_by_torch(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return x with its pairs rotated by their cos_sin (Su et al. 2021, section 3.4.2), in x's precision."""
-    cos, sin = cos_sin  # in float32, for bfloat16 cannot tell far positions apart
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+def rms_norm_backward(dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x (..., D) and the weight (D) of y = x scale weight, where scale is 1 / rms(x)."""
+    D = x.size(-1)
+    if not hasattr(torch.ops.aten, "native_layer_norm_backward"):
+        normed, dnormed = x * scale, dy * weight
+        dx = scale * (dnormed - normed * (dnormed * normed).mean(-1, keepdim=True))
+        return dx, (dy * normed).flatten(0, -2).sum(0)
+    # LayerNorm with a mean of zero has the same gradient, except that it subtracts the gradient's mean. One fused pass.
+    zeros, wanted = torch.zeros_like(scale), [True, True, False]
+    dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [D], zeros, scale, weight, None, wanted)
+    mean = (dy @ weight).div_(D).unsqueeze(-1)
+    return dx.addcmul_(mean, scale), dweight
 
 
-def rope_by_hand(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return what rope_by_torch does, in fewer passes. The way back is to turn the other way."""
+def apply_rope_fast(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Return `apply_rope` in fewer passes over memory. The backward pass rotates by the negative angle."""
     if torch.compiler.is_compiling():
-        return rope_by_torch(x, cos_sin)
-    return _applied(_Rope, x, *cos_sin)
+        return apply_rope(x, cos_sin)
+    return _apply(_Rope, x, *cos_sin)
 
 
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        return _rotate(x, cos, sin)
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    @no_double_backward
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _turned(gradients[0], cos, -sin), None, None
+        return _rotate(dy, cos, -sin), None, None
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     full = _at_least_float32(x)
     y = torch.empty(x.shape, dtype=full.dtype, device=x.device)
     (a, b), (first, second) = full.chunk(2, dim=-1), y.chunk(2, dim=-1)
@@ -331,30 +254,22 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y.to(x.dtype)
 
 
-TORCH = Kernels(sdpa_fused, F.dropout, F.linear, rms_norm_by_torch, rope_by_torch)
-"""As PyTorch ships them. Squared ReLU, which gives the same bits by hand, is no choice."""
-CPU = Kernels(sdpa_in_blocks, drop_by_bytes, linear_on_cpu, rms_norm_by_hand, rope_by_hand)
-"""In the ways of this file."""
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def best_for(device: torch.device) -> Kernels:
-    """Return the faster kernels on this device: on a GPU those of PyTorch."""
-    return CPU if device.type == "cpu" else TORCH
+CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast, apply_rope_fast)
+"""The faster implementations for a CPU."""
 
 
-def store_by_columns(model: nn.Module) -> None:
-    """Lay out each weight matrix (out, in) by columns, in which products with few rows read it faster."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.data = module.weight.data.t().contiguous().t()
+def _by_device(name: str) -> Callable[..., Tensor]:
+    def kernel(x: Tensor, *arguments: Any) -> Any:
+        return getattr(CPU if x.device.type == "cpu" else TORCH, name)(x, *arguments)
+
+    return kernel
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep what a step frees for the next one, where it is glibc.
-
-    Else large tensors go back to the system each time, which has to fill their pages with zeros anew.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
+DEFAULT = Kernels(*(_by_device(field.name) for field in fields(Kernels)))
+"""`CPU` for tensors on the CPU, `TORCH` for all others."""
+KERNELS = {"torch": TORCH, "cpu": CPU}
+"""The values of `runtime.kernels`."""

@@ -3,8 +3,8 @@
 import torch
 
 from minigpt.errors import CheckpointError, escape
-from minigpt.model.gpt import GPT, count_parameters
-from minigpt.model.memory import check_loading
+from minigpt.model.gpt import GPT
+from minigpt.model.size import count_parameters
 from minigpt.storage.checkpoint import Checkpoint
 
 
@@ -13,7 +13,6 @@ def load_model(checkpoint: Checkpoint) -> GPT:
 
     Raises:
         CheckpointError: The weights do not fit the configuration.
-        InsufficientMemoryError: The model does not fit into memory.
     """
     config, vocab_size = checkpoint.config.model, checkpoint.tokenizer.vocab_size
     misfit = f"the weights of {escape(checkpoint.path)} do not fit its configuration"
@@ -21,7 +20,6 @@ def load_model(checkpoint: Checkpoint) -> GPT:
     stored = sum(array.size for array in checkpoint.weights.values())
     if stored != needed:  # before the model takes memory
         raise CheckpointError(f"{misfit}: it has {stored:,} parameters and needs {needed:,}")
-    check_loading(escape(checkpoint.path), needed, config)
     model = GPT(config, vocab_size)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: array.shape for name, array in checkpoint.weights.items()}

@@ -7,13 +7,15 @@ A step of one token is some hundred small operations. In a small model calling m
 takes as long as all of these, so here each is looked up once. What is computed is what model.py computes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.gpt import GPT, MLP, Block, Linear, RMSNorm
+from minigpt.model.gpt import GPT, MLP, Block, RMSNorm
 
 Map = Callable[[Tensor], Tensor]
 """From x (B, T, ...) to as many rows."""
@@ -79,7 +81,12 @@ def decoder(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:
     @torch.no_grad()
     def forward(ids: Tensor, cache: KVCache) -> Tensor:
         place = _place(cache.lengths, ids.size(1), model.config.context, cache.k)
-        x, rotary = model.embed(ids, place.positions)  # (B, T, C)
+        x = model.token_embedding(ids)  # (B, T, C)
+        if model.config.position == "learned":
+            x = x + model.position_embedding.weight[place.positions]
+        if model.positions is not None:
+            x = x * math.sqrt(model.config.n_embd) + model.positions[place.positions]
+        rotary = None if model.cos_sin is None else model.cos_sin[:, place.positions]
         cos_sin = None
         if rotary is not None:
             cos, sin = rotary[..., None, None, :].unbind()  # (T, 1, 1, D / 2), or (B, T, 1, 1, D / 2)
@@ -123,7 +130,10 @@ def _place(lengths: list[int], T: int, context: int, like: Tensor) -> _Place:
     start, end = max(lengths), max(lengths) + T
     if min(lengths) == start:
         assert end <= context, f"{end} tokens exceed the context of {context}"
-        return _Place(slice(start, end), end)
+        mask = None
+        if start and T > 1:
+            mask = like.new_full((T, end), float("-inf")).triu(1 + start)
+        return _Place(slice(start, end), end, mask=mask)
     slots = torch.tensor(lengths, device=like.device)[:, None] + torch.arange(T, device=like.device)  # (B, T)
     unseen = torch.arange(end, device=like.device) > slots[:, None, :, None]  # (B, 1, T, S)
     mask = like.new_zeros(unseen.shape).masked_fill_(unseen, float("-inf"))
@@ -133,7 +143,7 @@ def _place(lengths: list[int], T: int, context: int, like: Tensor) -> _Place:
 def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, _Place], Tensor]:
     assert isinstance(block, Block)
     attention = block.attention
-    attend, n_head = attention.kernels_for(attention.qkv.weight).sdpa, attention.n_head
+    n_head = attention.n_head
     has_norm = isinstance(attention.qk_norm, RMSNorm)
     norm1, norm2, qk_norm = _norm(block.norm1), _norm(block.norm2), _norm(attention.qk_norm)
     qkv, proj, mlp = _linear(attention.qkv), _linear(attention.proj), _mlp(block.mlp)
@@ -145,7 +155,9 @@ def _layer(block: nn.Module) -> Callable[[Tensor, Turns | None, Tensor, Tensor, 
         if has_norm or cos_sin is not None:
             qk = qk_norm(heads.narrow(2, 0, 2))  # (B, T, 2, H, D), in one piece
             q, k = (qk if cos_sin is None else _rotated(qk, *cos_sin)).transpose(1, 3).unbind(2)
-        y = attend(q, place.fill(keys, k), place.fill(values, v), 0.0, place.mask)  # (B, H, T, D)
+        k, v, mask = place.fill(keys, k), place.fill(values, v), place.mask  # (B, H, S, D)
+        is_causal = mask is None and 1 < T == k.size(2)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)  # (B, H, T, D)
         x = x + proj(y.transpose(1, 2).flatten(2))
         return x + mlp(norm2(x))
 
@@ -160,9 +172,9 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).addcmul_(x.roll(x.size(-1) // 2, -1), sin)
 
 
-def _linear(linear: Linear) -> Map:
-    multiply, weight, bias = linear.kernels_for(linear.weight).linear, linear.weight, linear.bias
-    return lambda x: multiply(x, weight, bias)
+def _linear(linear: nn.Linear) -> Map:
+    weight, bias = linear.weight, linear.bias
+    return lambda x: F.linear(x, weight, bias)
 
 
 def _norm(norm: nn.Module) -> Map:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from minigpt.config.schema import RuntimeConfig, SampleConfig
 from minigpt.errors import UserError
-from minigpt.model.device import Runtime, choose, sampling_threads
+from minigpt.model.device import Runtime, choose_runtime, configure_torch
 from minigpt.model.gpt import GPT, eval_mode
-from minigpt.model.kernels import store_by_columns
 from minigpt.sampling.decode import KVCache, decoder
 from minigpt.sampling.draft import LONGEST, Draft
 from minigpt.seeds import mix_seed
@@ -48,14 +47,13 @@ class Piece:
 
 def settle(model: GPT, config: RuntimeConfig, num_samples: int) -> Runtime:
     """Move `model` to the device of `config`, with kernels, threads and layout to draw `num_samples` texts fast."""
-    threads = config.threads
-    if threads == "auto":
-        threads = sampling_threads(sum(parameter.numel() for parameter in model.parameters()), num_samples)
-    runtime = choose(config.model_copy(update={"threads": threads}))
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < 1_500_000
+    if config.threads == "auto" and num_samples == 1 and is_small:
+        config = config.model_copy(update={"threads": 1})
+    runtime = choose_runtime(config)
+    configure_torch(runtime)
     model.to(runtime.device)
-    model.use(runtime.use_kernels())
-    if runtime.device == "cpu":
-        store_by_columns(model)
+    model.use_kernels(runtime.model_kernels)
     return runtime
 
 

@@ -21,9 +21,10 @@ from minigpt.config.resolve import flatten, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, TrainingError, escape, reason
 from minigpt.files import write_atomically
-from minigpt.model.device import choose, measure_matmul, memory_bytes, pick_device, reseed
-from minigpt.model.gpt import GPT, count_parameters, eval_mode, flops_per_token
-from minigpt.model.memory import advising_fewer, check_batch, check_training
+from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed
+from minigpt.model.gpt import GPT, eval_mode
+from minigpt.model.memory import as_memory_error, check_batch, check_model, peak_memory
+from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
 from minigpt.storage.checkpoint import Checkpoint
@@ -65,16 +66,20 @@ def train(
     """
     checkpoint = checkpoints.load_checkpoint(resume) if resume else None
     try:
-        with advising_fewer(config):
-            training = Training(config, run, data, checkpoint)
-            refuse_if_finished(config, run, training.length, training.state)
-            write_atomically(run / "config.yaml", to_yaml(config))
-            record_start(run, training.state.step, command, training.runtime.device)
-            quarantined = checkpoints.repair(run, training.state)
-            with Metrics(run, training.state.step) as training.metrics:
-                for path in quarantined:
-                    training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")
-                return training.loop(probes)
+        training = Training(config, run, data, checkpoint)
+        refuse_if_finished(config, run, training.length, training.state)
+        write_atomically(run / "config.yaml", to_yaml(config))
+        record_start(run, training.state.step, command, training.runtime.device)
+        quarantined = checkpoints.repair(run, training.state)
+        with Metrics(run, training.state.step) as training.metrics:
+            for path in quarantined:
+                training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")
+            return training.loop(probes)
+    except (MemoryError, RuntimeError) as error:
+        problem = as_memory_error(error, config)
+        if problem is None:
+            raise
+        raise problem from error
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(error.filename)
         raise TrainingError(f"{place}: {reason(error)}", run, training.newest_checkpoint()) from error
@@ -97,15 +102,16 @@ class Training:
         self.saved_step = self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
-        check_training(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
+        check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
         tokens = (self.length.steps or 0) * config.train.batch_size * config.model.context
-        run_flops = tokens * self.flops_per_token
-        self.runtime = choose(config.runtime, saved, run_flops=run_flops, run_seconds=self.length.seconds)
+        flops = tokens * self.flops_per_token
+        self.runtime = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
+        configure_torch(self.runtime)
         self.model.to(self.runtime.device)
-        self.model.use(self.runtime.use_kernels())
+        self.model.use_kernels(self.runtime.model_kernels)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
@@ -232,7 +238,7 @@ class Training:
             "speed/flops": tokens_per_second * self.flops_per_token,
             "speed/share_of_matmul": tokens_per_second * self.flops_per_token / self.matmul_speed,
             "time/seconds": self.clock.total,
-            "memory/bytes": memory_bytes(self.runtime) or math.nan,
+            "memory/bytes": peak_memory(self.runtime.device) or math.nan,
         }
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
@@ -288,7 +294,7 @@ class Training:
             corpus=CorpusInfo(name=escape(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
             vocab_size=data.tokenizer.vocab_size,
             parameters=self.parameters,
-            runtime=self.runtime.facts(),
+            runtime=self.runtime.environment(),
             state=state,
         )
         checkpoints.save_checkpoint(
@@ -305,9 +311,8 @@ class Training:
         weights = list(self.model.parameters())
         missing = 1 if self.optimizer.state_dict() else 3  # gradients, and two averages unless they were loaded
         fixed = missing * sum(weight.nbytes for weight in weights)
-        check_batch(
-            self.config, self.runtime.device, fixed, lambda length: self.mean_loss(*self._example(1, length)), weights
-        )
+        one = self._example(1, self.config.model.context)
+        check_batch(self.config, self.runtime.device, fixed, lambda: self.mean_loss(*one), weights)
         self.compile()
         if self.drift:
             log(f"the last bits may differ from an undisturbed run from here on: {', '.join(self.drift)}")
@@ -343,7 +348,7 @@ class Training:
             raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
         if self.average is not None:
             self.average.load_state_dict(weights)
-        self.drift = self.runtime.facts().changes(checkpoint.metadata.runtime)
+        self.drift = self.runtime.environment().changes(checkpoint.metadata.runtime)
         before, now = checkpoint.config.train.sequences_at_once, self.config.train.sequences_at_once
         if before != now:
             self.drift.append(f"micro-batches of {now} instead of {before}")

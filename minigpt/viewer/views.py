@@ -27,7 +27,7 @@ from minigpt.interpret.scores import (
     is_word_character,
 )
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
-from minigpt.model.kernels import rope_by_torch
+from minigpt.model.kernels import apply_rope
 from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import CHECKPOINTS
@@ -222,7 +222,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
     inputs = embeddings * (math.sqrt(config.n_embd) if config.position == "sinusoidal" else 1)
     ((q,), (k,), (v,)) = block.attention.queries_keys_values(block.norm1(inputs)[None])  # (H, N, D) each
     if config.position == "rotary":
-        q = rope_by_torch(q, rope_cos_sin(2, D)[:, 1].to(q.device))
+        q = apply_rope(q, rope_cos_sin(2, D)[:, 1].to(q.device))
     outputs = v.cpu() @ output_weights(model, layer)  # (H, N, C)
     if config.norm == "layernorm":
         outputs = outputs - outputs.mean(-1, keepdim=True)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.gpt import GPT, NORM_EPS, eval_mode
+from minigpt.model.gpt import GPT, RMS_NORM_EPS, eval_mode
 from minigpt.model.kernels import CPU
 from minigpt.seeds import mix_seed
 from minigpt.training.optim import Muon, Optimizer
@@ -135,7 +135,7 @@ class FixedGains(nn.Module):
         self.register_buffer("gains", torch.full((size,), gain))
 
     def forward(self, x: Tensor) -> Tensor:
-        return CPU.rms_norm(x, self.gains, NORM_EPS["rmsnorm"])
+        return CPU.rms_norm(x, self.gains, RMS_NORM_EPS)
 
 
 def sharpness(run: Any, argument: Mapping[str, Any]) -> None:
@@ -166,16 +166,14 @@ def values_of_the_first(run: Any, argument: Any) -> None:
         if attention is not attentions[0]:
             attention.share = nn.Parameter(torch.zeros(1))
 
-        def attend(
-            attention: Any, q: Tensor, k: Tensor, v: Tensor, probability: float, mask: Tensor | None = None
-        ) -> Tensor:
+        def attend(attention: Any, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
             if attention is attentions[0]:
                 first[:] = [v]
             else:
                 v = v + (attention.share * (first[0] - v)).to(v.dtype)
-            return CPU.sdpa(q, k, v, probability, mask)
+            return CPU.sdpa(q, k, v, probability)
 
-        attention.kernels = replace(attention.kernels or CPU, sdpa=partial(attend, attention))
+        attention.kernels = replace(attention.kernels, sdpa=partial(attend, attention))
 
 
 def stream_of_the_start(run: Any, argument: Any) -> None:
@@ -229,14 +227,14 @@ def masks_over_time(run: Any, argument: Any) -> None:
     def dropout(x: Tensor, probability: float) -> Tensor:
         return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), probability)  # x is (B, T, C)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, probability: float, mask: Tensor | None = None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
         if probability:
             v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
-        return CPU.sdpa(q, k, v, 0.0, mask)
+        return CPU.sdpa(q, k, v, 0.0)
 
     for module in run.model.modules():
         if hasattr(module, "kernels"):
-            module.kernels = replace(module.kernels or CPU, dropout=dropout, sdpa=attend)
+            module.kernels = replace(module.kernels, dropout=dropout, sdpa=attend)
 
 
 # --- the optimizer -------------------------------------------------------------------------------------

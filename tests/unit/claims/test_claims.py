@@ -17,7 +17,7 @@ from minigpt.claims.claim import Result, decide, format_number
 from minigpt.claims.run import CLAIMS, THEMES, run_claims
 from minigpt.config.schema import ModelConfig
 from minigpt.model import gpt as model
-from minigpt.model import kernels
+from minigpt.model import kernels, size
 from minigpt.model.gpt import GPT, Attention, Block, Dropout
 from minigpt.text.tokenizer import CharTokenizer
 
@@ -143,7 +143,7 @@ def without_softmax(patch: Patch) -> None:
 
 
 def _replace_sdpa(patch: Patch, sdpa: kernels.SDPA) -> None:
-    everywhere(patch, "best_for", lambda device: replace(kernels.CPU, sdpa=sdpa))
+    patch.setattr(kernels, "CPU", replace(kernels.CPU, sdpa=sdpa))
 
 
 def kernel_without_mask(patch: Patch) -> None:
@@ -151,11 +151,11 @@ def kernel_without_mask(patch: Patch) -> None:
 
 
 def kernel_without_scale(patch: Patch) -> None:
-    _replace_sdpa(patch, lambda q, k, v, *_: kernels.sdpa_in_blocks(q * q.size(-1) ** 0.5, k, v, 0.0))
+    _replace_sdpa(patch, lambda q, k, v, _: kernels.sdpa_blocked(q * q.size(-1) ** 0.5, k, v, 0.0))
 
 
 def kernel_mixes_up_heads(patch: Patch) -> None:
-    _replace_sdpa(patch, lambda q, k, v, *_: kernels.sdpa_in_blocks(q, k, v.flip(1), 0.0))
+    _replace_sdpa(patch, lambda q, k, v, _: kernels.sdpa_blocked(q, k, v.flip(1), 0.0))
 
 
 def number_of_heads_is_ignored(patch: Patch) -> None:
@@ -263,7 +263,7 @@ def recurrence_grows(patch: Patch) -> None:
 
 
 def parameters_depend_on_the_context(patch: Patch) -> None:
-    count = model.count_parameters
+    count = size.count_parameters
     everywhere(patch, "count_parameters", lambda config, vocab_size: count(config, vocab_size) + config.context)
 
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import FAMILIES, ModelConfig, RuntimeConfig, SampleConfig
+from minigpt.config.schema import FAMILIES, ModelConfig, SampleConfig
 from minigpt.errors import UserError
-from minigpt.model.gpt import GPT, Linear
-from minigpt.model.kernels import HAS_ONEDNN, TORCH
+from minigpt.model.gpt import GPT
 from minigpt.sampling.decode import KVCache
 from minigpt.sampling.draft import Draft
 from minigpt.sampling.generate import (
@@ -30,7 +29,6 @@ from minigpt.sampling.generate import (
     next_token,
     penalized,
     probabilities,
-    settle,
     window_start,
 )
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
@@ -70,18 +68,6 @@ def widths(model: GPT) -> list[int]:
     return seen
 
 
-def test_a_model_is_settled_where_and_as_it_is_drawn_from_fastest() -> None:
-    model, threads = model_of(), torch.get_num_threads()
-    try:
-        runtime = settle(model, RuntimeConfig(device="cpu", dtype="float32", compile=False, kernels="torch"), 1)
-    finally:
-        torch.set_num_threads(threads)
-    assert (runtime.device, runtime.threads) == ("cpu", 1)
-    linear = [module for module in model.modules() if isinstance(module, Linear)]
-    assert all(module.weight.t().is_contiguous() and module.kernels is TORCH for module in linear)
-    assert len(linear) == 4 * model.config.n_layer
-
-
 # --- the cache and the window ------------------------------------------------------------------------
 
 
@@ -97,20 +83,6 @@ def test_a_cache_changes_no_text(family: str, position: str, prompt: str) -> Non
     assert [(p.sample, p.text) for p in cached] == [(p.sample, p.text) for p in plain]
     assert [p.logprob for p in cached] == pytest.approx([p.logprob for p in plain], abs=1e-4)
     assert len({p.text for p in plain}) > 3
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_changes_no_text_where_products_are_large(family: str, by_onednn: list[torch.Size]) -> None:
-    """Wide enough for oneDNN's products."""
-    model, settings = model_of(family, n_embd=384, n_head=6), SampleConfig(length=3 * CONTEXT, temperature=1.0)
-    for num_samples in (1, 4):
-        cached, plain = (
-            [(p.sample, p.text) for p in generate(model, CHARS, "abc", settings, num_samples=num_samples, cache=cache)]
-            for cache in (True, False)
-        )
-        assert cached == plain
-        assert len({text for _, text in plain}) > 3
-        assert ((num_samples, 1, 384) in by_onednn) is HAS_ONEDNN
 
 
 class Told(Draft):

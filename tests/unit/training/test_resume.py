@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.training.loop as training
 from minigpt.config.schema import RunConfig
 from minigpt.model.device import Runtime, _has_compiler
-from minigpt.model.kernels import HAS_ONEDNN
 from minigpt.storage.metadata import Environment
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
@@ -22,7 +20,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "muon": {"model__dropout": 0.1, "train__micro_batch_size": 2},
     "adamw": {"optim__name": "adamw", "model__family": "classic", "model__dropout": 0.2},
     "average": {"optim__name": "adamw", "train__ema": 0.9, "train__micro_batch_size": 1, "optim__schedule": "wsd"},
-    "oneDNN": {"model__n_embd": 256, "runtime__dtype": "float32"},  # wide enough for its products
     "all": {"train__ema": 0.8, "model__dropout": 0.2, "train__micro_batch_size": 2, "optim__grad_clip": 0.3},
 }
 STEPS = 12
@@ -63,15 +60,12 @@ def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_stopped_at_random_steps_and_resumed_ends_in_the_same_bits(
-    tmp_path: Path, by_onednn: list[torch.Size], name: str
-) -> None:
+def test_stopped_at_random_steps_and_resumed_ends_in_the_same_bits(tmp_path: Path, name: str) -> None:
     """Six stops for each configuration: one at each of two random steps, and four in a row in one run."""
     config = make_config(**CONFIGURATIONS[name])
     draws = random.Random(f"stops of {name}")
     go_on(config, tmp_path / "untouched")
     expected = ending(tmp_path / "untouched")
-    assert bool(by_onednn) is (name == "oneDNN" and HAS_ONEDNN)
     # Evaluations are at 4, 8 and 12, log lines at 3, 6, 9 and 12, checkpoints at 5, 10 and the best.
     for i, stops in enumerate(
         [*([stop] for stop in draws.sample(range(1, STEPS), 2)), draws.sample(range(1, STEPS), 4)]
@@ -151,14 +145,14 @@ def test_what_changes_the_last_bits_is_allowed_and_said_in_one_line(
 def test_another_machine_or_version_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fact: str
 ) -> None:
-    facts, drifted = Runtime.facts, False
-    before = getattr(Runtime("cpu", "float32", False, 1).facts(), fact)
+    environment, drifted = Runtime.environment, False
+    before = getattr(Runtime("cpu", "float32", False, 1).environment(), fact)
     assert before, "a fact that is not known drifts unseen"
 
     def of_another(self: Runtime) -> Environment:
-        return facts(self).model_copy(update={fact: "another"} if drifted else {})
+        return environment(self).model_copy(update={fact: "another"} if drifted else {})
 
-    monkeypatch.setattr(Runtime, "facts", of_another)
+    monkeypatch.setattr(Runtime, "environment", of_another)
     go_on(make_config(), tmp_path / "run", 5)
     drifted = True
     go_on(make_config(), tmp_path / "run", 7)
