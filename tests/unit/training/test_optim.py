@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from minigpt.config.schema import FAMILIES, ModelConfig, OptimConfig
 from minigpt.model.gpt import GPT
-from minigpt.model.kernels import store_by_columns
 from minigpt.training.optim import NS_COEFFICIENTS, AdamW, Muon, Optimizer, orthogonal
 from minigpt.training.schedule import lr_factor
 
@@ -205,22 +204,6 @@ def test_a_saved_optimizer_goes_on_bit_for_bit(name: str, stop: int) -> None:
     ours, theirs = optimizer.state_dict(), resumed.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_how_weights_are_laid_out_changes_no_update(name: str) -> None:
-    """torch's fused AdamW goes through memory in order, whatever the strides: state by rows met weights by columns."""
-    models, config = [model_of("modern"), model_of("modern")], OptimConfig(name=name)
-    store_by_columns(models[1])
-    ours, theirs = (Optimizer(model, config) for model in models)
-    steps(models[0], ours, range(3))
-    steps(models[1], theirs, range(3))
-    by_rows = {key: value.contiguous() for key, value in ours.state_dict().items()}
-    torch.testing.assert_close({key: value.contiguous() for key, value in theirs.state_dict().items()}, by_rows)
-    theirs.load_state_dict(by_rows)
-    steps(models[0], ours, range(3, 6))
-    steps(models[1], theirs, range(3, 6))
-    torch.testing.assert_close(dict(models[1].named_parameters()), dict(models[0].named_parameters()))
 
 
 @pytest.mark.parametrize("name", NAMES)
