@@ -201,7 +201,7 @@ def _publish(
     for name, content in text.items():
         write_synced(building / name, content)
     for name, group in tensors.items():
-        whole = {key: np.ascontiguousarray(array) for key, array in group.items()}
+        whole = {key: np.asarray(array, order="C") for key, array in group.items()}  # keeps zero dimensions
         safetensors.numpy.save_file(whole, building / name)
         shutil.copymode(building / "config.yaml", building / name)  # safetensors hides it from other users
         sync_file(building / name)
