@@ -1,1 +1,1 @@
-"""Measures minigpt against what one would use instead: `train`, `sample` and `data`, each a comparison of `sides`."""
+"""Benchmarks that compare minigpt with alternatives: `train`, `sample` and `data`."""

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minigpt.bench.sides import Built, Document, Round, Say, document, side, take_turns
+from minigpt.bench.report import Report, Round, report
+from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.resolve import Layer, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.errors import UserError
@@ -44,8 +45,8 @@ DEFAULTS: Layer = (
 
 
 def run(
-    trained: str | None, assignments: Sequence[str], streams: int, length: int | None, rounds: int, say: Say
-) -> Document:
+    trained: str | None, assignments: Sequence[str], streams: int, length: int | None, rounds: int, log: Log
+) -> Report:
     """Measure blocks of `length` characters in each of `streams` streams, by the run `trained` if one is named.
 
     Raises UserError.
@@ -68,26 +69,28 @@ def run(
         longer = f" of {context}" if loaded else f"; --set model.context={length} makes that longer"
         raise UserError(f"--length {length} exceeds the context{longer}")
     common = (config, length, streams)
-    with ExitStack() as open_sides:
+    with ExitStack() as stack:
         sides = [
-            open_sides.enter_context(side(name, f"{__name__}.ours", *common, loaded and loaded.path, *way, say=say))
+            stack.enter_context(
+                start_side(name, f"{__name__}.build_minigpt", *common, loaded and loaded.path, *way, log=log)
+            )
             for name, *way in ways
         ]
         if find_spec("transformers"):
             threads = torch.get_num_threads() if config.runtime.threads == "auto" else config.runtime.threads
             where = (sides[0].facts["device"], threads)
-            theirs = side("transformers", f"{__name__}.theirs", *common, vocab_size, *where, say=say)
-            sides.append(open_sides.enter_context(theirs))
+            theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, *where, log=log)
+            sides.append(stack.enter_context(theirs))
         else:
-            say("transformers is not installed: compared without it")
+            log("transformers is not installed: compared without it")
         shape = f"{config.model.n_layer}/{config.model.n_head}/{config.model.n_embd}, {config.model.family}"
         what = f"{shape}, {length} characters in {streams} {'streams' if streams > 1 else 'stream'}"
-        comparison = take_turns(sides, rounds, "characters_per_second", what=what)
+        comparison = measure_interleaved(sides, rounds, "characters_per_second", what=what)
         settings = {"run": trained, "model": config.model.model_dump(), "length": length, "streams": streams}
-        return document("sample", settings, [comparison], sides[0].facts["device"])
+        return report("sample", settings, [comparison], sides[0].facts["device"])
 
 
-def ours(config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, say: Say) -> Built:
+def build_minigpt(config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, log: Log) -> Workload:
     """Build a side that draws as `minigpt sample` does, by the checkpoint at `path` or a new model."""
     loaded = load_checkpoint(path) if path else None
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
@@ -105,7 +108,9 @@ def ours(config: RunConfig, length: int, streams: int, path: Path | None, cached
     return _measuring(draw, length), facts
 
 
-def theirs(config: RunConfig, length: int, streams: int, vocab_size: int, device: str, threads: int, say: Say) -> Built:
+def build_transformers(
+    config: RunConfig, length: int, streams: int, vocab_size: int, device: str, threads: int, log: Log
+) -> Workload:
     """Build the side of transformers: a GPT-2 of the same shape, with its cache."""
     warnings.simplefilter("ignore")
     transformers = import_module("transformers")

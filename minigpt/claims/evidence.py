@@ -42,7 +42,8 @@ class Evidence:
 
     @cached_property
     def model(self) -> GPT:
-        return load_model(self.loaded)
+        with torch.random.fork_rng(devices=[]):  # a new model draws its initial weights
+            return load_model(self.loaded)
 
     @cached_property
     def untrained_model(self) -> GPT:

@@ -1,6 +1,6 @@
 """`minigpt bench`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -9,7 +9,10 @@ from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonO
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import escape
 
-bench_app = typer.Typer(**PLAIN, help="Measure how fast it is here, against what one would use instead.")
+if TYPE_CHECKING:
+    from minigpt.bench.report import Report
+
+bench_app = typer.Typer(**PLAIN, help="Measure speed and memory, compared with alternatives.")
 
 
 @bench_app.command("train")
@@ -18,53 +21,53 @@ def bench_train(
     config: ConfigOption = None,
     set_: SetOption = None,
     rounds: RoundsOption = 5,
-    seconds: Annotated[float, Option(help="About how long a side works in a round.", metavar="S")] = 3.0,
+    seconds: Annotated[float, Option(help="Approximate time per side and round.", metavar="S")] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure training steps, as `minigpt train` would make them, against a plain loop in float32."""
+    """Compare the training steps of `minigpt train` with a plain PyTorch loop in float32."""
     from minigpt.bench import train
 
-    _report_bench(train.run(text or [], config, set_ or [], rounds, seconds, notice), as_json)
+    _print_report(train.run(text or [], config, set_ or [], rounds, seconds, notice), as_json)
 
 
 @bench_app.command("sample")
 def bench_sample(
     run: Annotated[str | None, Argument(help="A trained model. Default: a new one.", metavar="RUN")] = None,
     set_: SetOption = None,
-    streams: Annotated[int, Option(min=1, help="How many texts are drawn at once.", metavar="N")] = 1,
+    streams: Annotated[int, Option(min=1, help="Number of texts to sample at once.", metavar="N")] = 1,
     length: Annotated[
-        int | None, Option(min=1, help="Characters to draw in each. Default: 256, or the context.", metavar="N")
+        int | None, Option(min=1, help="Characters per text. Default: 256, or the context.", metavar="N")
     ] = None,
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure drawing text: with guesses ahead (of a trained RUN), with the cache, without, and by transformers."""
+    """Compare sampling with and without its optimizations, and with transformers if it is installed."""
     from minigpt.bench import sample
 
-    _report_bench(sample.run(run, set_ or [], streams, length, rounds, notice), as_json)
+    _print_report(sample.run(run, set_ or [], streams, length, rounds, notice), as_json)
 
 
 @bench_app.command("data")
 def bench_data(
-    text: Annotated[list[str] | None, Argument(help=f"{TEXT} Default: two that are made.", metavar="TEXT")] = None,
+    text: Annotated[list[str] | None, Argument(help=f"{TEXT} Default: two generated texts.", metavar="TEXT")] = None,
     encoding: EncodingOption = "utf-8",
     rounds: RoundsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure scanning and encoding a text against plain Python that reads it whole."""
+    """Compare scanning and encoding a text with plain Python."""
     from minigpt.bench import data
 
-    _report_bench(data.run(text or [], encoding, rounds, notice), as_json)
+    _print_report(data.run(text or [], encoding, rounds, notice), as_json)
 
 
-def _report_bench(found: dict[str, Any], as_json: bool) -> None:
-    from minigpt.bench.sides import tables
+def _print_report(results: "Report", as_json: bool) -> None:
+    from minigpt.bench.report import tables
 
     if as_json:
-        write(json_text(found))
+        write(json_text(results))
         return
-    for head, rows, lines in tables(found):
+    for head, rows, lines in tables(results):
         table(head, rows)
         print(*map(escape, lines), "", sep="\n")
-    machine = found["machine"]
-    print(f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {found['date']}")
+    machine = results["machine"]
+    print(f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {results['date']}")

@@ -168,8 +168,8 @@ def number_of_heads_is_ignored(patch: Patch) -> None:
 
 
 def unwanted_biases(patch: Patch) -> None:
-    forward = model.Linear.forward
-    patch.setattr(model.Linear, "forward", lambda self, x: forward(self, x) + 0.1)
+    forward = nn.Linear.forward
+    patch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) + 0.1)
 
 
 def positions_with_another_base(patch: Patch) -> None:

@@ -1,26 +1,29 @@
-"""Sides for test_bench.py. They start in processes of their own, which is why little is imported here."""
+"""Sides for test_bench.py. They run in new processes, so this module imports little."""
 
 import os
 import signal
 import time
 
-from minigpt.bench.sides import Built, Round, Say
+from minigpt.bench.report import Round
+from minigpt.bench.sides import Log, Workload
 from minigpt.errors import UserError
 
 
-def working(seconds: float, say: Say) -> Built:
-    """A side that notes when it worked."""
+def working(seconds: float, log: Log) -> Workload:
+    """Build a side that records when it worked."""
 
     def measure() -> Round:
         began = time.monotonic()
         time.sleep(seconds)
         return {"began": began, "ended": time.monotonic(), "megabytes_per_second": 1 / seconds}
 
-    say("ready")
+    log("ready")
     return measure, {"about": "a test", "pid": os.getpid()}
 
 
-def failing(how: str, say: Say) -> Built:
+def failing(how: str, log: Log) -> Workload:
+    """Build a side that fails in its first round."""
+
     def measure() -> Round:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -33,5 +36,6 @@ def failing(how: str, say: Say) -> Built:
     return measure, {"about": "a test"}
 
 
-def napping(say: Say) -> Built:
+def sleeping(log: Log) -> Workload:
+    """Build a side whose rounds take a minute."""
     return lambda: time.sleep(60) or {}, {"pid": os.getpid()}
