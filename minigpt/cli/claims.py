@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from minigpt.cli.excerpt import notice_checkpoint, validation_tokens
+from minigpt.cli.excerpt import notice_checkpoint
+from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, JsonOption
 from minigpt.cli.output import json_text, write
 from minigpt.errors import UserError

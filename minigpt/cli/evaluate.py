@@ -8,8 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from minigpt.cli.excerpt import validation_tokens
 from minigpt.cli.hints import shell_quote
+from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,

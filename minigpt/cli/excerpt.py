@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.input import read_text
+from minigpt.cli.input import read_text, validation_tokens
 from minigpt.cli.options import OnUnknown
 from minigpt.cli.output import notice
 from minigpt.errors import UserError
@@ -13,7 +13,6 @@ from minigpt.errors import UserError
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
     from minigpt.storage.checkpoint import Checkpoint
-    from minigpt.text.tokenizer import Ids
 
 
 TextOption = Annotated[str | None, Option(help="The text to look at.", metavar="TEXT")]
@@ -26,13 +25,6 @@ ValOption = Annotated[
 MaxCharsOption = Annotated[
     int | None, Option(help="Use at most N tokens, up to 512: the last N of --text or --file.", metavar="N")
 ]
-
-
-def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
-    """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
-    from minigpt.text.dataset import load_validation
-
-    return load_validation(checkpoint.config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)
 
 
 def choose_excerpt(
@@ -78,10 +70,8 @@ def notice_checkpoint(checkpoint: "Checkpoint") -> None:
     from minigpt.interpret.export import untrained_warning
 
     loss = checkpoint.metadata.validation_loss
-    notice(
-        f"{checkpoint.path}: step {checkpoint.metadata.step}"
-        + ("" if loss is None else f", validation loss {loss:.4f}")
-    )
+    loss_text = "" if loss is None else f", validation loss {loss:.4f}"
+    notice(f"{checkpoint.path}: step {checkpoint.metadata.step}{loss_text}")
     if warning := untrained_warning(checkpoint):
         notice(warning)
 

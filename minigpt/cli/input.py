@@ -1,4 +1,10 @@
-"""Text that a command reads from a file."""
+"""Texts that commands read: files, and the validation split of a run."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.text.tokenizer import Ids
 
 
 def read_text(path: str, encoding: str = "utf-8") -> str:
@@ -6,3 +12,10 @@ def read_text(path: str, encoding: str = "utf-8") -> str:
     from minigpt.text.sources import open_corpus
 
     return "".join(open_corpus([path], encoding).blocks())
+
+
+def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
+    """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
+    from minigpt.text.dataset import load_validation
+
+    return load_validation(checkpoint.config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)

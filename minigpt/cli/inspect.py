@@ -13,8 +13,8 @@ from minigpt.cli.excerpt import (
     ValOption,
     choose_excerpt,
     notice_skipped,
-    validation_tokens,
 )
+from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
 from minigpt.errors import UserError, escape

@@ -34,3 +34,20 @@ def run(home: Path, empty_folder: Path) -> Path:
     shutil.copy(home / "verse.txt", empty_folder)
     shutil.copytree(home / "runs/verse-1", "runs/verse-1")
     return Path("runs/verse-1")
+
+
+@pytest.fixture(scope="session")
+def heads_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with verse.txt and `verse`, a run of two layers of two heads. Read only."""
+    folder = tmp_path_factory.mktemp("heads")
+    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    shape = ("-s", "model.n_layer=2", "-s", "model.n_head=2", "-s", "model.context=32")
+    called(folder, "train", "verse.txt", "--name", "verse", *SMALL, *shape)
+    return folder
+
+
+@pytest.fixture
+def folder(heads_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the test in the folder of `verse`."""
+    monkeypatch.chdir(heads_home)
+    return heads_home

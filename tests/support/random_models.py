@@ -1,4 +1,4 @@
-"""Checkpoints made by hand: no training, any text, heads that look at something; and what a picture of heads shows."""
+"""Checkpoints with random weights, and a reader for grid images."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def checkpoint(
     loss: float | None = 1.5, byte: bool = False, seed: int = 0, name: str = "made", position: str = "rotary",
     family: str = "modern",
 ) -> Checkpoint:  # fmt: skip
-    """Return a model of random weights, large enough that its heads look at some keys more than at others."""
+    """Return a checkpoint whose random weights are large enough for uneven attention."""
     tokenizer = ByteTokenizer() if byte else CharTokenizer(text)
     shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "context": context, "position": position}
     config = ModelConfig(**{"family": family, **FAMILIES[family], **shape})
@@ -46,17 +46,17 @@ def checkpoint(
 
 
 def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", skipped: int = 0) -> Excerpt:
-    """Return `text` as `loaded` reads it."""
+    """Return `text` as an excerpt."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]
     return Excerpt(ids, characters(loaded.tokenizer, ids), source, skipped)
 
 
 def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
-    """Return what a grid of heads shows: for each weight the number in the palette of its colour, (L, H, T, T)."""
+    """Return the pixel of each weight in a grid image, (L, H, T, T) or (L, H, T, T, 3)."""
     side = (image.width - images.MARGIN) // heads
     factor = (side - images.GAP) // tokens
     assert image.size == (images.MARGIN + heads * side, images.MARGIN + layers * side)
-    down, right = (
-        (images.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens)) for count in (layers, heads)
+    rows, columns = (
+        images.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens) for count in (layers, heads)
     )  # (L, T) and (H, T)
-    return np.asarray(image)[down[:, None, :, None], right[None, :, None, :]]
+    return np.asarray(image)[rows[:, None, :, None], columns[None, :, None, :]]

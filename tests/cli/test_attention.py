@@ -1,0 +1,231 @@
+"""`minigpt attention`, and the attention that `minigpt train` logs to TensorBoard."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import VERSE, Cli
+from google.protobuf import text_format
+from PIL import Image
+from random_models import cells
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.projector import projector_plugin
+from tensorboard.plugins.projector.metadata import PROJECTOR_FILENAME
+from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+
+from minigpt.interpret import images
+from minigpt.interpret.extract import Activations, extract
+from minigpt.interpret.probe import attention_probe
+from minigpt.model.load import load_model
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.text.dataset import TokenDataset
+
+pytestmark = pytest.mark.usefixtures("folder")
+SPLIT = VERSE[int(0.9 * len(VERSE)) :]
+"""The validation split."""
+
+
+def split_activations(folder: Path, checkpoint: str | None = None) -> Activations:
+    """Return the activations of a checkpoint at the start of the validation split."""
+    loaded = load_checkpoint(folder / "runs/verse", checkpoint)
+    return extract(load_model(loaded), loaded.tokenizer.encode(SPLIT[:32]))
+
+
+def test_the_table_has_a_row_per_head_below_the_baseline(cli: Cli) -> None:
+    head, uniform, *heads = cli("attention").out.splitlines()
+    assert head.split()[:3] == ["head", "kind", "previous"]
+    assert uniform.split()[0] == "uniform"
+    assert [line.split()[0] for line in heads] == ["0.0", "0.1", "1.0", "1.1"]
+    value, lift = heads[0].split()[2:4]
+    assert float(lift.removeprefix("×")) == pytest.approx(float(value) / float(uniform.split()[1]), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("choice", "heads"),
+    [(["--layer", 1], ["1.0", "1.1"]), (["--head", 0], ["0.0", "1.0"]), (["--layer", 0, "--head", 1], ["0.1"])],
+)
+def test_layer_and_head_select_rows(cli: Cli, choice: list[Any], heads: list[str]) -> None:
+    assert [line.split()[0] for line in cli("attention", "verse", *choice).out.splitlines()[2:]] == heads
+
+
+def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    text, npz = "hath all too short", tmp_path / "a.npz"
+    found = cli("attention", "--text", text, "--npz", npz, "--layer", 1, "--head", 0, "--json").json
+    loaded = load_checkpoint(folder / "runs/verse")
+    activations = extract(load_model(loaded), loaded.tokenizer.encode(text))
+    with np.load(npz) as arrays:
+        for name in ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits", "output_norms"):
+            assert np.array_equal(arrays[name], getattr(activations, name).numpy()), name
+        assert "".join(arrays["characters"]) == text
+        previous = arrays["score/previous"][1, 0]
+        assert arrays["weights"].dtype == np.float32
+    assert found["text"] == text
+    assert torch.equal(torch.tensor(found["weights"]), activations.weights[1, 0])
+    (head,) = found["heads"]
+    assert (head["layer"], head["head"]) == (1, 0)
+    assert head["scores"]["previous"]["value"] == previous
+    assert head["scores"]["next"] == {"value": 0.0, "uniform": 0.0, "lift": None}
+
+
+def test_probe_scores_the_attention_between_two_strings(cli: Cli, tmp_path: Path) -> None:
+    text = ["--text", "all too short a date"]
+    head, uniform, *heads = cli("attention", *text, "--probe", "date", "short").out.splitlines()
+    assert head.split() == ["head", "kind", "probe"]
+    assert float(uniform.split()[1]) == pytest.approx(np.mean([5 / n for n in (17, 18, 19, 20)]), abs=0.005)
+    assert len(heads) == 4
+    found = cli("attention", *text, "--probe", "date", "short", "--npz", tmp_path / "a.npz", "--json").json
+    with np.load(tmp_path / "a.npz") as arrays:
+        exact = arrays["weights"][..., 16:20, 8:13].sum(-1).mean(-1)
+    assert [head["scores"]["probe"]["value"] for head in found["heads"]] == pytest.approx(exact.ravel().tolist())
+
+
+def test_png_shows_all_heads_or_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    file, shades = tmp_path / "heads.png", images.to_shades(split_activations(folder).weights)
+    for choice, layers, heads in (([], [0, 1], [0, 1]), (["--layer", 1], [1], [0, 1]), (["--head", 1], [0, 1], [1])):
+        assert cli("attention", "--png", file, *choice).code == 0
+        with Image.open(file) as image:
+            assert (cells(image, len(layers), len(heads), 32) == shades[layers][:, heads]).all()
+    assert cli("attention", "--png", file, "--layer", 1, "--head", 0).code == 0
+    with Image.open(file) as image:
+        assert image.size == (32 * 32, 32 * 32)
+        assert (np.asarray(image)[::32, ::32] == shades[1, 0]).all()
+
+
+def test_query_lists_its_strongest_keys(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = cli("attention", "--text", "short date", "--query", 4, "--layer", 0, "--head", 0)
+    lines = done.out.splitlines()
+    assert lines[0] == "query 4 t, layer 0 head 0"
+    assert sorted(int(line.split()[0]) for line in lines[2:]) == [0, 1, 2, 3, 4]
+    assert sum(float(line.split()[-1]) for line in lines[2:]) == pytest.approx(1, abs=1e-3)
+    colored = cli("attention", "--text", "short date", "--tty").out
+    assert "mean of 4 heads" in colored
+    assert "\x1b[48;2;" in colored
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = cli("attention", "--text", "short date", "--tty").out
+    assert "\x1b" not in plain
+    assert plain.splitlines()[1] == "short date"
+    assert plain.splitlines()[2].endswith("^")
+
+
+# ---- the excerpt ----
+
+
+def test_a_long_text_is_cut_at_its_start(cli: Cli) -> None:
+    done = cli("attention", "--file", "verse.txt", "--json")
+    assert done.json["text"] == VERSE[-32:]
+    assert done.json["skipped"] == len(VERSE) - 32
+    assert f"the last 32 of {len(VERSE):,} tokens" in cli("attention", "--file", "verse.txt").err
+    few = cli("attention", "--file", "-", "--max-chars", 5, "--json", stdin=b"too short").json
+    assert few["text"] == "short"
+
+
+def test_the_default_is_the_validation_split(cli: Cli) -> None:
+    assert cli("attention", "--json").json["text"] == SPLIT[:32]
+    assert cli("attention", "--val", 7, "--json").json["text"] == SPLIT[7 : 7 + 32]
+
+
+def test_a_run_whose_text_is_missing_generates_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    text = folder / "verse.txt"
+    text.rename(tmp_path / "away.txt")
+    try:
+        done = cli("attention", "--json")
+        assert done.json["source"] == "generated by the model"
+        assert "generated text" in done.err
+        assert "verse.txt" in cli("attention", "--val", 0).error
+    finally:
+        (tmp_path / "away.txt").rename(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--layer", 2], "--layer 2"),
+        (["--head", -1], "--head -1"),
+        (["--text", "all", "--query", 3], "--query 3"),
+        (["--text", ""], "empty"),
+        (["--text", "a", "--val", 0], "exclude each other"),
+        (["--val", 10_000], "184 tokens"),
+        (["--max-chars", 0], "expected 1 to 512"),
+        (["--max-chars", 513, "--val", 0], "expected 1 to 512"),
+        (["--checkpoint", "77"], "77"),
+        (["--json", "--query", "0"], "--json"),
+        (["--probe", "a", "b", "--tty"], "--probe"),
+        (["--text", "all too short", "--probe", "all", "short"], "no 'short' before a 'all'"),
+        (["--probe", "", "date"], "two strings"),
+        (["--probe", "@", "date"], "'@'"),
+    ],
+)
+def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str) -> None:
+    assert problem in cli("attention", "verse", *arguments).error
+
+
+def test_unknown_characters_can_be_skipped(cli: Cli) -> None:
+    assert "'§' (U+00A7 SECTION SIGN) at position 2" in cli("attention", "--text", "a§d").error
+    assert cli("attention", "--text", "a§d", "--unknown", "skip", "--json").json["text"] == "ad"
+
+
+# ---- outputs ----
+
+
+def test_outputs_never_overwrite_a_run_or_its_text(cli: Cli, folder: Path) -> None:
+    """The page once overwrote the text of the run, which could then not be resumed."""
+    run = folder / "runs/verse"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    kept = [run / "config.yaml", next(run.glob("checkpoints/step-*/model.safetensors")), run / "checkpoints" / "best"]
+    for out in [*kept, folder / "verse.txt"]:
+        for command in (["inspect", "-o"], ["sample", "-l", 3, "-o"], ["attention", "--png"], ["attention", "--npz"]):
+            assert cli(*command, out).error.startswith(f"cannot write {out}: ")
+    for outs in (["--png", "x", "--npz", "./x"], ["--file", "x", "--png", "x"]):
+        assert cli("attention", *outs).error.startswith("cannot write x: ")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("command", [["attention", "--png"], ["attention", "--npz"], ["inspect", "-o"]])
+def test_unwritable_outputs_are_reported_before_any_work(
+    cli: Cli, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.storage.checkpoint.load_checkpoint", lambda *_: pytest.fail("loaded"))
+    assert cli(*command, "runs").error == "cannot write runs: Is a directory"
+
+
+# ---- TensorBoard ----
+
+
+def test_training_logs_attention(folder: Path) -> None:
+    events = EventAccumulator(str(folder / "runs/verse/tensorboard"), size_guidance={"images": 0}).Reload()
+    assert [image.step for image in events.Images("attention/grid")] == [0, 2, 4]
+    weights = split_activations(folder, "last").weights
+    with Image.open(io.BytesIO(events.Images("attention/grid")[-1].encoded_image_string)) as image:
+        colors = images.PALETTE[images.to_shades(weights)].astype(int)  # (L, H, T, T, 3)
+        assert np.abs(cells(image, 2, 2, 32) - colors).max() <= 2
+    previous = weights.diagonal(-1, 2, 3).mean(-1).max()
+    (*_, last) = events.Scalars("heads/previous")
+    assert (last.step, last.value) == (4, pytest.approx(previous.item(), abs=1e-6))
+    assert {"attention/distance/layer 0", "attention/entropy/layer 1", "heads/induction"} <= {*events.Tags()["scalars"]}
+
+
+def test_training_logs_embeddings_with_visible_labels(folder: Path) -> None:
+    config, board = ProjectorConfig(), folder / "runs/verse/tensorboard"
+    text_format.Parse((board / PROJECTOR_FILENAME).read_text(encoding="utf-8"), config)
+    (embedding,) = config.embeddings
+    vectors = projector_plugin._read_tensor_tsv_file(str(board / embedding.tensor_path))
+    loaded = load_checkpoint(folder / "runs/verse", "last")
+    assert vectors == pytest.approx(loaded.weights["token_embedding.weight"], rel=1e-5, abs=1e-12)
+    labels = (board / embedding.metadata_path).read_text(encoding="utf-8").splitlines()
+    assert len(labels) == len(vectors) == loaded.tokenizer.vocab_size
+    assert labels[:3] == ["↵", "␣", "'"]
+
+
+def test_a_failed_probe_does_not_end_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    loaded = load_checkpoint(folder / "runs/verse")
+    ids = loaded.tokenizer.encode(VERSE)
+    data = TokenDataset(ids, ids, loaded.tokenizer, "", len(VERSE))
+    monkeypatch.setattr("minigpt.interpret.extract.TOLERANCE", {torch.float32: -1.0})
+    attention_probe(data)(7, load_model(loaded), SimpleNamespace(message=messages.append))  # type: ignore[arg-type]
+    assert len(messages) == 1
+    assert messages[0].startswith("step 7: ")

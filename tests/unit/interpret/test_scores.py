@@ -1,0 +1,114 @@
+"""Scores of heads that are known: set by hand, uniform, or the identity."""
+
+import math
+
+import pytest
+import torch
+
+from minigpt.interpret.extract import Activations
+from minigpt.interpret.scores import (
+    MEASURES,
+    PATTERNS,
+    divergence,
+    head_kinds,
+    head_scores,
+    pattern_keys,
+    span_score,
+)
+
+
+def test_known_heads_have_known_scores(by_hand: Activations, text: str) -> None:
+    scores = head_scores(by_hand.weights, list(text))
+    value = {name: score.values for name, score in scores.items()}
+    assert value["previous"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert value["first"][0, 2] == pytest.approx(1, abs=1e-6)
+    assert value["self"][0, 3] == pytest.approx(1, abs=1e-6)
+    assert value["induction"][1, 0] == pytest.approx(1, abs=1e-6)
+    for name, score in scores.items():  # head 0.1 is uniform
+        if not math.isnan(score.uniform):
+            assert score.values[0, 1] == pytest.approx(score.uniform, abs=1e-6), name
+    assert value["distance"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert value["distance"][0, 2] == pytest.approx(8, abs=1e-6)  # the mean of 1 to 15
+    assert math.isnan(value["distance without first"][0, 2])
+    assert value["entropy"][0, 0] == pytest.approx(0, abs=1e-6)
+    assert value["top"][0, 0] == pytest.approx(1, abs=1e-6)
+    assert (value["next"] == 0).all()
+    kinds = head_kinds(scores)
+    assert kinds[0] == ["previous", "broad", "first", "self"]
+    assert kinds[1][0] == "induction"
+
+
+def test_span_score_counts_earlier_occurrences_only(by_hand: Activations) -> None:
+    ids = by_hand.ids.tolist()  # f a b c a d b c b a e a c b d e
+    found = span_score(by_hand.weights, ids, query=[4], key=[0])  # e at 10 and 15; a at 1, 4, 9, 11
+    assert found.values[0, 0] == pytest.approx(1 / 2, abs=1e-6)  # the previous character is a at 10, d at 15
+    assert found.values[0, 1] == pytest.approx(found.uniform, abs=1e-6)
+    assert found.values[0, 2] == pytest.approx(0, abs=1e-6)
+    assert found.uniform == pytest.approx((3 / 11 + 4 / 16) / 2)
+    first = span_score(by_hand.weights, ids, query=[1, 2], key=[5, 0])  # bc, twice, and fa
+    assert first.values[0, 2] == pytest.approx(1, abs=1e-6)
+    assert first.values[0, 0] == pytest.approx(1 / 4, abs=1e-6)  # only b at 2 has a before it
+    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[4]).uniform)  # no e before the only f
+    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[5]).uniform)  # no other f
+    again = span_score(by_hand.weights, ids, query=[4], key=[4])  # e at 15 and e at 10
+    assert again.uniform == pytest.approx(1 / 16)
+    same = span_score(by_hand.weights, [0, 1, 2, 0, 1, *[3] * 11], query=[0, 1], key=[0, 1])
+    assert same.uniform == pytest.approx((2 / 4 + 2 / 5) / 2), "the second occurrence, to the first"
+    assert math.isnan(span_score(by_hand.weights, [0, 0, 0, *[1] * 13], query=[0, 0], key=[0, 0]).uniform), "overlap"
+
+
+def test_baselines_are_the_scores_of_uniform_attention() -> None:
+    scores = head_scores(torch.eye(4).expand(1, 1, 4, 4), list("ab\na"))
+    assert scores["previous"].uniform == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert scores["same"].uniform == pytest.approx(1 / 4)  # only the last character repeats one
+    assert scores["induction"].uniform == pytest.approx(1 / 4)
+    assert scores["entropy"].uniform == pytest.approx((math.log(2) + math.log(3) + math.log(4)) / 3)
+    assert scores["distance"].uniform == pytest.approx((0.5 + 1 + 1.5) / 3)
+    assert scores["self"].lift.item() == pytest.approx(1 / scores["self"].uniform)
+
+
+def test_patterns_have_the_right_keys() -> None:
+    keys = {name: found.nonzero().tolist() for name, found in pattern_keys(list("ab cb\nx")).items()}
+    assert keys["same"] == [[4, 1]]
+    assert keys["induction"] == [[4, 2]]
+    assert keys["word"] == [[1, 0], [4, 3]]
+    assert keys["line"] == [[1, 0], [2, 0], [3, 0], [4, 0]]
+    assert keys["previous"] == [[t, t - 1] for t in range(1, 7)]
+    assert keys["next"] == [[t, t + 1] for t in range(6)]
+
+
+@pytest.mark.parametrize("words", ["हिन्दी भाषा", "cafe\u0301s nai\u0308ve"])
+def test_combining_marks_belong_to_their_word(words: str) -> None:
+    starts, space = pattern_keys(list(words))["word"], words.index(" ")
+    for position in range(1, len(words)):
+        start = 0 if position < space else space + 1
+        expected = [start] if position not in (space, start) else []
+        assert starts[position].nonzero().flatten().tolist() == expected
+
+
+def test_bytes_of_a_letter_belong_to_its_word() -> None:
+    keys = pattern_keys(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
+    assert keys == [[1, 0], [2, 0], [3, 0], [4, 0]]
+
+
+def test_induction_has_earlier_keys_only() -> None:
+    assert pattern_keys(list("aab"))["induction"].nonzero().tolist() == []
+    assert pattern_keys(list("aaba"))["induction"].nonzero().tolist() == [[3, 1], [3, 2]]
+
+
+@pytest.mark.parametrize("text", ["a", "\n", "aaaa", "ab"])
+def test_scores_without_keys_are_nan(text: str) -> None:
+    T = len(text)
+    scores = head_scores(torch.ones(2, 2, T, T).tril() / torch.arange(1, T + 1)[:, None], list(text))
+    assert scores.keys() == PATTERNS.keys() | MEASURES.keys()
+    if T == 1:
+        assert all(math.isnan(score.uniform) for score in scores.values())
+        assert head_kinds(scores) == [["mixed"] * 2] * 2
+    assert all(score.values.shape == (2, 2) for score in scores.values())
+
+
+def test_divergence_is_a_symmetric_distance(by_hand: Activations) -> None:
+    distances = divergence(by_hand.weights)
+    assert distances.diagonal().abs().max() < 1e-9
+    assert torch.allclose(distances, distances.T)
+    assert distances[0, 3] == pytest.approx(1)  # the previous character and itself: disjoint
