@@ -67,7 +67,7 @@ def test_activations_are_those_of_the_forward_pass(family: str, position: str) -
 @pytest.mark.parametrize("kernels", [CPU, TORCH])
 def test_the_model_keeps_its_kernels_and_its_mode(kernels: Any) -> None:
     model = make_model(dropout=0.5).train()
-    model.use(kernels)
+    model.use_kernels(kernels)
     first, second = extract(model, some_ids()), extract(model, some_ids())
     assert model.training
     assert all(block.attention.kernels is kernels for block in model.blocks)
