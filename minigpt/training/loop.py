@@ -68,12 +68,14 @@ def train(
     try:
         training = Training(config, run, data, checkpoint)
         refuse_if_finished(config, run, training.length, training.state)
-        write_atomically(run / "config.yaml", to_yaml(config))
-        record_start(run, training.state.step, command, training.runtime.device)
         quarantined = checkpoints.repair(run, training.state)
         with Metrics(run, training.state.step) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")
+            training.prepare()
+            # Only now: a resume that is interrupted or does not fit leaves the settings as they were.
+            write_atomically(run / "config.yaml", to_yaml(config))
+            record_start(run, training.state.step, command, training.runtime.device)
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
         problem = as_memory_error(error, config)
@@ -127,7 +129,6 @@ class Training:
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
         train, state = self.config.train, self.state
-        self.prepare()
         with Interrupts() as interrupts:
             self.clock.restart()
             if self.saved_step is None:
