@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 
 from minigpt.errors import (
     CheckpointError,
+    DeviceError,
     DivergedError,
     DownloadError,
     EncodingError,
@@ -71,9 +72,10 @@ def _usage_line(error: TyperException) -> str:
 
 def hint(error: UserError, command: str) -> str:
     """Return what helps against `error`, raised by `minigpt COMMAND`; empty if nothing is known to help."""
+    has_settings = command in ("train", "bench train", "bench sample")  # they take --set instead of single options
     match error:
         case EncodingError(suggestion=encoding) if encoding:
-            return f"try {encoding_option(command, encoding)}"
+            return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
         case UnknownCharacterError() if command != "train":
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):
@@ -102,21 +104,22 @@ def hint(error: UserError, command: str) -> str:
             return f"try --max-chars {count}"
         case DivergedError():
             return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
-        case TrainingError() | InsufficientMemoryError():
+        case TrainingError():
             return _retry(error)
+        case InsufficientMemoryError(settings=settings) if settings:
+            return f"try {set_options(settings)}: only rounding and dropout differ"
+        case InsufficientMemoryError() if has_settings:
+            return "try a smaller model.n_embd, model.n_layer or model.context"
+        case DeviceError():
+            return f"try {'--set runtime.device=auto' if has_settings else '--device cpu'}"
     return ""
 
 
-def _retry(error: TrainingError | InsufficientMemoryError) -> str:
+def _retry(error: TrainingError) -> str:
     """Return how to resume the run, or to start it again, with the settings that may help."""
-    if isinstance(error, TrainingError) and error.saved_step is not None:
+    if error.saved_step is not None:
         return f"to resume from step {error.saved_step}: {resume_command(error.run, error.settings)}"
     return f"try {set_options(error.settings)}" if error.settings else ""
-
-
-def encoding_option(command: str, encoding: str) -> str:
-    """Return the option of `minigpt COMMAND` that reads a text in `encoding`."""
-    return f"--set data.encoding={encoding}" if command.endswith("train") else f"--encoding {encoding}"
 
 
 def set_options(settings: Iterable[str]) -> str:

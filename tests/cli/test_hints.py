@@ -10,6 +10,7 @@ from command_line import SMALL, VERSE, Cli
 from minigpt.cli.hints import error_line, hint
 from minigpt.errors import (
     CheckpointError,
+    DeviceError,
     DivergedError,
     DownloadError,
     EncodingError,
@@ -69,7 +70,15 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (CheckpointError("p"), "sample", ""),
         (NonFiniteError("p"), "attention", "choose another checkpoint with --checkpoint"),
         (ViewError("p", 64), "inspect", "try --max-chars 64"),
-        (InsufficientMemoryError("p", ("train.micro_batch_size=4",)), "train", "try --set train.micro_batch_size=4"),
+        (
+            InsufficientMemoryError("p", ("train.micro_batch_size=4",)),
+            "train",
+            "try --set train.micro_batch_size=4: only rounding and dropout differ",
+        ),
+        (InsufficientMemoryError("p"), "train", "try a smaller model.n_embd, model.n_layer or model.context"),
+        (InsufficientMemoryError("p"), "eval", ""),
+        (DeviceError("p"), "train", "try --set runtime.device=auto"),
+        (DeviceError("p"), "eval", "try --device cpu"),
         (TrainingError("p", RUN, 8), "train", "to resume from step 8: minigpt train --resume 'my run'"),
         (TrainingError("p", Path("/x/my run")), "train", ""),
         (
