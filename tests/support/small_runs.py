@@ -1,12 +1,14 @@
 """Runs of a fraction of a second, and how to compare them."""
 
 import json
+import math
 import random
 import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -18,7 +20,7 @@ from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.text.dataset import TokenDataset, split
 from minigpt.text.tokenizer import build
-from minigpt.training.loop import Probe
+from minigpt.training.loop import Probe, Training
 from minigpt.training.metrics import Metrics
 
 SETTINGS = {
@@ -92,3 +94,17 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
             signal.raise_signal(number)
 
     return probe
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, kinds: dict[int, str]) -> None:
+    """Make the loss or the gradient of these steps not finite."""
+    mean_loss = Training.mean_loss
+
+    def disturbed(self: Training, x: Tensor, y: Tensor) -> Tensor:
+        value = mean_loss(self, x, y)
+        kind = kinds.get(self.state.step + 1)
+        if kind == "gradient":
+            return value + (self.model.norm.weight * 0).sum().sqrt()  # the value is 0, the derivative infinite
+        return value * {"nan": math.nan, "inf": math.inf}.get(str(kind), 1.0)
+
+    monkeypatch.setattr(Training, "mean_loss", disturbed)

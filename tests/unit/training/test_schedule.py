@@ -1,0 +1,54 @@
+"""How long a run is, and how a finished run can be resumed."""
+
+from pathlib import Path
+
+import pytest
+from small_runs import make_config
+
+from minigpt.errors import RunFinishedError
+from minigpt.storage.metadata import TrainState
+from minigpt.training.outcome import refuse_if_finished, resume_settings
+from minigpt.training.schedule import RunLength
+
+
+@pytest.mark.parametrize(
+    ("epochs", "tokens", "steps"),
+    [(1, 640, 10), (1, 641, 11), (1, 639, 10), (2.5, 640, 25), (0.001, 640, 1), (3, 64, 3)],
+)
+def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
+    """A batch here has 4 x 16 = 64 tokens. A part of a step counts as a step."""
+    assert RunLength.of(make_config(train__epochs=epochs), tokens) == RunLength(steps, 0.0)
+
+
+def test_progress_is_taken_in_the_middle_of_a_step() -> None:
+    length = RunLength.of(make_config(train__steps=10), 1000)
+    assert [length.progress(step, 0.0) for step in (0, 4, 9)] == [0.05, 0.45, 0.95]
+    minutes = RunLength.of(make_config(train__minutes=2), 1000)
+    assert [minutes.progress(7, seconds) for seconds in (0.0, 30.0, 120.0, 130.0)] == [0.0, 0.25, 1.0, 1.0]
+    assert not minutes.is_reached(10**9, 119.0)
+    assert minutes.is_reached(0, 120.0)
+
+
+CASES = {
+    "steps": ({}, {"step": 12}, ("train.steps=24",)),
+    "minutes": ({"train__minutes": 3}, {"step": 9, "seconds": 181.0}, ("train.minutes=7",)),
+    "fewer minutes than it has": ({"train__minutes": 1}, {"step": 9, "seconds": 600.0}, ("train.minutes=20",)),
+    "early": ({"train__patience": 2}, {"step": 6, "evaluations_since_best": 2}, ("train.patience=0",)),
+    # The learning rate rises again, and with it the loss.
+    "patience": ({"train__patience": 3}, {"step": 12}, ("train.steps=24", "train.patience=0")),
+    "constant": ({"train__patience": 3, "optim__schedule": "constant"}, {"step": 12}, ("train.steps=24",)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
+    changes, facts, settings = CASES[name]
+    config, state = make_config(**changes), TrainState(**facts)
+    length = RunLength.of(config, 1000)
+    assert resume_settings(config, length, state) == settings
+    with pytest.raises(RunFinishedError) as error:
+        refuse_if_finished(config, Path("runs/r"), length, state)
+    assert error.value.settings == settings
+    new = dict(setting.replace(".", "__").split("=") for setting in settings)
+    changed = make_config(**{**changes, **{key: int(value) for key, value in new.items()}})
+    refuse_if_finished(changed, Path("runs/r"), RunLength.of(changed, 1000), state)

@@ -1,0 +1,114 @@
+"""One update: batch, gradient, clipping, average, and what happens when it is not finite."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import disturb, make_config, make_data, same
+from torch import Tensor
+
+from minigpt.errors import TrainingError
+from minigpt.training import optim
+from minigpt.training.loop import Training
+
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_accumulation_gives_the_update_of_the_large_batch(tmp_path: Path, name: str) -> None:
+    runs: list[tuple[Training, list[Tensor]]] = []
+    for micro in (None, 4, 1):
+        config = make_config(optim__name=name, train__batch_size=8, train__micro_batch_size=micro)
+        training, sizes = Training(config, tmp_path, make_data()), []
+        training.loss = lambda x, y, t=training, sizes=sizes: (sizes.append(len(x)), t.mean_loss(x, y))[1]
+        training.step()
+        runs.append((training, [p.grad.clone() for p in training.model.parameters() if p.grad is not None]))
+        training.step()
+        assert sizes == [micro or 8] * (2 * 8 // (micro or 8))
+    (whole, gradients), *parts = runs
+    for part, found in parts:
+        torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
+        assert part.state.loss_sum == pytest.approx(whole.state.loss_sum, rel=1e-5)
+        for ours, theirs in zip(part.model.parameters(), whole.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_muon_multiplies_in_the_precision_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """A processor without bfloat16 takes four times as long in it."""
+    orthogonal, dtypes = optim.orthogonal, []
+    monkeypatch.setattr(optim, "orthogonal", lambda x, how: (dtypes.append(x.dtype), orthogonal(x, how))[1])
+    Training(make_config(runtime__dtype=dtype, optim__name="muon"), tmp_path, make_data()).step()
+    assert set(dtypes) == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize("share", [0.01, 0.9, 0.999, 1.001, 0.0], ids=str)
+def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: Path) -> None:
+    """The limit is a share of the norm of the first step; 0 turns clipping off."""
+    free = Training(make_config(optim__grad_clip=0.0), tmp_path, make_data())
+    free.step()
+    clipped = Training(make_config(optim__grad_clip=share * free.gradient_norm), tmp_path, make_data())
+    clipped.step()
+    gradients = [[p.grad for p in run.model.parameters() if p.grad is not None] for run in (clipped, free)]
+    norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients[0]])).item()
+    assert clipped.state.clipped_count == (0 < share < 1)
+    if 0 < share < 1:
+        assert norm == pytest.approx(share * free.gradient_norm, rel=1e-4)
+    else:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*gradients, strict=True))
+
+
+def test_the_average_follows_its_formula(tmp_path: Path) -> None:
+    training = Training(make_config(train__ema=0.3, optim__warmup=0.0), tmp_path, make_data())
+    assert training.average is not None
+    expected = training.model.token_embedding.weight.detach().clone()
+    for step in range(6):
+        training.step()
+        decay = min(0.3, (step + 1) / (step + 10))
+        expected = decay * expected + (1 - decay) * training.model.token_embedding.weight.detach()
+    torch.testing.assert_close(training.average.token_embedding.weight, expected, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [("nan", "the loss is nan"), ("inf", "the loss is inf"), ("gradient", "the gradient is not finite")],
+)
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_an_update_that_is_not_finite_changes_no_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str, mode: str
+) -> None:
+    """Neither the optimizer state nor the average nor the logged mean changes. No loop is needed."""
+    disturb(monkeypatch, {3: kind})
+    training = Training(make_config(train__on_nonfinite=mode, train__ema=0.9), tmp_path, make_data())
+    training.step()
+    training.step()
+    parts = (training.model, training.average, training.optimizer)
+    before = [{key: value.clone() for key, value in part.state_dict().items()} for part in parts if part]
+    sums = (training.state.loss_sum, training.state.loss_count, training.state.clipped_count)
+    if mode == "skip":
+        training.step()
+        assert (training.state.step, training.state.skipped, training.state.tokens_seen) == (3, 1, 3 * 64)
+    else:
+        with pytest.raises(TrainingError, match=rf"step 3: {problem} \(learning rate .*float32\)") as error:
+            training.step()
+        assert error.value.settings == ("train.on_nonfinite=skip",)
+        assert error.value.saved_step is None
+    assert all(same(part.state_dict(), old) for part, old in zip(parts, before, strict=True) if part)
+    assert (training.state.loss_sum, training.state.loss_count, training.state.clipped_count) == sums
+    if mode == "skip":
+        training.step()
+        assert not same(training.model.state_dict(), before[0])
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip"])
+def test_weights_that_are_not_finite_always_end_the_run(tmp_path: Path, mode: str) -> None:
+    training = Training(make_config(train__on_nonfinite=mode), tmp_path, make_data())
+    training.step()
+    with torch.no_grad():
+        training.model.norm.weight[0] = math.inf
+    with pytest.raises(TrainingError, match="step 2: the weights are not finite"):
+        training.step()
+    assert training.state.skipped == 0
