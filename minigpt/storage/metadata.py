@@ -94,7 +94,7 @@ class Environment(_Facts):
     def changes(self, before: "Environment") -> list[str]:
         """Return, a phrase each, what is not as it was `before`; what was not noted then is passed over."""
         then = dict(before)
-        return [f"{key} {now} in place of {then[key]}" for key, now in self if then[key] not in ("", now)]
+        return [f"{key} {now} instead of {then[key]}" for key, now in self if then[key] not in ("", now)]
 
 
 class Metadata(_Facts):

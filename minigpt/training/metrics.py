@@ -122,6 +122,8 @@ class Metrics:
 
     def close(self) -> None:
         """Write what is pending and close the files."""
+        if not self.is_silent and self.lines.closed:
+            return
         self.flush()
         self._to_board("close")
         if self.bar is not None:

@@ -103,7 +103,7 @@ def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Pa
 
 # --- drift -------------------------------------------------------------------------------------------
 
-DRIFT = "from here on not bit for bit what an undisturbed run would give: "
+DRIFT = "the last bits may differ from an undisturbed run from here on: "
 
 
 def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
@@ -125,13 +125,13 @@ def test_where_nothing_changed_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"train__micro_batch_size": 1}, "micro-batches of 1 in place of 2"),
-        ({"train__micro_batch_size": None}, "micro-batches of 4 in place of 2"),
-        ({"runtime__threads": 2}, "threads 2 in place of 1"),
-        ({"runtime__dtype": "bfloat16"}, "dtype bfloat16 in place of float32"),
+        ({"train__micro_batch_size": 1}, "micro-batches of 1 instead of 2"),
+        ({"train__micro_batch_size": None}, "micro-batches of 4 instead of 2"),
+        ({"runtime__threads": 2}, "threads 2 instead of 1"),
+        ({"runtime__dtype": "bfloat16"}, "dtype bfloat16 instead of float32"),
         (
             {"runtime__threads": 2, "train__micro_batch_size": 4},
-            "threads 2 in place of 1, micro-batches of 4 in place of 2",
+            "threads 2 instead of 1, micro-batches of 4 instead of 2",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_another_machine_or_version_is_said_once(
     drifted = True
     go_on(make_config(), tmp_path / "run", 7)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line]
-    assert line == f"{DRIFT}{fact} another in place of {before}"
+    assert line == f"{DRIFT}{fact} another instead of {before}"
     go_on(make_config(), tmp_path / "run")
     assert DRIFT not in capsys.readouterr().err, "the run is now one of that machine"
 

@@ -92,7 +92,7 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
         assert not (step > start) or re.search(rf"^skipping .* step {step}: .*{name}", done.err, re.M)
     kept = sorted(path.name for path in (run / "checkpoints").glob("quarantined-*"))
     assert kept == sorted(f"quarantined-{step_folder(run, step).name}" for step in skipped)
-    assert re.findall(r"^kept .*(quarantined-step-\d+)$", done.err, re.M) == kept
+    assert re.findall(r"^quarantined .*(quarantined-step-\d+)$", done.err, re.M) == kept
     if skipped:
         aside = run / "checkpoints/quarantined-step-00000006"
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
@@ -120,15 +120,14 @@ def test_where_nothing_is_intact_one_line_says_so_and_all_stays_as_it_is(cli: Cl
         spoil(run, step)
     before = contents(run)
     error = cli("train", "--resume", "stopped", *GO_ON).error
-    problem = "no checkpoint of it is intact (skipping the checkpoint of step 6: "
+    problem = "no checkpoint is intact (skipping the checkpoint of step 6: "
     assert error.startswith(f"cannot resume run stopped: {problem}")
-    assert error.endswith("start it anew under another --name")
     assert contents(run) == before
 
 
 def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match=r"^cannot resume run stopped: it has no checkpoint; start it anew"):
+    with pytest.raises(UserError, match=r"^cannot resume run stopped: it has no checkpoint"):
         prepare_resume(run, [])
 
 
@@ -151,7 +150,7 @@ def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
     error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
     assert error == "configuration: train.step: unknown key, did you mean train.steps?"
     (run / "config.yaml").write_text("train: {step: 8}\n", encoding="utf-8")
-    assert "(as it was trained last: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
+    assert "(the checkpoint has a copy: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
 
 
 def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
@@ -159,10 +158,8 @@ def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run
     spoil(run, 6)
     before = contents(run)
     error = cli("train", "--resume", "stopped", "-s", "train.steps=4").error
-    assert "run stopped is finished at step 4; to go on: minigpt train --resume stopped --set train.steps=8" in error
-    after = contents(run)
-    assert after.pop(run / "environment.json") != before.pop(run / "environment.json"), "it says what was tried"
-    assert after == before
+    assert "run stopped is finished at step 4" in error
+    assert contents(run) == before
 
 
 def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with(
@@ -208,9 +205,7 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
 
 
 def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) -> None:
-    slow = (
-        "import minigpt.train as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.3), b(*a, **k))[1]"
-    )
+    slow = "import minigpt.training.loop as t, time; b = t.batch_at; t.batch_at = lambda *a, **k: (time.sleep(0.3), b(*a, **k))[1]"
     arguments = ["train", "--resume", "stopped", "-s", "train.steps=1000"]
     command = [sys.executable, "-c", f"{slow}; from minigpt.cli.main import main; main()", *arguments]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:

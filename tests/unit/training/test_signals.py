@@ -153,7 +153,7 @@ def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     slow = (
-        "import minigpt.train as t, sys, time; b = t.batch_at; "
+        "import minigpt.training.loop as t, sys, time; b = t.batch_at; "
         "t.batch_at = lambda *a, **k: (print('in a step', file=sys.stderr), time.sleep(0.5), b(*a, **k))[2]"
     )
     command = [
@@ -230,7 +230,7 @@ def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.
     for number in (signal.SIGTERM, signal.SIGINT):
         with Interrupts():
             os.kill(os.getpid(), number)
-    assert written == [b"\nsaving after this step; Ctrl-C again ends without that\n"]
+    assert written == [b"\nsaving after this step; press Ctrl-C again to quit without saving\n"]
 
 
 def test_a_ctrl_c_that_cannot_be_answered_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
