@@ -51,6 +51,17 @@ def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", 
     return Excerpt(ids, characters(loaded.tokenizer, ids), source, skipped)
 
 
+def peaked_attention(layers: int, heads: int, T: int) -> torch.Tensor:
+    """Return weights (L, H, T, T) like those of trained models: near keys, the first key, and some strong keys."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, layers, heads, T, 16, generator=generator).unbind(0)
+    distance = (torch.arange(T)[:, None] - torch.arange(T)).clamp_min(0)
+    slope = torch.rand(layers, heads, 1, 1, generator=generator) * 0.2
+    scores = q @ k.transpose(-2, -1) / 4 - slope * distance
+    scores[..., 0] += 2
+    return scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+
+
 def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
     """Return the pixel of each weight in a grid image, (L, H, T, T) or (L, H, T, T, 3)."""
     side = (image.width - images.MARGIN) // heads
