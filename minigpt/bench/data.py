@@ -18,7 +18,8 @@ from minigpt.bench.report import Report, Round, report
 from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.errors import TextError, reason
 from minigpt.model.memory import peak_memory
-from minigpt.text.sources import open_corpus, scan
+from minigpt.text.corpus import scan
+from minigpt.text.sources import open_corpus
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "éèüßñçαβγδλπабвгд的一是不了人我在有他😀🎉"
@@ -53,8 +54,8 @@ def run(text: Sequence[str], encoding: str, rounds: int, log: Log) -> Report:
 
 def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
     """Build the side that prepares a text like `minigpt train`, with an empty cache in each round."""
-    from minigpt.text.dataset import encode
-    from minigpt.text.tokenizer import build
+    from minigpt.text.dataset import encode_cached
+    from minigpt.text.tokenizer import make_tokenizer
 
     def measure() -> Round:
         cache = tempfile.mkdtemp(dir=folder)
@@ -63,7 +64,7 @@ def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
         corpus = open_corpus(str(path))
         found = scan(corpus)
         scanned = time.perf_counter() - started
-        ids = encode(corpus, found, build("char", "".join(found.counts)))
+        ids = encode_cached(corpus, found, make_tokenizer("char", "".join(found.counts)))
         results = _round(path, ids, time.perf_counter() - started)
         results["scan_megabytes_per_second"] = path.stat().st_size / 1e6 / scanned
         del ids  # Windows cannot remove a mapped file

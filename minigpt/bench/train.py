@@ -21,7 +21,7 @@ from minigpt.model.memory import peak_memory
 from minigpt.model.size import flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.text.batches import batch_at
-from minigpt.text.dataset import TokenDataset, load_dataset
+from minigpt.text.dataset import TokenDataset, reload_dataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.loop import Training
 from minigpt.training.setup import prepare_run
@@ -64,7 +64,7 @@ def run(
 
 def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path, log: Log) -> Workload:
     """Build the side that takes the steps of `minigpt train`."""
-    data = load_dataset(config.data, known)
+    data = reload_dataset(config.data, *known)
     training = Training(config, folder, data)
     training.compile()
 
@@ -80,7 +80,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
 def build_plain(config: RunConfig, known: Known, seconds: float, device: str, threads: int, log: Log) -> Workload:
     """Build the side that trains in float32 with torch's own kernels, on the same device and number of threads."""
     torch.set_num_threads(threads)
-    data, runtime = load_dataset(config.data, known), Runtime(device, "float32", False, threads)
+    data, runtime = reload_dataset(config.data, *known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = GPT(config.model, data.tokenizer.vocab_size).to(device)
     model.use_kernels(TORCH)

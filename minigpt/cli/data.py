@@ -20,7 +20,7 @@ def data_list() -> None:
 
     rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
-        where = "downloaded" if entry.is_here else f"{entry.bytes / 1e6:.1f} MB to download"
+        where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
     table(("name", "text", ""), rows)
 
@@ -33,7 +33,8 @@ def data_info(
 ) -> None:
     """Describe a text: its size, its characters, and the settings that fit it."""
     from minigpt.config.presets import fit
-    from minigpt.text.sources import open_corpus, scan
+    from minigpt.text.corpus import scan
+    from minigpt.text.sources import open_corpus
 
     corpus = open_corpus(text, encoding)
     found = scan(corpus)

@@ -47,8 +47,8 @@ def evaluate(
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.storage.runs import is_pointer
-    from minigpt.text import dataset as data
-    from minigpt.text.sources import open_corpus, scan
+    from minigpt.text.dataset import encode
+    from minigpt.text.sources import open_corpus
     from minigpt.training.evaluate import evaluate, protocol
 
     if os.path.isfile(run) and not is_pointer(Path(run)):
@@ -61,11 +61,9 @@ def evaluate(
     if text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
-        if unknown == "error":
-            tokens, name = data.encode(corpus, scan(corpus), loaded.tokenizer), corpus.name
-        else:
-            tokens = data.encode_known(corpus, loaded.tokenizer, unknown)
-            name = f"{corpus.name}, unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
+        tokens, name = encode(corpus, loaded.tokenizer, unknown), corpus.name
+        if unknown != "error":
+            name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
     else:
         tokens, name = validation_tokens(loaded), "validation split"
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:

@@ -16,6 +16,7 @@ def read_text(path: str, encoding: str = "utf-8") -> str:
 
 def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
     """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
-    from minigpt.text.dataset import load_validation
+    from minigpt.text.dataset import reload_dataset
 
-    return load_validation(checkpoint.config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)
+    fingerprint = checkpoint.metadata.corpus.fingerprint
+    return reload_dataset(checkpoint.config.data, fingerprint, checkpoint.tokenizer).validation

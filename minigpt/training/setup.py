@@ -13,7 +13,7 @@ from minigpt.files import read_text_within
 from minigpt.model.device import pick_device
 from minigpt.storage.metadata import LIMITS, Metadata, verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
-from minigpt.text.dataset import TokenDataset, load_dataset
+from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
 from minigpt.text.tokenizer import from_json
 
 
@@ -91,7 +91,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     vocabulary = checkpoint / "tokenizer.json"
     tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS["tokenizer.json"]), str(vocabulary))
-    data = load_dataset(resolved.config.data, known=(metadata.corpus.fingerprint, tokenizer))
+    data = reload_dataset(resolved.config.data, metadata.corpus.fingerprint, tokenizer)
     return PreparedRun(resolved.config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

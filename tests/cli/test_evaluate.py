@@ -72,7 +72,7 @@ def test_eval_of_another_text_opens_no_file_that_the_checkpoint_names(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint may come from a stranger."""
-    monkeypatch.setattr("minigpt.text.dataset.load_dataset", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("minigpt.text.dataset.reload_dataset", lambda *_, **__: pytest.fail("opened"))
     (tmp_path / "mine.txt").write_text("summer winds", encoding="utf-8")
     assert cli("eval", "last", tmp_path / "mine.txt").code == 0
 

@@ -19,7 +19,7 @@ from minigpt.model.gpt import GPT
 from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.text.dataset import TokenDataset, split
-from minigpt.text.tokenizer import build
+from minigpt.text.tokenizer import make_tokenizer
 from minigpt.training.loop import Probe, Training
 from minigpt.training.metrics import Metrics
 
@@ -50,7 +50,7 @@ def make_config(**changes: Any) -> RunConfig:
 def make_data(text: str = "") -> TokenDataset:
     words = ["to", "be", "or", "not", "that", "is", "the", "question", "whether", "nobler"]
     text = text or " ".join(random.Random(0).choices(words, k=600))
-    tokenizer = build("char", text)
+    tokenizer = make_tokenizer("char", text)
     train_part, validation = split([tokenizer.encode(text)], 0.1)
     return TokenDataset(train_part, validation, tokenizer, "fingerprint", len(text))
 

@@ -25,8 +25,8 @@ from minigpt.config.schema import ModelConfig, RunConfig, SampleConfig
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import generate
-from minigpt.text import sources as corpus
-from minigpt.text.sources import open_corpus, scan
+from minigpt.text.corpus import Part, scan
+from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, from_json
 
 IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -215,10 +215,9 @@ chunks = st.one_of(
 
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
-    """Read files so many bytes at a time, and join no more characters than that."""
+    """Read files in chunks of `size` bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "BLOCK", size)
-        patch.setattr(corpus._raw, "__defaults__", (size,))
+        patch.setattr(Part.chunks, "__defaults__", (size,))
         yield
 
 

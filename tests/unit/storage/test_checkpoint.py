@@ -39,9 +39,9 @@ from minigpt.storage.metadata import (
     verify,
 )
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
-from minigpt.text.tokenizer import build
+from minigpt.text.tokenizer import make_tokenizer
 
-TOKENIZER = build("char", "abc \n")
+TOKENIZER = make_tokenizer("char", "abc \n")
 CONFIG = configuration.resolve(
     ("test", {"model.n_layer": 1, "model.n_head": 1, "model.n_embd": 8, "model.context": 8, "train.steps": 9})
 ).config

@@ -1,0 +1,131 @@
+"""A corpus: the text of one or more files, decoded in blocks so that it need not fit into memory."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from minigpt.errors import DownloadError, EncodingError, TextError, reason
+
+BLOCK = 1 << 20
+"""Bytes per read. A block has at most as many characters."""
+ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
+"""The encoding to suggest if a file is not valid in this one. For all others it is UTF-8."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a corpus."""
+
+    label: str
+    """The name of the file in messages."""
+    path: Path
+    encoding: str = "utf-8"
+    member: str = ""
+    """The name of the text in a zip archive, if the file is one."""
+
+    def chunks(self, size: int = BLOCK) -> Iterator[bytes]:
+        """Yield the decompressed bytes, at most `size` at a time."""
+        try:
+            with ExitStack() as stack:
+                file: IO[bytes] | gzip.GzipFile
+                if self.member:
+                    archive = stack.enter_context(zipfile.ZipFile(self.path))
+                    file = stack.enter_context(archive.open(self.member))
+                elif self.path.suffix.lower() == ".gz":
+                    file = stack.enter_context(gzip.open(self.path))
+                else:
+                    file = stack.enter_context(open(self.path, "rb", buffering=0))
+                while chunk := file.read(size):
+                    yield chunk
+        except (EOFError, KeyError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+            problem = f"{self.label}: the compressed file is damaged or incomplete ({reason(error)})"
+            raise (DownloadError(problem, self.path) if self.member else TextError(problem)) from error
+        except OSError as error:
+            raise TextError(f"{self.label}: cannot be read ({reason(error)})") from error
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the decoded text in blocks that are not empty, without a byte order mark."""
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these remove the mark themselves
+        for chunk in chain(self.chunks(), [b""]):
+            try:
+                block = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:
+                raise self._encoding_error(error, offset + len(chunk)) from error
+            offset += len(chunk)
+            if block and is_start:
+                block, is_start = block.removeprefix("\ufeff"), False
+            if block:
+                yield block
+
+    def _encoding_error(self, error: UnicodeError, end: int) -> EncodingError:
+        suggestion = ALTERNATIVES.get(self.encoding, "utf-8")
+        if not isinstance(error, UnicodeDecodeError):
+            return EncodingError(f"{self.label}: is not valid {self.encoding} ({reason(error)})", suggestion)
+        # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder held back.
+        offset = end - len(error.object) + error.start
+        wrong = error.object[error.start : error.end].hex()
+        return EncodingError(f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}", suggestion)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text of any size, which can be read more than once."""
+
+    name: str
+    """A short name, such as `my.txt`, `3 texts` or `builtin:python`."""
+    parts: tuple[Part, ...]
+    notices: tuple[str, ...] = ()
+    """Messages for the user, such as which files were skipped."""
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the text in blocks. Each call reads the files again."""
+        for part in self.parts:
+            yield from part.blocks()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a corpus counts."""
+
+    characters: int
+    counts: dict[str, int]
+    """Each distinct character, sorted by code point, and how often it occurs."""
+    fingerprint: str
+    """The sha256 of the text in UTF-8, in hexadecimal."""
+
+
+def scan(corpus: Corpus) -> Scan:
+    """Count the characters of a text and compute its fingerprint."""
+    counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
+    digest = hashlib.sha256()
+    for block in corpus.blocks():
+        try:
+            utf8 = block.encode()
+        except UnicodeEncodeError as error:
+            problem = f"{corpus.name}: U+{ord(block[error.start]):04X} is a lone surrogate, not a character"
+            raise TextError(problem) from error
+        digest.update(utf8)
+        if block.isascii():
+            found = np.bincount(np.frombuffer(utf8, dtype=np.uint8))
+        else:
+            found = np.bincount(np.frombuffer(block.encode("utf-32-le"), dtype="<u4"))
+        counts[: len(found)] += found
+    return Scan(
+        characters=int(counts.sum()),
+        counts={chr(point): int(counts[point]) for point in np.flatnonzero(counts)},
+        fingerprint=digest.hexdigest(),
+    )
