@@ -39,7 +39,7 @@ def evaluate(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure loss, bits per character and perplexity of a whole text."""
+    """Measure the loss of a model on a whole text."""
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig

@@ -1,4 +1,4 @@
-"""Tables are as wide as what they are printed to."""
+"""Tables fit the terminal."""
 
 import re
 import sys
@@ -9,38 +9,38 @@ import pytest
 from minigpt.cli.output import table
 
 TABLE = (
-    ("name", "what it is", "size"),
+    ("name", "description", "size"),
     [("a", "some words that take more than a line", "1"), ("bee", "few words", "22")],
 )
 
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Print a table to a terminal of so many columns, or with none to a pipe."""
+    """Return a function that prints a table to a terminal of `width` columns, or to a pipe if `width` is None."""
 
-    def print_it(width: int | None, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def show(width: int | None, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: width is not None)
         table(head, rows)
         return capsys.readouterr().out
 
-    return print_it
+    return show
 
 
 @pytest.mark.parametrize("width", [None, 49, 80])
-def test_a_table_that_fits_or_goes_to_a_pipe_has_a_line_for_each_row(
+def test_a_table_in_a_pipe_or_a_wide_terminal_has_one_line_per_row(
     printed: Callable[..., str], width: int | None
 ) -> None:
     assert printed(width, *TABLE).splitlines() == [
-        "name  what it is                             size",
+        "name  description                            size",
         "a     some words that take more than a line  1",
         "bee   few words                              22",
     ]
 
 
-def test_a_table_wider_than_the_terminal_wraps_its_widest_column(printed: Callable[..., str]) -> None:
+def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str]) -> None:
     assert printed(40, *TABLE).splitlines() == [
-        "name  what it is                    size",
+        "name  description                   size",
         "a     some words that take more     1",
         "      than a line",
         "bee   few words                     22",
@@ -48,9 +48,7 @@ def test_a_table_wider_than_the_terminal_wraps_its_widest_column(printed: Callab
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 143])
-def test_columns_for_which_there_is_no_room_stand_below_beside_the_first_again(
-    printed: Callable[..., str], width: int
-) -> None:
+def test_columns_that_do_not_fit_follow_below_with_the_first_column(printed: Callable[..., str], width: int) -> None:
     head = ["head", *(f"score {n}" for n in range(12))]
     rows = [[f"0.{row}", *(f"{row * n:07.2f}" for n in range(12))] for row in range(3)]
     blocks = [
