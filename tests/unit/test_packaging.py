@@ -109,14 +109,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_wheel_contains_the_package_its_presets_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_the_package_presets_and_registry_only(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     package = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
-    presets = {f"minigpt/shipped/configs/{preset.name}" for preset in (ROOT / "configs").glob("*.yaml")}
-    data = {f"minigpt/shipped/data/{name}" for name in ("registry.yaml", "expected.yaml")}
+    shipped = {f"minigpt/shipped/{f}/{path.name}" for f in ("configs", "data") for path in (ROOT / f).glob("*.yaml")}
     about = f"minigpt-{PROJECT['version']}.dist-info/"
-    expected = {file.relative_to(ROOT).as_posix() for file in package} | presets | data
+    expected = {file.relative_to(ROOT).as_posix() for file in package} | shipped
     assert {name for name in names if not name.startswith(about)} == expected
     assert f"{about}licenses/LICENSE" in names
 
