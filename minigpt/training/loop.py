@@ -67,8 +67,8 @@ def train(
     checkpoint = checkpoints.load_checkpoint(resume) if resume else None
     try:
         training = Training(config, run, data, checkpoint)
+        quarantined = checkpoints.repair(run, training.state)  # of a finished run, too: its last save may be incomplete
         refuse_if_finished(config, run, training.length, training.state)
-        quarantined = checkpoints.repair(run, training.state)
         with Metrics(run, training.state.step) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")

@@ -1,9 +1,9 @@
-"""What a power cut leaves of a folder: a log of file operations, replayed against a disk that promises little.
+"""What a power loss leaves of a folder: a log of file operations, replayed on a disk that guarantees little.
 
-The model is stricter than any file system in use. A file's content lasts once the file was synced; that a name
-was made, changed or removed lasts once its folder was synced; nothing else lasts. What was not synced may be there
-or not, each change for itself: of content any of the writes, the last one in part or as zeros; of names any of the
-changes. The two sides of a rename within one folder are one change, as journals have it.
+The model is stricter than any real file system. The content of a file is safe once the file was synced. A new, changed
+or removed name is safe once its folder was synced. Nothing else is safe: a power loss keeps any of the other changes,
+each independently of the others, and it may keep the last write of a file only in part, or as zeros. A rename within
+a folder is one change, as in a journal.
 """
 
 import itertools
@@ -19,22 +19,25 @@ Change = TypeVar("Change")
 
 
 class Record(NamedTuple):
-    """One operation, by a letter: open, write, truncate, rename, unlink, mkdir, sync, d for rmdir; Error, Mark."""
+    """An operation. Its kind is the first letter of open, write, truncate, rename, unlink, mkdir, sync, Error or Mark.
+
+    The kind of rmdir is d.
+    """
 
     kind: str
     path: str
-    """Relative to the root of the log; of a mark, its text."""
+    """Relative to the root of the log. For a mark, its text."""
     other: str = ""
-    """Where a rename leads."""
+    """The new path of a rename."""
     number: int = 0
-    """Where a write begins, how long a file becomes, not 0 for an opening that empties the file, an errno."""
+    """The offset of a write, the new length of a file, an errno, or not 0 if opening a file empties it."""
     data: bytes = b""
     call: int = 0
-    """How many calls were counted when it was made, itself and refused ones included."""
+    """The number of the call, counting those that failed."""
 
 
 def read_log(path: Path, root: Path) -> list[Record]:
-    """Return the records that tests/faults.c wrote. A last one that a kill cut off is left out."""
+    """Return the records that faults.c wrote, without a last one that a kill made incomplete."""
     content, at, records = path.read_bytes(), 0, []
     while at + HEAD.size <= len(content):
         kind, call, number, *lengths = HEAD.unpack_from(content, at)
@@ -54,13 +57,13 @@ def _relative(path: str, root: Path) -> str:
 
 @dataclass
 class File:
-    """A file: what of it lasts, and what was done since it was synced: (at, bytes) written or (length, None) cut."""
+    """A file: its synced content, and the changes since, as (offset, data) or (length, None) for a truncation."""
 
     synced: bytes = b""
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def content(self, changes: Iterable[tuple[int, bytes | None]]) -> bytes:
-        """Return what was synced with these changes made to it."""
+        """Return the synced content with these changes."""
         content = bytearray(self.synced)
         for at, data in changes:
             if len(content) < at:
@@ -77,13 +80,13 @@ Names = dict[str, "File | Folder | None"]
 
 @dataclass
 class Folder:
-    """A folder: which names in it last, and what was done to them since it was synced."""
+    """A folder: its synced names, and the changes since."""
 
     synced: Names = field(default_factory=dict)
     pending: list[Names] = field(default_factory=list)
 
     def names(self, changes: Iterable[Names]) -> Names:
-        """Return what was synced with these changes made to it."""
+        """Return the synced names with these changes."""
         names = dict(self.synced)
         for change in changes:
             names |= change
@@ -91,56 +94,56 @@ class Folder:
 
 
 Image = dict[str, bytes | None]
-"""What is in a folder: the content of each file by its path, None for a folder."""
+"""The content of each file of a folder by its path; None for a folder."""
 
 
 class Cut:
-    """Which of the changes that were not synced a power cut leaves: none of them or all."""
+    """A power loss that keeps all changes that were not synced, or none of them."""
 
-    def __init__(self, leaves_all: bool) -> None:
-        self.leaves_all = leaves_all
+    def __init__(self, keeps_all: bool) -> None:
+        self.keeps_all = keeps_all
 
-    def survivors(self, pending: list[Change]) -> list[Change]:
-        """Return the changes that the disk has after all."""
-        return pending if self.leaves_all else []
+    def keep(self, pending: list[Change]) -> list[Change]:
+        """Return the pending changes that the disk keeps."""
+        return pending if self.keeps_all else []
 
-    def torn(self, changes: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
-        """Return these changes of a file as the disk has them."""
+    def tear(self, changes: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
+        """Return the changes of a file as the disk keeps them."""
         return changes
 
 
 class RandomCut(Cut):
-    """A power cut that leaves anything: of names and of content none, all, those up to some point, or any."""
+    """A power loss that keeps no change, all, those up to a point, or any."""
 
-    def __init__(self, draws: random.Random) -> None:
-        self.draws = draws
+    def __init__(self, generator: random.Random) -> None:
+        self.random = generator
 
-    def survivors(self, pending: list[Change]) -> list[Change]:
-        """Return the changes that the disk has after all."""
-        how = self.draws.randrange(4)
+    def keep(self, pending: list[Change]) -> list[Change]:
+        """Return the pending changes that the disk keeps."""
+        how = self.random.randrange(4)
         if how == 3:
-            return [change for change in pending if self.draws.random() < 0.5]
-        return pending[: (0, len(pending), self.draws.randint(0, len(pending)))[how]]
+            return [change for change in pending if self.random.random() < 0.5]
+        return pending[: (0, len(pending), self.random.randint(0, len(pending)))[how]]
 
-    def torn(self, changes: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
-        """Return the changes, the last write whole, cut short, or with its length but zeros for data."""
+    def tear(self, changes: list[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
+        """Return the changes with the last write complete, cut short, or replaced by zeros."""
         if not changes or not (data := changes[-1][1]):
             return changes
-        left = (data, data[: self.draws.randrange(len(data))], bytes(len(data)))[self.draws.randrange(3)]
-        return [*changes[:-1], (changes[-1][0], left)]
+        kept = (data, data[: self.random.randrange(len(data))], bytes(len(data)))[self.random.randrange(3)]
+        return [*changes[:-1], (changes[-1][0], kept)]
 
 
 class Disk:
-    """A folder as processes see it and as it lasts; `before` is what it held, on the disk for long."""
+    """A folder as processes see it and as it is safe on disk. `before` is its content at first, all synced."""
 
     def __init__(self, before: Image | None = None) -> None:
         self.root = Folder()
         for path, content in sorted((before or {}).items()):
-            folder, name = self._place(path)
+            folder, name = self._parent(path)
             folder.synced[name] = Folder() if content is None else File(content)
 
     def apply(self, record: Record) -> None:
-        """Do what the record says. Raises ValueError for an operation that this model does not know."""
+        """Apply an operation. Raises ValueError if this model does not know it."""
         kind, path = record.kind, record.path
         if kind in "EM":
             return
@@ -154,51 +157,51 @@ class Disk:
                 node.synced, node.pending = node.names(node.pending), []
             return
         if kind in "wt":
-            self._file(path).pending.append((record.number, record.data if kind == "w" else None))
+            self._find_file(path).pending.append((record.number, record.data if kind == "w" else None))
             return
-        folder, name = self._place(path)
+        folder, name = self._parent(path)
         if kind == "o":
             if name not in folder.names(folder.pending):
                 folder.pending.append({name: File()})
             elif record.number:
-                self._file(path).pending.append((0, None))
+                self._find_file(path).pending.append((0, None))
         elif kind == "m":
             folder.pending.append({name: Folder()})
         elif kind in "ud":
             folder.pending.append({name: None})
         else:
-            there, new_name = self._place(record.other)
-            if there is not folder:
+            new_folder, new_name = self._parent(record.other)
+            if new_folder is not folder:
                 raise ValueError(f"no model of a rename into another folder: {path} to {record.other}")
             folder.pending.append({name: None, new_name: self._find(path)})
 
     def image(self, cut: Cut) -> Image:
-        """Return what is there after a power cut."""
+        """Return the folder after a power loss."""
         return dict(self._walk(self.root, "", cut))
 
     def _walk(self, folder: Folder, path: str, cut: Cut) -> Iterator[tuple[str, bytes | None]]:
-        for name, node in folder.names(cut.survivors(folder.pending)).items():
+        for name, node in folder.names(cut.keep(folder.pending)).items():
             if isinstance(node, Folder):
                 yield path + name, None
                 yield from self._walk(node, f"{path}{name}/", cut)
             elif node is not None:
-                yield path + name, node.content(cut.torn(cut.survivors(node.pending)))
+                yield path + name, node.content(cut.tear(cut.keep(node.pending)))
 
     def _find(self, path: str) -> File | Folder:
         node: File | Folder | None = self.root
         for name in PurePosixPath(path).parts:
             node = node.names(node.pending).get(name) if isinstance(node, Folder) else None
         if node is None:
-            raise ValueError(f"the log uses {path}, which it never made: an operation is missing in it")
+            raise ValueError(f"the log uses {path} but never creates it: an operation is missing")
         return node
 
-    def _file(self, path: str) -> File:
+    def _find_file(self, path: str) -> File:
         node = self._find(path)
         assert isinstance(node, File), path
         return node
 
-    def _place(self, path: str) -> tuple[Folder, str]:
-        """Return the folder that a path is in, and its name there."""
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        """Return the folder of a path, and the name in it."""
         parent, _, name = path.rpartition("/")
         folder = self._find(parent)
         assert isinstance(folder, Folder), path
@@ -206,12 +209,13 @@ class Disk:
 
 
 def read_image(root: Path) -> Image:
-    """Return what is in a folder now."""
-    return {path.relative_to(root).as_posix(): None if path.is_dir() else path.read_bytes() for path in root.rglob("*")}
+    """Return the content of a folder, without TensorBoard's files: faults.c does not log them."""
+    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*")}
+    return {n: None if path.is_dir() else path.read_bytes() for n, path in found.items() if "/tensorboard" not in n}
 
 
 def write_image(image: Image, root: Path) -> None:
-    """Make a folder that holds this image."""
+    """Make a folder with this content."""
     root.mkdir(parents=True)
     for path, content in sorted(image.items()):
         if content is None:
@@ -220,30 +224,27 @@ def write_image(image: Image, root: Path) -> None:
             (root / path).write_bytes(content)
 
 
-class After(NamedTuple):
-    """A disk after a power cut."""
+class PowerLoss(NamedTuple):
+    """A disk after a power loss."""
 
     where: str
-    """The operation that was done last."""
+    """The last operation before it."""
     saved: int
     """The number in the last mark "saved NUMBER" before it."""
     kind: str
-    """Which of the changes not yet synced it has."""
+    """Which of the unsynced changes the disk has."""
     image: Image
 
 
-def cuts(log: Iterable[Record], before: Image, several: int, draws: random.Random) -> Iterator[After]:
-    """Yield the disks that a power cut may leave after each operation of the log.
-
-    For each one with only what was synced, one with everything, and `several` with some of it.
-    """
+def power_losses(log: Iterable[Record], before: Image, several: int, generator: random.Random) -> Iterator[PowerLoss]:
+    """Yield disks after a power loss at each operation: with synced changes only, with all, and `several` with some."""
     disk, saved = Disk(before), 0
     for number, record in enumerate(log, 1):
         disk.apply(record)
         if record.kind == "M" and record.path.startswith("saved "):
             saved = int(record.path.removeprefix("saved "))
         where = f"after operation {number}: {record.kind} {record.path} {record.other}".rstrip()
-        yield After(where, saved, "only what was synced", disk.image(Cut(leaves_all=False)))
-        yield After(where, saved, "everything", disk.image(Cut(leaves_all=True)))
+        yield PowerLoss(where, saved, "only synced changes", disk.image(Cut(keeps_all=False)))
+        yield PowerLoss(where, saved, "all changes", disk.image(Cut(keeps_all=True)))
         for _ in range(several):
-            yield After(where, saved, "some of the rest", disk.image(RandomCut(draws)))
+            yield PowerLoss(where, saved, "some of the changes", disk.image(RandomCut(generator)))

@@ -1,9 +1,10 @@
-/* A disk that fails on demand, or remembers what was asked of it: for scripts/stress/torture. Linux on x86-64 and aarch64.
+/* A disk that fails on demand and logs its operations, for scripts/stress/torture. Linux on x86-64 and aarch64.
 
-   arm() installs a seccomp filter that hands every system call that can change a file to a handler in this
-   process. So none escapes, whatever library makes it; what changes a file through a memory map would, and is
-   found out when scripts/stress/powerloss.py replays the log. Below `root` the handler counts the calls; at the `at`-th
-   it kills the process or refuses the call, and it logs each call that succeeded, with its data, and each error. */
+   arm() installs a seccomp filter. It passes every system call that can change a file to a handler in this process,
+   whichever library makes the call. Changes through a memory map pass unseen; powerloss.py finds them when it replays
+   the log. The handler counts the calls below `root`. At the chosen call it kills the process or returns an error. It
+   logs each call that succeeds, with its data, and each error. It ignores folders named tensorboard: a thread writes
+   there, so the calls have no fixed order. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,11 +39,11 @@ static const int REGISTERS[] = {REG_RDI, REG_RSI, REG_RDX, REG_R10, REG_R8};
 #error "only x86-64 and aarch64"
 #endif
 
-#define OURS 0x6d696e69 /* sixth argument of the calls that the handler makes itself */
+#define OURS 0x6d696e69 /* sixth argument of the handler's own calls */
 #define NONE -1         /* no such argument */
 
-/* What a call does, as scripts/stress/powerloss.py reads it: open, write, truncate, rename, unlink, make or remove a folder,
-   sync, and others that it has no model of. The numbers say which arguments hold a file or a folder with a path. */
+/* The kind of each call, as in powerloss.Record; x for calls that powerloss.py does not model. The numbers say which
+   arguments are a file, a folder and a path in it, and a second folder and path. */
 static const struct call {
     long number;
     char kind;
@@ -84,7 +85,7 @@ static const struct call {
 #define COUNT (sizeof CALLS / sizeof *CALLS)
 
 static char root[4096];
-static char kinds[16]; /* which calls fail after the first that did; empty: none */
+static char kinds[16]; /* the kinds of calls that fail after the chosen one */
 static long at, done;
 static int half, fault, log_file;
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
@@ -96,10 +97,10 @@ static long direct(long number, long a, long b, long c, long d, long e) {
 
 static int below_root(const char *path) {
     size_t length = strlen(root);
-    return !strncmp(path, root, length) && (path[length] == 0 || path[length] == '/');
+    return !strncmp(path, root, length) && (path[length] == 0 || path[length] == '/') && !strstr(path, "/tensorboard");
 }
 
-/* Write the full path of an open file, or of a path in a folder, into `full`. */
+/* Write the absolute path of an open file, or of a path in a folder, into `full`. */
 static void find(char *full, size_t size, int folder, const char *path) {
     if (path && path[0] == '/') {
         snprintf(full, size, "%s", path);
@@ -153,7 +154,7 @@ static long handle(const struct call *call, const long *a) {
     pthread_mutex_lock(&one);
     done++;
     long result;
-    if (half && done == at && call->number == SYS_write) { /* the rest comes with the next call */
+    if (half && done == at && call->number == SYS_write) { /* the caller writes the rest in its next call */
         result = direct(call->number, a[0], a[1], (a[2] + 1) / 2, 0, 0);
         half = 0, at++;
     } else if (fault && (done == at || (done > at && strchr(kinds, kind)))) {
@@ -197,25 +198,22 @@ static void on_call(int signal, siginfo_t *info, void *context) {
     (void)signal;
 }
 
-/* Write a line of the caller's into the log, between the calls before and after it. */
+/* Write a text into the log. */
 void mark(const char *text) {
     pthread_mutex_lock(&one);
     write_log('M', 0, text, "", NULL, 0, 0);
     pthread_mutex_unlock(&one);
 }
 
-/* Return how many calls were counted so far. */
-long counted(void) { return done; }
-
-/* At the `at_call`-th call below `folder` (0: never) refuse it with the errno `what`, and after it all calls of the
-   kinds in `then`; or, where `what` is negative, send the process that signal. With `halve`, a write is done by half
-   first, and what follows it is hit. Log to the open file `log`, unless that is -1. Return 0 or an errno. */
+/* Fail at the call with the number `at_call` below `folder` (0: never) with the errno `what`. If `what` is negative, send
+   that signal to this process instead. From then on, all calls of the kinds in `then` fail, too. If `halve` is set, do
+   half of a write first, and fail at the rest. Log to the open file `log` unless it is -1. Return 0 or an errno. */
 int arm(const char *folder, long at_call, int halve, int what, const char *then, int log) {
     snprintf(root, sizeof root, "%s", folder);
     snprintf(kinds, sizeof kinds, "%s", then);
     at = at_call, half = halve, fault = at_call ? what : 0, log_file = log, done = 0;
     struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
-    sigfillset(&action.sa_mask); /* no other handler may call in while `one` is held */
+    sigfillset(&action.sa_mask); /* no other signal handler may run while `one` is locked */
     struct sock_filter filter[COUNT + 9] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCHITECTURE, 1, 0),
