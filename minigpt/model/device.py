@@ -206,7 +206,7 @@ def measure_matmul(runtime: Runtime) -> float:
 def _compilation_pays(runtime: Runtime, flops: float, seconds: float) -> bool:
     """Return whether compilation saves more time than it takes. Assume a third of the speed of a matrix product."""
     kind = runtime.torch_device.type
-    if not (flops or seconds) or kind not in COMPILE_SECONDS or not _has_compiler(kind):
+    if not (flops or seconds) or kind not in COMPILE_SECONDS or not has_compiler(kind):
         return False
     if not seconds:
         with _threads(runtime.threads):
@@ -214,7 +214,8 @@ def _compilation_pays(runtime: Runtime, flops: float, seconds: float) -> bool:
     return COMPILE_SAVES * seconds > COMPILE_SECONDS[kind]
 
 
-def _has_compiler(kind: str) -> bool:
+def has_compiler(kind: str) -> bool:
+    """Return whether torch.compile can work for this type of device: for a GPU it needs triton, else a C++ compiler."""
     if kind == "cuda":
         return find_spec("triton") is not None
     names = [os.environ["CXX"]] if os.environ.get("CXX") else {"win32": ["cl"]}.get(sys.platform, ["g++", "clang++"])

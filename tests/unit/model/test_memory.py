@@ -1,113 +1,134 @@
-"""What fits into memory, and what is advised where it does not."""
+"""What fits into memory, and the error if something does not."""
 
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from command_line import environment
+from small_models import random_model, some_ids
 from small_runs import make_config
+from torch import Tensor
 
-from minigpt.errors import UserError
-from minigpt.model import memory as room
-from minigpt.model.gpt import GPT
+from minigpt.errors import InsufficientMemoryError
+from minigpt.model import memory
 from minigpt.model.kernels import CPU, TORCH, Kernels
-from minigpt.model.memory import (
-    backward_bytes,
-    check_sampling,
-    check_training,
-    free_memory_bytes,
-    is_out_of_memory,
-    sequence_bytes,
-)
+from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, free_memory_bytes
 
 
-def test_what_is_free_here_is_known_or_not() -> None:
+def test_free_memory_is_known_on_linux() -> None:
     free = free_memory_bytes("cpu")
     assert (free is not None) is (sys.platform == "linux")
     assert free is None or 1_000_000 < free < 1 << 44
     assert free_memory_bytes("mps") is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="this system does not say")
-def test_of_machine_and_container_the_one_with_less_to_give_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for in_container, least, most in ((7, 7, 7), (1 << 60, 1_000_000, 1 << 44), (None, 1_000_000, 1 << 44)):
-        monkeypatch.setattr(room, "_free_in_container", lambda group, free=in_container: free)
-        assert least <= free_memory_bytes("cpu") <= most
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
+@pytest.mark.parametrize(
+    ("limit", "free"), [("4000000", 3_800_000), ("max", 8_000_000), ("9000000000", 8_000_000), (None, 8_000_000)]
+)
+def test_a_container_can_have_less_free_memory(limit: str | None, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only anonymous memory counts as used: the system reclaims cached files."""
+    files = {"/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:   7812 kB\nBuffers: 1 kB\n"}
+    if limit:
+        files |= {
+            "/sys/fs/cgroup/memory.max": f"{limit}\n",
+            "/sys/fs/cgroup/memory.stat": "anon 200000\nfile 3500000\n",
+        }
+
+    def read_text(path: Path, **_: Any) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(memory.Path, "read_text", read_text)
+    assert free_memory_bytes("cpu") == pytest.approx(free, rel=1e-3)
 
 
-def test_what_a_container_gives_back_when_asked_is_free(tmp_path: Path) -> None:
-    """After a text of five gigabytes was read, a limit of four is full of files that are no longer needed."""
-    assert room._free_in_container(tmp_path) is None
-    (tmp_path / "memory.current").write_text("3900\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert room._free_in_container(tmp_path) is None
-    (tmp_path / "memory.max").write_text("4000\n")
-    assert room._free_in_container(tmp_path) == 100
-    (tmp_path / "memory.stat").write_text(
-        "anon 200\nfile 3500\ninactive_file 3000\nactive_file 400\nslab_reclaimable 50\n"
+@pytest.mark.skipif(sys.platform == "win32", reason="not reported on this system")
+def test_peak_memory_includes_what_was_freed() -> None:
+    """In a process of its own, because this one may have used more before."""
+    program = (
+        "from minigpt.model.memory import peak_memory; peaks = [peak_memory()]\n"
+        "held = b'.' * (1 << 26); peaks.append(peak_memory())\n"
+        "del held; print(*peaks, peak_memory())"
     )
-    assert room._free_in_container(tmp_path) == 100 + 3450
-
-
-def test_out_of_memory_is_recognised_in_torchs_own_words() -> None:
-    with pytest.raises(RuntimeError) as error:
-        torch.empty(1 << 60)
-    assert is_out_of_memory(error.value)
-    assert is_out_of_memory(torch.OutOfMemoryError("any"))
-    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    done = subprocess.check_output([sys.executable, "-c", program], env=environment())
+    before, holding, after = (int(peak) for peak in done.split())
+    assert before > 1_000_000
+    for peak in (holding, after):
+        assert peak - before == pytest.approx(1 << 26, rel=0.1)
 
 
 def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() -> None:
-    weight = torch.ones(100, 100, requires_grad=True)
-    x = torch.ones(10, 100)
+    weight, x = torch.ones(100, 100, requires_grad=True), torch.ones(10, 100)
 
-    def compute() -> torch.Tensor:
+    def compute() -> Tensor:
         h = x @ weight  # keeps x and weight
         return (h.exp() + h.sin()).sum()  # exp keeps its result, sin its input
 
     assert backward_bytes(compute, [weight]) == 4 * (10 * 100 + 2 * 10 * 100)
 
 
-@pytest.mark.parametrize("kernels", [CPU, TORCH])
-def test_what_a_long_sequence_takes_is_told_without_taking_it(
-    monkeypatch: pytest.MonkeyPatch, kernels: Kernels
-) -> None:
-    model = GPT(make_config(model__context=1024, model__n_embd=32).model, 30)
-    model.use(kernels)
-    weights, asked = list(model.parameters()), []
+@pytest.mark.parametrize("kernels", [CPU, TORCH], ids=["cpu", "torch"])
+def test_measuring_frees_what_training_would_keep(kernels: Kernels) -> None:
+    """The count must not depend on that: a freed tensor's address is used again."""
+    model, ids = random_model("modern", n_layer=3, context=256), some_ids(1, 256)
+    model.use_kernels(kernels)
+    kept: dict[int, int] = {}
 
-    def loss(length: int) -> torch.Tensor:
-        asked.append(length)
-        return model(torch.zeros(1, length, dtype=torch.long)).sum()
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-    whole = sequence_bytes(loss, weights, 1024)
-    monkeypatch.setattr(room, "MEASURED", 256)
-    asked.clear()
-    assert sequence_bytes(loss, weights, 1024) == pytest.approx(whole, rel=0.01)
-    assert max(asked) == 256
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(ids)
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    expected = sum(size for address, size in kept.items() if address not in own)
+    assert backward_bytes(lambda: model(ids), model.parameters()) == expected > logits.nbytes
 
 
-def test_where_a_gpu_trains_only_what_a_checkpoint_copies_must_fit_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_must_fit_with_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU, only the averages count: a checkpoint copies them to this machine."""
     parameters = 1000
-    weights = 4 * parameters
-    monkeypatch.setattr(room, "free_memory_bytes", lambda device: weights)
-    with pytest.raises(UserError, match=r"a model of 1,000 parameters needs about"):
-        check_training(parameters, "cpu", has_average=False)
-    monkeypatch.setattr(room, "free_memory_bytes", lambda device: 2 * weights)
-    check_training(parameters, "cuda", has_average=False)
-    with pytest.raises(UserError):
-        check_training(parameters, "cuda", has_average=True)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 3 * 4 * parameters)
+    check_model(parameters, "cuda", has_average=True)
+    with pytest.raises(InsufficientMemoryError, match=r"^training a model of 1,000 parameters needs about"):
+        check_model(parameters, "cpu", has_average=False)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 3 * 4 * parameters - 1)
+    check_model(parameters, "cuda", has_average=False)
+    with pytest.raises(InsufficientMemoryError):
+        check_model(parameters, "cuda", has_average=True)
 
 
-def test_more_samples_than_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = make_config().model
-    each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * 100)
-    monkeypatch.setattr(room, "free_memory_bytes", lambda device: 7 * each)
-    check_sampling(shape, 7, 100, "cpu")
-    with pytest.raises(UserError, match=r"^8 samples need about 0 GB, 0 GB are free$"):
-        check_sampling(shape, 8, 100, "cpu")
+@pytest.mark.parametrize(
+    ("micro", "free", "settings"),
+    [(16, 7, ("train.micro_batch_size=4",)), (16, 3, ("train.micro_batch_size=1",)), (16, 1, ()), (4, 7, None)],
+)
+def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(
+    micro: int, free: int, settings: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sequence takes 1 MB, and 1 MB is needed otherwise; four fifths of the free memory are filled."""
+    monkeypatch.setattr(memory, "backward_bytes", lambda loss, weights: 1_000_000)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: free * 1_000_000)
+    config = make_config(train__batch_size=16, train__micro_batch_size=micro)
+    if settings is None:
+        check_batch(config, "cpu", 1_000_000, lambda: torch.zeros(()), [])
+        return
+    with pytest.raises(InsufficientMemoryError, match=r"^training with 16 sequences at once needs") as error:
+        check_batch(config, "cpu", 1_000_000, lambda: torch.zeros(()), [])
+    assert error.value.settings == settings
 
 
-def test_what_micro_batches_change_is_said() -> None:
-    assert room._same_result(make_config()) == "the same result"
-    assert room._same_result(make_config(model__dropout=0.1)) == "the same result, but for the masks of dropout"
+def test_out_of_memory_is_recognized_in_pytorchs_words() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60)
+    config = make_config(train__batch_size=6, train__micro_batch_size=6)
+    for problem in (error.value, torch.OutOfMemoryError("any"), MemoryError()):
+        assert str(as_memory_error(problem)) == "out of memory"
+        found = as_memory_error(problem, config)
+        assert found is not None
+        assert (str(found), found.settings) == ("out of memory with 6 sequences at once", ("train.micro_batch_size=3",))
+    assert as_memory_error(RuntimeError("shapes do not match")) is None

@@ -11,7 +11,7 @@ from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.training.loop as training
 from minigpt.config.schema import RunConfig
-from minigpt.model.device import Runtime, _has_compiler
+from minigpt.model.device import Runtime, has_compiler
 from minigpt.storage.metadata import Environment
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
@@ -186,7 +186,7 @@ def test_other_intervals_after_a_resume_change_no_weight(tmp_path: Path) -> None
 
 def test_compiled_as_well(tmp_path: Path) -> None:
     """Compiled kernels split sums among threads in the order of arrival unless they are told not to."""
-    if not _has_compiler("cpu"):
+    if not has_compiler("cpu"):
         pytest.skip("no C++ compiler here")
     small = {"model__n_layer": 1, "train__steps": 6, "train__save_every": 3, "model__dropout": 0.2}
     config = make_config(**small, runtime__threads=2, runtime__compile=True)

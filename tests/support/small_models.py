@@ -1,0 +1,54 @@
+"""Models of two layers, with every combination of the network's switches."""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.config.schema import FAMILIES, ModelConfig
+from minigpt.model.gpt import GPT
+
+V = 13
+FAMILY_NAMES = tuple(FAMILIES)
+SWITCHES: list[dict[str, Any]] = [
+    {"position": position, "norm": norm, "activation": activation, "qk_norm": qk_norm, "bias": bias}
+    for position, norm, activation, qk_norm, bias in itertools.product(
+        ("learned", "sinusoidal", "rotary", "none"),
+        ("layernorm", "rmsnorm"),
+        ("gelu", "gelu_exact", "relu2", "swiglu"),
+        (False, True),
+        (False, True),
+    )
+]
+
+
+def switch_names(switches: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in switches.values())
+
+
+def small_config(family: str, **changes: Any) -> ModelConfig:
+    small = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": 10}
+    return ModelConfig(**{"family": family, **FAMILIES[family], **small, **changes})
+
+
+def untrained_model(family: str, vocab_size: int = V, **changes: Any) -> GPT:
+    torch.manual_seed(0)
+    return GPT(small_config(family, **changes), vocab_size).eval()
+
+
+def random_model(family: str, vocab_size: int = V, **changes: Any) -> GPT:
+    """Return a model with large random weights. Those of a new model hardly change the residual stream."""
+    model = untrained_model(family, vocab_size, **changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=1.5 / math.sqrt(parameter.size(1)))
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def some_ids(*shape: int, vocab_size: int = V) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(1))
