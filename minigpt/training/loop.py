@@ -327,7 +327,7 @@ class Training:
         is_optional = self.config.runtime.compile == "auto" and self.saved_step is None
         self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
         self.optimizer.zero_grad()
-        self.runtime = replace(self.runtime, compile=self.loss is not self.mean_loss)
+        self.runtime = replace(self.runtime, compile=self.loss != self.mean_loss)
         if not self.runtime.compile:
             torch.use_deterministic_algorithms(False)
 
