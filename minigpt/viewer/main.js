@@ -126,12 +126,8 @@ function start() {
   darkMode.addEventListener('change', () => draw());
 }
 
-let firstView = null; // milliseconds from the start of loading to the first view
 unpackAll(page)
   .then(start)
-  .then(() => {
-    firstView = performance.now();
-  })
   .catch(error => {
     const isOld = typeof DecompressionStream === 'undefined';
     const text = isOld ? 'This page needs a browser from 2023 or later.' : `Cannot show this page: ${error}`;

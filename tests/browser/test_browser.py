@@ -1,7 +1,6 @@
-"""The page of `inspect` in a real browser: no request, no error, every view by keyboard, numbers that are true."""
+"""The viewer in a real browser: no requests, no errors, every view by keyboard, and the right numbers."""
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,12 +26,10 @@ VIEWS = (
     *("characters", "positions", "ablation", "training", "compare"),
 )
 SERIOUS = ("serious", "critical")
-SLACK = 5
-"""How many times slower a busy machine may be than what is promised of one that is not."""
 
 
-def without(reason: str) -> None:
-    """Skip where the tools are not here; in CI they must be."""
+def skip(reason: str) -> None:
+    """Skip the test if a tool is missing, but fail in CI."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -43,27 +40,27 @@ def browser() -> Iterator[Any]:
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
-        without("playwright is not installed")
+        skip("playwright is not installed")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     with sync_playwright() as playwright:
-        where: dict[str, Any] = {"executable_path": found} if found else {"channel": "chrome"}  # not in the path
+        options: dict[str, Any] = {"executable_path": found} if found else {"channel": "chrome"}
         try:
-            launched = playwright.chromium.launch(**where, args=["--no-sandbox"] if root else [])
+            launched = playwright.chromium.launch(**options, args=["--no-sandbox"] if root else [])
         except Error as error:
-            without(f"no browser here, none of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
+            skip(f"found none of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
         yield launched
         launched.close()
 
 
 @dataclass
 class Shown:
-    """A page that is open, and all that it should not do."""
+    """An open page, with its requests and errors."""
 
     tab: Any
     address: str
     requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def ask(self, script: str, *given: Any) -> Any:
         return self.tab.evaluate(script, *given)
@@ -72,22 +69,22 @@ class Shown:
         self.ask("changes => change(changes)", changes)
 
     def until(self, script: str) -> None:
-        """Wait for something to be true; playwright's own way evaluates text, which the policy forbids."""
+        """Wait until a script returns true. The security policy forbids Playwright's own way."""
         for _ in range(300):
             if self.ask(script):
                 return
             self.tab.wait_for_timeout(20)
         raise AssertionError(script)
 
-    def reading(self) -> str:
+    def status(self) -> str:
         return str(self.tab.inner_text("#status"))
 
     def press(self, *keys: str) -> None:
         for key in keys:
             self.tab.keyboard.press(key)
 
-    def is_quiet(self) -> None:
-        assert self.complaints == []
+    def assert_quiet(self) -> None:
+        assert self.errors == []
         assert [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))] == []
         assert {url.split("#")[0] for url in self.requests if url.startswith("file:")} == {self.address}
 
@@ -97,7 +94,7 @@ Opener = Callable[..., Shown]
 
 @pytest.fixture(scope="module")
 def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Opens a page as a file, with no network, and watches it."""
+    """Opens a page as a file, without a network."""
     contexts = []
     folder = tmp_path_factory.mktemp("pages")
 
@@ -110,8 +107,8 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         tab = context.new_page()
         shown = Shown(tab, file.as_uri())
         tab.on("request", lambda request: shown.requests.append(request.url))
-        tab.on("pageerror", lambda error: shown.complaints.append(str(error)))
-        tab.on("console", lambda m: shown.complaints.append(m.text) if m.type == "error" else None)
+        tab.on("pageerror", lambda error: shown.errors.append(str(error)))
+        tab.on("console", lambda m: shown.errors.append(m.text) if m.type == "error" else None)
         tab.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
         )
@@ -127,17 +124,17 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 @dataclass(frozen=True)
 class Made:
     loaded: Checkpoint
-    seen: Activations
+    activations: Activations
     content: str
     characters: list[str]
 
     def weights(self, layer: int, head: int, query: int) -> np.ndarray:
-        return self.seen.weights[layer, head, query].numpy()
+        return self.activations.weights[layer, head, query].numpy()
 
 
 @pytest.fixture(scope="module")
 def made() -> Made:
-    """A page with everything in it: 64 characters, 2 layers of 3 heads."""
+    """A page with all views: 64 characters, 2 layers of 3 heads."""
     loaded = checkpoint(layers=2, heads=3, width=48, context=64)
     text = excerpt(loaded, TEXT[:64])
     content = build_page(
@@ -153,22 +150,22 @@ def page(made: Made, opened: Opener) -> Shown:
     return opened(made.content)
 
 
-def spoken(character: str) -> str:
+def name_of(character: str) -> str:
     return {" ": "space", "\n": "newline", "\t": "tab"}.get(character, character)
 
 
-def words_of(made: Made, layer: int, head: int, query: int) -> str:
-    """What is read aloud, from the exact weights."""
+def status_of(made: Made, layer: int, head: int, query: int) -> str:
+    """Return the status line for the exact weights."""
     weights = made.weights(layer, head, query)
     key = int(weights.argmax())
-    name = [spoken(c) for c in made.characters]
+    name = [name_of(c) for c in made.characters]
     return f"query {query} {name[query]}, strongest key {key} {name[key]}, {weights[key]:.2f}"
 
 
-# ---- quiet, and whole by keyboard ----
+# ---- keyboard and pointer ----
 
 
-def test_every_view_opens_by_keyboard_alone_and_nothing_complains(page: Shown) -> None:
+def test_every_view_opens_by_keyboard_without_errors(page: Shown) -> None:
     page.go(view="text", query=20)
     page.tab.focus("#tab-text")
     for view in VIEWS:
@@ -183,10 +180,10 @@ def test_every_view_opens_by_keyboard_alone_and_nothing_complains(page: Shown) -
         )
         assert page.ask(f"{unnamed}.length") == 0, view
         page.press("ArrowRight")
-    page.is_quiet()
+    page.assert_quiet()
 
 
-def test_a_page_without_extras_says_how_to_get_them(opened: Opener) -> None:
+def test_missing_views_name_the_option_that_adds_them(opened: Opener) -> None:
     loaded = checkpoint()
     shown = opened(build_page(loaded, excerpt(loaded)))
     options = {"worked": "--detail", "ablation": "--ablate", "training": "--steps", "compare": "--compare"}
@@ -196,21 +193,21 @@ def test_a_page_without_extras_says_how_to_get_them(opened: Opener) -> None:
         assert options.get(view, "") in words
         assert (len(words.splitlines()) == 1) == (view in options)
     assert "--ablate" in shown.tab.inner_text("#loss-without")
-    shown.is_quiet()
+    shown.assert_quiet()
 
 
-def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
+def test_every_shortcut_works(page: Shown, made: Made) -> None:
     page.go(view="text", layer=0, head=0, query=10, mode="one", group="character", pinned=False)
     page.tab.focus("#panel-text [role=option][tabindex='0']")
     page.press("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "]", "]", "[")
     assert page.ask("[state.query, state.layer, state.head]") == [11, 1, 1]
-    assert page.reading().endswith(words_of(made, 1, 1, 11))
+    assert page.status().endswith(status_of(made, 1, 1, 11))
     assert page.ask("document.activeElement.dataset.position") == "11"
     assert page.ask("document.querySelectorAll('#panel-text [tabindex=\"0\"]').length") == 1
     key = page.ask("currentKey()")
     page.press("Shift+ArrowLeft")
     assert page.ask("state.key") == max(0, key - 1)
-    assert f"; key {max(0, key - 1)} " in page.reading()
+    assert f"; key {max(0, key - 1)} " in page.status()
     page.press("End")
     assert page.ask("state.query") == 63
     page.press("Home", "ArrowLeft", "ArrowUp", "ArrowUp", "[", "[", "[")
@@ -222,7 +219,7 @@ def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
     ):  # fmt: skip
         page.press(key)
         assert page.ask(f"state.{what}") == value, key
-    page.press("m")  # the focus went along, from the text that is hidden now
+    page.press("m")  # works because the focus moved out of the hidden view
     assert page.ask("state.view") == "text"
     page.tab.focus("#panel-text [role=option][tabindex='0']")
     page.press("?")
@@ -232,10 +229,10 @@ def test_the_keys_do_what_the_help_says(page: Shown, made: Made) -> None:
     page.tab.focus("select")
     layer = page.ask("state.layer")
     page.press("g")
-    assert page.ask("state.group") == "character"  # a control keeps its keys
+    assert page.ask("state.group") == "character"  # a menu keeps its keys
     assert page.ask("state.layer") == layer
     page.go(mode="one", pinned=False)
-    page.is_quiet()
+    page.assert_quiet()
 
 
 def test_the_pointer_moves_the_query_until_it_is_pinned(page: Shown) -> None:
@@ -248,26 +245,26 @@ def test_the_pointer_moves_the_query_until_it_is_pinned(page: Shown) -> None:
     page.go(pinned=False, key=None)
 
 
-def test_a_picture_can_be_saved(page: Shown) -> None:
+def test_the_image_can_be_saved(page: Shown) -> None:
     page.go(view="matrix", layer=1, head=2)
     page.tab.focus(".selection button")
     with page.tab.expect_download() as saved:
         page.press("s")
     assert saved.value.suggested_filename == "attention-layer1-head2.png"
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
-    page.is_quiet()
+    page.assert_quiet()
 
 
-# ---- what it says and draws is true ----
+# ---- numbers and colors ----
 
 
-def test_what_is_read_aloud_are_the_models_own_weights(page: Shown, made: Made) -> None:
+def test_the_status_line_has_the_weights_of_the_model(page: Shown, made: Made) -> None:
     page.go(view="text", mode="one", group="character", pinned=False)
     for layer in range(2):
         for head in range(3):
             for query in (0, 1, 13, 14, 40, 63):
                 page.go(layer=layer, head=head, query=query)
-                assert page.reading().endswith(words_of(made, layer, head, query))
+                assert page.status().endswith(status_of(made, layer, head, query))
                 assert page.tab.get_attribute("#status", "aria-live") == "polite"
 
 
@@ -282,7 +279,7 @@ def test_the_table_lists_the_ten_strongest_keys(page: Shown, made: Made) -> None
         assert shown in (f"{weights[int(place)]:.2f}", "<0.01")
 
 
-def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(page: Shown) -> None:
+def test_thumbnails_start_with_a_weight_of_1(page: Shown) -> None:
     page.go(view="overview")
     found = page.ask(
         """(() => {
@@ -290,14 +287,14 @@ def test_the_overview_begins_with_the_first_character_that_sees_itself_alone(pag
           return canvases.map(canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data]);
         })()"""
     )
-    assert len(found) == 7  # the legend, and six heads
+    assert len(found) == 7  # the legend and six heads
     full = page.ask("ramp(depthOf(1))")
     assert all(pixel == [*map(round, full), 255] for pixel in found[1:]), (found, full)
 
 
-def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None:
+def test_pixels_have_the_color_of_their_weight(page: Shown, made: Made) -> None:
     page.go(view="matrix", layer=1, head=0, query=0, shading="root", stage="softmax", zoom=1)
-    weights = made.seen.weights[1, 0].numpy()
+    weights = made.activations.weights[1, 0].numpy()
     shown = packing.LEVELS[packing.to_levels(weights)]
     places = [(int(q), int(k)) for q, k in np.random.default_rng(0).integers(1, 64, (200, 2)) if k <= q]
     places += [(int(q), int(weights[q].argmax())) for q in range(2, 64, 7) if weights[q].argmax() > 0]
@@ -313,13 +310,13 @@ def test_pixels_have_the_colour_of_their_weight(page: Shown, made: Made) -> None
         root = float(shown[query, key]) ** 0.5
         stops = [(247, 251, 255), (70, 140, 205), (8, 48, 107)]
         low, high, share = (0, 1, 2 * root) if root < 0.5 else (1, 2, 2 * root - 1)
-        colour = [a + (b - a) * share for a, b in zip(stops[low], stops[high], strict=True)]
-        assert np.abs(np.array(pixel[:3]) - colour).max() <= 1, (query, key)
+        color = [a + (b - a) * share for a, b in zip(stops[low], stops[high], strict=True)]
+        assert np.abs(np.array(pixel[:3]) - color).max() <= 1, (query, key)
         assert pixel[3] == 255
     assert len({tuple(pixel) for pixel in found}) > 10
 
 
-def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
+def test_the_text_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
     page.go(view="text", layer=0, head=1, query=40, mode="one", group="character", byNorm=False)
     shown = packing.LEVELS[packing.to_levels(made.weights(0, 1, 40))]
     cells = page.ask("""[...document.querySelectorAll('#panel-text [role=option]')]
@@ -331,9 +328,9 @@ def test_the_strip_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
 
 
 @pytest.mark.parametrize("stage", ["raw", "scaled", "masked"])
-def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -> None:
+def test_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -> None:
     page.go(view="matrix", layer=1, head=2, stage=stage)
-    exact = made.seen.attention_stages(1, 2)[stage].numpy()
+    exact = made.activations.attention_stages(1, 2)[stage].numpy()
     found = page.ask(
         """() => {
           const { value, n } = stageMatrix(state.stage);
@@ -348,14 +345,14 @@ def test_the_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -
     page.go(stage="softmax")
 
 
-def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: Made) -> None:
+def test_the_worked_example_matches_the_model(page: Shown, made: Made) -> None:
     page.go(view="worked", layer=1, head=1, query=33)
     found = page.ask(
         "(() => { const w = computeHead(); return { weights: w.weights, output: w.output, raw: w.raw }; })()"
     )
     assert np.abs(np.array(found["weights"]) - made.weights(1, 1, 33)).max() < 1e-6
     weight = load_model(made.loaded).blocks[1].attention.proj.weight.detach().numpy()
-    written = made.seen.head_outputs[1, 1, 33].numpy() @ weight[:, 16:32].T
+    written = made.activations.head_outputs[1, 1, 33].numpy() @ weight[:, 16:32].T
     assert np.abs(np.array(found["output"]) - written).max() < 1e-3
     ticks = page.tab.locator("#panel-worked .checks li")
     assert len(ticks.all()) == 3
@@ -366,7 +363,7 @@ def test_the_worked_example_comes_to_the_models_own_numbers(page: Shown, made: M
         page.ask("part => { page.detail[part] = page.detail[part].map(number => number / 1.1); draw(); }", part)
 
 
-def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None:
+def test_shortcuts_work_anywhere_in_the_worked_example(page: Shown) -> None:
     page.go(view="worked", layer=0, head=0, query=33, key=20)
     for place in ("#tab-worked", "#panel-worked .scroll >> nth=0", "#panel-worked .scroll >> nth=1"):
         before = page.ask("state.key")
@@ -379,12 +376,12 @@ def test_keys_move_the_worked_example_wherever_the_focus_is(page: Shown) -> None
     page.go(view="text", key=None)
 
 
-def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Shown, made: Made) -> None:
+def test_options_of_the_text_view_do_not_affect_other_views(page: Shown, made: Made) -> None:
     page.go(view="text", layer=1, head=2, query=40, mode="mean", scope="all", group="word")
-    assert page.reading().startswith("mean of the heads in all layers: query word ")
+    assert page.status().startswith("mean of the heads in all layers: query word ")
     for view in ("matrix", "lines", "worked", "compare"):
         page.go(view=view)
-        assert page.reading().removeprefix("layer 1 head 2: ") == words_of(made, 1, 2, 40)
+        assert page.status().removeprefix("layer 1 head 2: ") == status_of(made, 1, 2, 40)
     assert "layer 1 head 2" in page.tab.inner_text("aside caption")
     page.go(view="text")
     page.until("location.hash === address()")
@@ -392,7 +389,7 @@ def test_views_of_one_head_read_one_head_whatever_the_text_is_shaded_by(page: Sh
     page.go(mode="one", scope="layer", group="character")
 
 
-def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: Made) -> None:
+def test_the_largest_values_of_a_row_are_exact(page: Shown, made: Made) -> None:
     table = load_model(made.loaded).token_embedding.weight.detach()
     alike = torch.nn.functional.cosine_similarity(table[:, None], table, dim=-1).fill_diagonal_(-2)
     page.go(view="characters")
@@ -407,20 +404,20 @@ def test_the_greatest_of_a_row_are_those_of_the_exact_table(page: Shown, made: M
     page.go(view="text")
 
 
-def test_heads_that_are_alike_are_named_without_a_pointer(page: Shown, made: Made) -> None:
+def test_the_nearest_heads_are_named(page: Shown, made: Made) -> None:
     page.go(view="heads", layer=0, head=1)
-    far = divergence(made.seen.weights)[1]
+    far = divergence(made.activations.weights)[1]
     far[1] = -1
     least = int(far.argmax())
     far[1] = 2
     most = int(far.argmin())
-    told = page.tab.inner_text("#panel-heads p[aria-live]")
-    assert told.startswith(f"layer 0 head 1 is most like layer {most // 3} head {most % 3} (")
-    assert f"and least like layer {least // 3} head {least % 3} (" in told
+    text = page.tab.inner_text("#panel-heads p[aria-live]")
+    assert text.startswith(f"layer 0 head 1 is most like layer {most // 3} head {most % 3} (")
+    assert f"and least like layer {least // 3} head {least % 3} (" in text
     page.go(view="text")
 
 
-def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> None:
+def test_right_to_left_words_do_not_reorder_numbers(opened: Opener) -> None:
     text = HOSTILE["right to left"]
     loaded = checkpoint(text, context=64)
     shown = opened(build_page(loaded, excerpt(loaded, text)))
@@ -430,39 +427,39 @@ def test_words_from_right_to_left_turn_no_number_beside_them(opened: Opener) -> 
     assert "query word \u2068אבג\u2069, " in shown.ask("describeSelection()")
 
 
-def test_mean_maximum_and_groups_are_what_they_say(page: Shown, made: Made) -> None:
+def test_modes_and_groups_have_the_right_shares(page: Shown, made: Made) -> None:
     page.go(view="text", layer=0, head=0, query=45, group="character", byNorm=False)
-    heads = made.seen.weights[0, :, 45].numpy()
+    heads = made.activations.weights[0, :, 45].numpy()
     for mode, exact in (("mean", heads.mean(0)), ("max", heads.max(0)), ("one", heads[0])):
         page.go(mode=mode)
         assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - exact[:46]).max() <= 0.0051
     shares, keeping = np.eye(64), np.eye(64)
-    for layer in made.seen.weights.numpy():  # two layers
+    for layer in made.activations.weights.numpy():  # two layers
         shares = (keeping + layer.mean(0)) / 2 @ shares
     page.go(mode="rollout", layer=1)
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - shares[45, :46]).max() < 0.02
-    assert "about" in page.reading()
+    assert "about" in page.status()
     page.go(mode="one", layer=0, byNorm=True)
-    shares = heads[0] * made.seen.output_norms[0, 0].numpy()
+    shares = heads[0] * made.activations.output_norms[0, 0].numpy()
     assert np.abs(np.array(page.ask("Array.from(selectedRow())")) - (shares / shares.sum())[:46]).max() < 0.02
     page.go(byNorm=False, group="line")
     start = TEXT.rindex("\n", 0, 45) + 1
     end = min(TEXT.index("\n", 45) + 1, 64)
-    whole = made.seen.weights[0, 0, start:end].numpy().mean(0)
+    whole = made.activations.weights[0, 0, start:end].numpy().mean(0)
     row = page.ask("Array.from(groupedRow())")
     assert row[0] == pytest.approx(whole[: TEXT.index("\n") + 1].sum(), abs=0.02)
     assert row[start] == pytest.approx(whole[start:end].sum(), abs=0.02)
     page.go(group="character")
 
 
-def test_a_page_without_the_layers_below_offers_no_rollout(opened: Opener) -> None:
+def test_rollout_needs_all_layers(opened: Opener) -> None:
     loaded = checkpoint(layers=2)
     shown = opened(build_page(loaded, excerpt(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
     assert shown.ask("state.mode") == "one"
     assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
 
 
-def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: Opener) -> None:
+def test_the_address_restores_the_selection(made: Made, page: Shown, opened: Opener) -> None:
     page.go(view="heads", layer=1, head=2, query=17, key=4, mode="max", group="word")
     page.until("location.hash === address()")
     anchor = page.ask("location.hash")
@@ -479,7 +476,7 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     marks = striped.tab.locator("#panel-text [data-heads]").all()
     assert marks
     for place in (int(mark.get_attribute("data-position") or "") for mark in marks):
-        assert striped.ask(f"groupOf({place})[0]") == place  # a mark stands at the start of its word
+        assert striped.ask(f"groupOf({place})[0]") == place  # a mark is at the start of its word
     page.go(mode="max", scope="all")
     page.until("location.hash === address()")
     assert opened(made.content, page.ask("location.hash")).ask("[state.mode, state.scope]") == ["max", "all"]
@@ -493,7 +490,7 @@ def test_the_address_brings_the_selection_back(made: Made, page: Shown, opened: 
     for nonsense in ("#l=99&h=-1&q=1e9&v=__proto__&k=x", "#%E0%A4%A", "#q=&v=&l=constructor", "#<img src=x>"):
         other.tab.goto(other.address + nonsense)
         assert other.tab.locator("#panel-text").is_visible()
-    other.is_quiet()
+    other.assert_quiet()
     page.go(view="text", mode="one", group="character", key=None)
 
 
@@ -515,7 +512,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_any_text_is_shown_as_it_is(opened: Opener, kind: str) -> None:
+def test_any_text_is_shown_in_order(opened: Opener, kind: str) -> None:
     text = HOSTILE[kind]
     loaded = checkpoint(text, context=64, name=text)
     shown = opened(build_page(loaded, excerpt(loaded, text, source=text), detail=True))
@@ -537,20 +534,19 @@ def test_any_text_is_shown_as_it_is(opened: Opener, kind: str) -> None:
         assert next_top > top + 8 or next_left > left, "out of order"
     assert dialogs == []
     assert shown.ask("document.querySelectorAll('img').length") == 0
-    shown.is_quiet()
+    shown.assert_quiet()
     shown.tab.context.close()
 
 
-# ---- for everybody ----
+# ---- accessibility ----
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_keeps_people_out(made: Made, opened: Opener, scheme: str) -> None:
-    """axe finds nothing serious in any view."""
+def test_axe_finds_nothing_serious(made: Made, opened: Opener, scheme: str) -> None:
     try:
         from axe_playwright_python.base import AXE_FILE_PATH
     except ImportError:
-        without("axe-playwright-python is not installed")
+        skip("axe-playwright-python is not installed")
     shown = opened(made.content, color_scheme=scheme, bypass_csp=True)
     shown.ask(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
     for view in (*VIEWS, "several"):
@@ -562,25 +558,25 @@ def test_nothing_keeps_people_out(made: Made, opened: Opener, scheme: str) -> No
         assert not bad, (view, bad)
 
 
-def test_a_narrow_screen_scrolls_down_only(made: Made, opened: Opener) -> None:
+def test_a_narrow_screen_needs_no_sideways_scrolling(made: Made, opened: Opener) -> None:
     shown = opened(made.content, viewport={"width": 320, "height": 640})
     for view in VIEWS:
         shown.go(view=view, query=40)
         assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth"), view
     shown.go(view="text", mode="several")
     assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth")
-    shown.is_quiet()
+    shown.assert_quiet()
 
 
-def test_forced_colours_leave_the_cursor_visible(made: Made, opened: Opener) -> None:
+def test_forced_colors_keep_the_query_visible(made: Made, opened: Opener) -> None:
     shown = opened(made.content, forced_colors="active", reduced_motion="reduce")
     shown.go(view="text", query=40)
     outline = shown.ask("getComputedStyle(document.querySelector('#panel-text .query')).outlineStyle")
     assert outline == "solid"
-    shown.is_quiet()
+    shown.assert_quiet()
 
 
-def test_without_scripts_there_is_a_picture(made: Made, opened: Opener, browser: Any, tmp_path: Path) -> None:
+def test_without_javascript_there_is_an_image(made: Made, opened: Opener, browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(made.content, encoding="utf-8", newline="")
     context = browser.new_context(java_script_enabled=False, offline=True)
@@ -592,36 +588,15 @@ def test_without_scripts_there_is_a_picture(made: Made, opened: Opener, browser:
     context.close()
 
 
-# ---- large and quick ----
+# ---- size ----
 
 
-def test_a_large_page_is_quick(opened: Opener) -> None:
-    """6 layers of 6 heads over 256 characters: first view in 2 s, a cursor move in 50 ms, few nodes."""
+def test_a_large_page_has_few_nodes(opened: Opener) -> None:
     letters = TEXT * 4
     loaded = checkpoint(letters, layers=6, heads=6, width=96)
     shown = opened(build_page(loaded, excerpt(loaded, letters)))
     assert shown.ask("T") == 256
-    assert shown.ask("firstView") < 2000 * SLACK
     for view in VIEWS:
         shown.go(view=view)
-    nodes = shown.ask("document.querySelectorAll('*').length")
-    assert nodes < 5000
-    times = {}
-    for view in ("text", "matrix", "next", "lines"):
-        times[view] = shown.ask(
-            """async view => {
-              change({ view });
-              const times = [];
-              for (let i = 0; i < 40; i++) {
-                const before = performance.now();
-                change({ query: 100 + 3 * i });
-                document.body.getBoundingClientRect();
-                times.push(performance.now() - before);
-              }
-              return times.sort((a, b) => a - b)[20];
-            }""",
-            view,
-        )
-    print(json.dumps({"nodes": nodes, "first view": shown.ask("firstView"), **times}))
-    assert max(times.values()) < 50 * SLACK, times
-    shown.is_quiet()
+    assert shown.ask("document.querySelectorAll('*').length") < 5000
+    shown.assert_quiet()
