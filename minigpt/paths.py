@@ -1,43 +1,47 @@
-"""Where the files that come with minigpt lie: the presets and the registry of downloads."""
+"""Where files are: packaged resources, the cache, and the layout of a run.
 
-from __future__ import annotations
+runs/NAME/
+  config.yaml  environment.json  metrics.jsonl  tensorboard/
+  checkpoints/
+    best  last  step-00000500/
+"""
 
 import os
-import sys
 from pathlib import Path
 
-from minigpt.errors import UserError
+import platformdirs
+
+RUNS = Path("runs")
+CHECKPOINTS, LOCK = "checkpoints", ".lock"
+RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "tensorboard", CHECKPOINTS, LOCK)
+"""The files and folders that training writes into a run folder."""
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether `folder` is a run."""
+    has_settings = all((folder / name).is_file() for name in ("config.yaml", "environment.json"))
+    return has_settings or any((folder / CHECKPOINTS).glob("step-*"))
+
+
+def containing_run(file: Path) -> Path | None:
+    """Return the run that `file` belongs to, or None. A run does not own what others put into its folder."""
+    real = Path(os.path.realpath(file))
+    return next((at for at in real.parents if real.relative_to(at).parts[0] in RUN_FILES and is_run(at)), None)
 
 
 def resource_path(*parts: str) -> Path:
-    """The path of a file or folder that comes with minigpt, such as `resource_path("configs")`.
+    """Return the path of a packaged file or folder, such as `resource_path("configs")`. It need not exist.
 
-    A wheel carries these inside the package, a checkout has them beside it. The path need not exist.
+    A wheel has these files inside the package, a checkout has them beside it.
     """
-    here = Path(__file__).parent
-    packed = here.joinpath("shipped", *parts)
-    return packed if packed.exists() else here.parent.joinpath(*parts)
+    package = Path(__file__).parent
+    packaged = package.joinpath("shipped", *parts)
+    return packaged if packaged.exists() else package.parent.joinpath(*parts)
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again: $MINIGPT_CACHE, else `minigpt` in the platform's user cache.
-
-    The folder is not created. UserError where there is no home folder to put it in.
-    """
+    """Return the folder for files that can be rebuilt: $MINIGPT_CACHE, or else the user's cache. It may not exist."""
     chosen = os.environ.get("MINIGPT_CACHE")
-    try:
-        if chosen:
-            return Path(chosen).expanduser().absolute()
-        return _user_cache() / "minigpt"
-    except RuntimeError as error:
-        raise UserError("no home folder was found for the cache; set MINIGPT_CACHE to a folder") from error
-
-
-def _user_cache() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification says that a relative path is to be ignored.
-    return named if named.is_absolute() else Path.home() / ".cache"
+    if chosen:
+        return Path(os.path.expanduser(chosen)).absolute()
+    return platformdirs.user_cache_path("minigpt", appauthor=False)

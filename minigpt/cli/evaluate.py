@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -46,12 +45,11 @@ def evaluate(
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.storage.runs import is_pointer
     from minigpt.text.dataset import encode
     from minigpt.text.sources import open_corpus
     from minigpt.training.evaluate import evaluate, protocol
 
-    if os.path.isfile(run) and not is_pointer(Path(run)):
+    if os.path.isfile(run):
         raise UserError(f"{escape(run)} is a text; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)

@@ -134,7 +134,7 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
 
 def as_argument(run: Path) -> str:
     """Return what to type for `run`: its name if it is in runs/, else its folder."""
-    from minigpt.storage.runs import RUNS
+    from minigpt.paths import RUNS
 
     return shell_quote(run.name if run.parent == RUNS else run)
 

@@ -76,7 +76,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
     Raises:
         OutputError: A file cannot be written, belongs to a run, or is `read` or written twice by the command.
     """
-    from minigpt.storage.runs import owner
+    from minigpt.paths import containing_run
 
     taken = {os.path.realpath(read)} if read else set()
     for out in outs:
@@ -93,7 +93,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
         if out.is_file() or not out.exists():  # a device such as /dev/null may be written twice
             if os.path.realpath(out) in taken:
                 raise _cannot_write(out, "this command reads it or writes it twice")
-            if run := owner(out):
+            if run := containing_run(out):
                 raise _cannot_write(out, f"it belongs to run {run.name}")
             taken.add(os.path.realpath(out))
 

@@ -1,66 +1,95 @@
 """`minigpt runs`."""
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from typer import Option
 
 from minigpt.cli.options import JsonOption
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import UserError
+from minigpt.errors import RunNotFoundError, UserError
+from minigpt.paths import RUNS
+
+CORPUS_WIDTH = 40
 
 
 def runs(
-    verify: Annotated[bool, Option("--verify", help="Check all that the runs keep on disk.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every file of every run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in runs/, the one touched last at the end."""
-    from minigpt.storage.runs import RUNS, summaries
+    """List the runs in runs/, the one trained last at the end."""
+    from minigpt.storage.runs import all_runs
 
     if verify:
         _verify_runs(as_json)
         return
-    found = list(summaries())
+    summaries = [_summary(run) for run in all_runs()]
     if as_json:
-        write(json_text([asdict(row) for row in found]))
+        write(json_text(summaries))
         return
-    if not found:
-        raise UserError(f"there is no run in {RUNS.absolute()} yet; 'minigpt train' starts one")
-    rows = [
-        (
-            row.name,
-            _in_short(row.corpus),
-            f"{row.parameters:,}" if row.parameters is not None else "",
-            str(row.step) if row.step is not None else "no checkpoint",
-            f"{row.best_loss:.4f}" if row.best_loss is not None else "",
-            _age(time.time() - row.touched),
-        )
-        for row in found
-    ]
-    table(("run", "corpus", "parameters", "step", "best loss", "age"), rows)
+    if not summaries:
+        raise RunNotFoundError(f"there is no run in {RUNS.absolute()}")
+    table(("run", "corpus", "parameters", "step", "best loss", "age"), [_row(**summary) for summary in summaries])
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    """Return what to list of a run. Values are None if the newest checkpoint is missing or damaged."""
+    from minigpt.storage.metadata import read_metadata
+    from minigpt.storage.runs import checkpoint_steps, last_trained, step_folder
+
+    steps, metadata = checkpoint_steps(run), None
+    with suppress(UserError):
+        metadata = read_metadata(step_folder(run, steps[-1])) if steps else None
+    return {
+        "name": run.name,
+        "corpus": metadata.corpus.name if metadata else None,
+        "parameters": metadata.parameters if metadata else None,
+        "step": steps[-1] if steps else None,
+        "best_loss": metadata.state.best_loss if metadata else None,
+        "last_trained": last_trained(run),
+    }
+
+
+def _row(
+    name: str,
+    corpus: str | None,
+    parameters: int | None,
+    step: int | None,
+    best_loss: float | None,
+    last_trained: float,
+) -> tuple[str, ...]:
+    return (
+        name,
+        _shorten(corpus or ""),
+        "" if parameters is None else f"{parameters:,}",
+        "no checkpoint" if step is None else str(step),
+        "" if best_loss is None else f"{best_loss:.4f}",
+        _age(time.time() - last_trained),
+    )
 
 
 def _verify_runs(as_json: bool) -> None:
-    from minigpt.storage.runs import RUNS
     from minigpt.storage.verify import verify_runs
 
-    found = list(verify_runs())
+    checked = list(verify_runs())
     if as_json:
-        write(json_text([asdict(one) for one in found]))
-    elif not found:
-        notice(f"there is no run in {RUNS.absolute()}: nothing to check")
+        write(json_text([asdict(item) for item in checked]))
+    elif not checked:
+        notice(f"there is no run in {RUNS.absolute()}")
     else:
-        table(("run", "what", ""), [(one.run, one.what, one.problem or "intact") for one in found])
-    if bad := sum(one.problem is not None for one in found):
-        raise UserError(f"{bad} of {len(found)} are not as they were written")
+        table(("run", "file", ""), [(item.run, item.what, item.problem or "intact") for item in checked])
+    if damaged := sum(item.problem is not None for item in checked):
+        raise UserError(f"{damaged} of {len(checked)} are damaged")
 
 
-def _in_short(corpus: str) -> str:
-    """Return what a run was trained on, fit for a column."""
+def _shorten(corpus: str) -> str:
+    """Shorten the name of a corpus to fit a column."""
     first, *others = corpus.split(" + ")
-    name = f"{first} + {len(others)} more" if others and len(corpus) > 40 else corpus
-    return name if len(name) <= 40 else f"...{name[-37:]}"
+    name = f"{first} + {len(others)} more" if others and len(corpus) > CORPUS_WIDTH else corpus
+    return name if len(name) <= CORPUS_WIDTH else f"...{name[3 - CORPUS_WIDTH :]}"
 
 
 def _age(seconds: float) -> str:

@@ -105,8 +105,8 @@ def sample(
 
 def _loaded(run: str, checkpoint: str | None) -> "Checkpoint":
     """Load the checkpoint to draw from. Raises UserError, which says where a text goes that stands in RUN's place."""
+    from minigpt.paths import RUNS
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.storage.runs import RUNS
 
     try:
         return load_checkpoint(run, checkpoint)

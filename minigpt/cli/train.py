@@ -43,7 +43,7 @@ def train(
             _train(run, prepare_resume(run, set_ or []))
     else:
         if name is not None:
-            runs.refuse_name(name)  # before reading the text, which may take minutes
+            runs.check_name(name)  # before reading the text, which may take minutes
         prepared = prepare_run(text or [], config, set_ or [])
         with runs.new_run(name, prepared.stem) as run:
             _train(run, prepared)
@@ -100,7 +100,7 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, outcome: "Outcome") -> None:
     """Print how the run ended and what to type next. Exit with the code of the signal, if one stopped it."""
-    from minigpt.storage.runs import RUNS
+    from minigpt.paths import RUNS
 
     state, name = outcome.state, as_argument(run)
     if outcome.signal:

@@ -1,1 +1,1 @@
-"""Runs and checkpoints on disk, without torch."""
+"""Read and write runs and checkpoints, without torch."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in meta.json, and whether its files are as they were written."""
+"""The metadata of a checkpoint, and the hashes that show whether its files have changed."""
 
 import hashlib
 import json
@@ -10,54 +10,60 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minigpt.config import yaml as plain_yaml
+from minigpt.config import yaml
 from minigpt.config.schema import MOST_THREADS
-from minigpt.errors import UserError, escape, reason
-from minigpt.files import open_within, read_within, sha256
+from minigpt.errors import CheckpointError, escape
+from minigpt.files import read_within
 
-META = "meta.json"
 FORMAT = 1
-LIMITS = {META: 1 << 20, "config.yaml": plain_yaml.LIMIT, "tokenizer.json": 16 << 20}
-"""Bytes that the files of text can have at most. All of Unicode is a tokenizer of 13 MB."""
-TENSORS = ("model.safetensors", "optimizer.safetensors")
-FILES = (*TENSORS, "config.yaml", "tokenizer.json")
+METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
+FILES = (MODEL, OPTIMIZER, "config.yaml", "tokenizer.json")
+"""The files of a checkpoint that have a hash in its metadata."""
+LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20}
+"""The largest size of each text file, in bytes. A tokenizer with all of Unicode has 13 MB."""
+OPTIMIZER_ARRAYS, HEADER = 3, 1 << 20
+"""The most arrays per parameter in the optimizer's file (two moving averages, and the raw weights with an EMA),
+and the largest header of a safetensors file, in bytes."""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 @dataclass
 class TrainState:
-    """What changes in the course of a run and outlasts it, besides tensors."""
+    """What changes during a run and outlives the process, except tensors."""
 
-    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)  # for reading it back from meta.json
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
 
     step: Count = 0
-    """Updates completed, or skipped."""
+    """Steps completed, including skipped ones."""
     tokens_seen: Count = 0
     seconds: float = 0.0
-    """Time spent in the loop, over all its resumptions."""
+    """Time spent in the training loop."""
     train_loss: float | None = None
-    """The training loss logged last."""
+    """The training loss at the last log line."""
     validation_loss: float | None = None
-    """The validation loss measured last."""
+    """The last validation loss, which may be some steps old."""
     best_loss: float | None = None
-    """The lowest validation loss so far, first measured at `best_step`."""
+    """The lowest validation loss, measured at `best_step`."""
     best_step: Count = 0
     train_loss_at_best: float | None = None
     evaluations_since_best: Count = 0
     skipped: Count = 0
-    """Steps without an update, because its loss or gradient was not finite."""
-    # Sums since the last log line, so that a resumed run logs the same means.
+    """Steps without an update because the loss or gradient was not finite."""
+    # Sums since the last log line: a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
     spiked: bool = False
-    """Whether a jump of the loss was noted since then."""
-    rescheduled: bool = False
-    """Whether it was resumed with another length, so that its learning rates are not those of any one run."""
+    """Whether the loss jumped since the last log line."""
+
+    @property
+    def best_checkpoint(self) -> int:
+        """The step of the checkpoint with the lowest validation loss; this one if nothing was measured yet."""
+        return self.step if self.best_loss is None else self.best_step
 
     @property
     def overfitting(self) -> bool:
-        """Return whether validation has got worse since the best step while training went on getting better."""
+        """Whether the validation loss rose since the best step while the training loss fell."""
         losses = (self.train_loss, self.validation_loss, self.train_loss_at_best, self.best_loss)
         if self.evaluations_since_best < 2 or None in losses:
             return False
@@ -65,21 +71,21 @@ class TrainState:
         return validation > best and train < train_at_best
 
 
-class _Facts(BaseModel):
-    """A part of meta.json: typed without guessing, every number finite; what later versions add is passed over."""
+class _Part(BaseModel):
+    """A part of the metadata: strict types, finite numbers, and unknown fields ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class CorpusInfo(_Facts):
-    """The text that a model was trained on."""
+class CorpusInfo(_Part):
+    """The text a model was trained on."""
 
     name: str
     fingerprint: str
 
 
-class Environment(_Facts):
-    """What a checkpoint was computed with. A run is the same bit for bit only where all of it is."""
+class Environment(_Part):
+    """Everything outside the configuration that affects the last bits of a result."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -92,96 +98,98 @@ class Environment(_Facts):
     minigpt: str = ""
 
     def changes(self, before: "Environment") -> list[str]:
-        """Return, a phrase each, what is not as it was `before`; what was not noted then is passed over."""
-        then = dict(before)
-        return [f"{key} {now} instead of {then[key]}" for key, now in self if then[key] not in ("", now)]
+        """Return a phrase for each field that differs from `before`. Fields that are empty there do not count."""
+        old = dict(before)
+        return [f"{key} {new} instead of {old[key]}" for key, new in self if old[key] not in ("", new)]
 
 
-class Metadata(_Facts):
-    """The content of meta.json."""
+class Metadata(_Part):
+    """The content of metadata.json."""
 
-    format: int
-    step: Count
+    format: int = FORMAT
     characters_seen: Count
-    validation_loss: float | None
-    """The one measured last, maybe some steps before."""
     corpus: CorpusInfo
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: Annotated[Count, Field(ge=1)]
     runtime: Environment
     state: TrainState
     sha256: dict[str, str] = Field(default_factory=dict)
-    """Of each file, and of the rest of meta.json."""
+    """The hash of each file, and of the other fields of this one."""
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint."""
+        return self.state.step
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The last validation loss, which may be some steps old."""
+        return self.state.validation_loss
+
+
+def step_name(step: int) -> str:
+    """Return the name of the folder with the checkpoint of `step`."""
+    return f"step-{step:08d}"
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the fields of metadata.json, except the hashes."""
+    hashed = {key: value for key, value in fields.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """Return the meta.json of a checkpoint folder. Raises UserError when it is not as it was written."""
-    content = read_within(checkpoint / META, checkpoint, LIMITS[META])
+    """Return the metadata of a checkpoint folder.
+
+    Raises:
+        UserError: It cannot be read, was changed, or is not valid.
+    """
+    content = read_within(checkpoint / METADATA, checkpoint, LIMITS[METADATA])
     try:
-        said = json.loads(content)
-        intact = said["sha256"][META] == digest(said)
-        form = said["format"]
+        fields = json.loads(content)
+        intact, version = fields["sha256"][METADATA] == digest(fields), fields["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        intact, form = False, FORMAT
+        intact = False
     if not intact:
-        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: {META} changed since it was written")
-    if form != FORMAT:
-        raise UserError(f"{escape(checkpoint)} has format {escape(form)[:20]}, this version of minigpt reads {FORMAT}")
+        raise _changed(checkpoint, METADATA)
+    if version != FORMAT:
+        raise CheckpointError(f"{escape(checkpoint)} has format {escape(version)[:20]}, minigpt reads {FORMAT}")
     try:
-        meta = Metadata.model_validate_json(content)
+        metadata = Metadata.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{escape(checkpoint / META)} is not valid: {escape(where)}: {escape(first['msg'])}") from error
-    misnamed = checkpoint.name.removeprefix("step-").isdecimal() and checkpoint.name != f"step-{meta.step:08d}"
-    if misnamed or meta.step != meta.state.step:
-        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: it holds step {meta.state.step}")
-    return meta
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise CheckpointError(f"{escape(checkpoint / METADATA)} is not valid: {escape(problem)}") from error
+    is_numbered = checkpoint.name.removeprefix("step-").isdecimal()
+    if is_numbered and checkpoint.name != step_name(metadata.step):
+        raise CheckpointError(f"checkpoint {escape(checkpoint)} is damaged: it contains step {metadata.step}")
+    return metadata
 
 
-def digest(facts: Mapping[str, Any]) -> str:
-    """Return the sha256 of what a meta.json says, the hashes it holds left out."""
-    said = {key: value for key, value in facts.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
+    """Return the content of one file of a checkpoint, after checking its size and hash.
 
-
-def read_checked(checkpoint: Path, name: str, meta: Metadata, limit: int) -> bytes:
-    """Return the content of one file of a checkpoint, hashed as it was read.
-
-    Raises UserError when it is missing, larger than `limit` bytes, or not as it was written.
+    Raises:
+        UserError: The file is missing, too large, or was changed.
     """
-    _refuse_missing(checkpoint, name)
-    content = read_within(checkpoint / name, checkpoint, limit)
-    _compare(checkpoint, name, meta, hashlib.sha256(content).hexdigest())
+    if not os.path.lexists(checkpoint / name):
+        if name == OPTIMIZER:
+            raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
+        raise CheckpointError(f"checkpoint {escape(checkpoint)} is incomplete: {name} is missing")
+    arrays = OPTIMIZER_ARRAYS if name == OPTIMIZER else 1
+    content = read_within(checkpoint / name, checkpoint, LIMITS.get(name, 4 * arrays * metadata.parameters + HEADER))
+    if hashlib.sha256(content).hexdigest() != metadata.sha256.get(name):
+        raise _changed(checkpoint, name)
     return content
 
 
 def verify(checkpoint: Path) -> Metadata:
-    """Check each file of a checkpoint against its sha256 and return its meta.json. Raises UserError."""
-    meta = read_metadata(checkpoint)
+    """Check each file of a checkpoint and return its metadata. Raises UserError like `read_checked`."""
+    metadata = read_metadata(checkpoint)
     for name in FILES:
-        verify_file(checkpoint, name, meta)
-    return meta
+        read_checked(checkpoint, name, metadata)
+    return metadata
 
 
-def verify_file(checkpoint: Path, name: str, meta: Metadata, limit: int | None = None) -> None:
-    """Check one file of a checkpoint against its sha256, without holding it whole. Raises UserError."""
-    _refuse_missing(checkpoint, name)
-    with open_within(checkpoint / name, checkpoint) as file:
-        if limit is not None and os.fstat(file.fileno()).st_size > limit:
-            raise UserError(f"{escape(checkpoint / name)} is larger than the {limit:,} bytes that it can have")
-        try:
-            found = sha256(file)
-        except OSError as error:
-            raise UserError(f"{escape(checkpoint / name)} cannot be read: {reason(error)}") from error
-    _compare(checkpoint, name, meta, found)
-
-
-def _refuse_missing(checkpoint: Path, name: str) -> None:
-    if not os.path.lexists(checkpoint / name):
-        raise UserError(f"checkpoint {escape(checkpoint)} is incomplete: {name} is missing")
-
-
-def _compare(checkpoint: Path, name: str, meta: Metadata, found: str) -> None:
-    if found != meta.sha256.get(name):
-        raise UserError(f"checkpoint {escape(checkpoint)} is damaged: {name} changed since it was written")
+def _changed(checkpoint: Path, name: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {escape(checkpoint)} is damaged: {name} has changed since it was saved")

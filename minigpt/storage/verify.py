@@ -1,36 +1,25 @@
-"""Whether everything that runs keep on disk is as it was written."""
+"""Check that the files of runs have not changed since they were written."""
 
 import json
-import os
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from minigpt.config import resolve as config
-from minigpt.errors import UserError, escape, reason
+from minigpt.config.resolve import from_yaml
+from minigpt.errors import UserError, escape
 from minigpt.files import open_within, read_text_within, read_within
-from minigpt.storage import metadata as meta
-from minigpt.storage.metadata import LIMITS
-from minigpt.storage.runs import (
-    CHECKPOINTS,
-    ENVIRONMENT_LIMIT,
-    QUARANTINED,
-    RUNS,
-    all_runs,
-    checkpoint_steps,
-    pointed_step,
-    step_folder,
-    was_started,
-)
+from minigpt.paths import CHECKPOINTS, RUNS
+from minigpt.storage.metadata import LIMITS, verify
+from minigpt.storage.runs import ENVIRONMENT_LIMIT, POINTERS, all_runs, checkpoint_steps, pointed_step, step_folder
 
-LINE_LIMIT, RECORD_LIMIT = 1 << 20, 64 << 20
-"""Bytes that a line of metrics.jsonl, and a record of TensorBoard's, can have at most."""
+LINE_LIMIT = 1 << 20
+"""The longest line of metrics.jsonl, in bytes."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One line of `minigpt runs --verify`: what was looked at, and what is wrong with it."""
+    """A file or checkpoint of a run, and its problem, if it has one."""
 
     run: str
     what: str
@@ -38,53 +27,44 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check every file of every run under `root`, also of those that have lost their settings."""
-    folders = {path for path in root.glob("*") if was_started(path)} - set(all_runs(root))
-    for run in [*all_runs(root), *sorted(folders)]:
-        for what, check, path in _checks(run):
-            problem = None
+    """Check the settings, metrics, checkpoints and pointers of every run in `root`."""
+    for run in all_runs(root):
+        for what, check in _checks(run):
             try:
-                check(path)
+                check()
             except UserError as error:
-                if check is meta.verify and not path.exists():
-                    continue  # a training beside this has removed it by now
-                problem = str(error)
-            except OSError as error:  # as of a bad sector
-                problem = f"{escape(path)} cannot be read: {reason(error)}"
-            yield Checked(run.name, what, problem)
+                is_pruned = what.startswith("step ") and int(what[5:]) not in checkpoint_steps(run)
+                if not is_pruned:
+                    yield Checked(run.name, what, str(error))
+            else:
+                yield Checked(run.name, what, None)
 
 
-def _checks(run: Path) -> Iterator[tuple[str, Callable[[Path], object], Path]]:
-    yield "config.yaml", _check_config, run / "config.yaml"
-    steps = checkpoint_steps(run)
-    events = sorted((run / "tensorboard").glob("events.*")) or [run / "tensorboard" / "events.*"]
-    beside = [
-        ("environment.json", _check_json, run / "environment.json"),
-        ("metrics.jsonl", _check_curves, run / "metrics.jsonl"),
-        *(("curves", _check_events, path) for path in events),
-    ]
-    yield from (one for one in beside if steps or one[-1].exists())  # all of it is there before a checkpoint is
-    yield from ((f"step {step}", meta.verify, step_folder(run, step)) for step in steps)
-    pointers = [run / CHECKPOINTS / name for name in ("last", "best")]
-    yield from ((f"pointer {path.name}", _check_pointer, path) for path in pointers if steps or path.exists())
-    yield from ((path.name, _report_aside, path) for path in sorted((run / CHECKPOINTS).glob(f"{QUARANTINED}*")))
+def _checks(run: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "config.yaml", partial(_check_config, run)
+    yield "environment.json", partial(_check_environment, run)
+    yield "metrics.jsonl", partial(_check_metrics, run)
+    for step in checkpoint_steps(run):
+        yield f"step {step}", partial(verify, step_folder(run, step))
+    for pointer in POINTERS if checkpoint_steps(run) else ():
+        yield f"pointer {pointer}", partial(_check_pointer, run, pointer)
 
 
-def _check_config(path: Path) -> None:
-    config.from_yaml(read_text_within(path, path.parent, LIMITS[path.name]), str(path))
+def _check_config(run: Path) -> None:
+    from_yaml(read_text_within(run / "config.yaml", run, LIMITS["config.yaml"]), str(run / "config.yaml"))
 
 
-def _check_json(path: Path) -> None:
+def _check_environment(run: Path) -> None:
     try:
-        json.loads(read_within(path, path.parent, ENVIRONMENT_LIMIT))
+        json.loads(read_within(run / "environment.json", run, ENVIRONMENT_LIMIT))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON") from error
+        raise UserError(f"{escape(run / 'environment.json')} is not valid JSON") from error
 
 
-def _check_curves(path: Path) -> None:
-    """Each line tells of a step, in order. A last line without an end is what a kill leaves, and a resume removes."""
+def _check_metrics(run: Path) -> None:
+    """Check that each line has a step, in order. A kill may leave an incomplete last line."""
     last, number = 0, 0
-    with open_within(path, path.parent) as file:
+    with open_within(run / "metrics.jsonl", run) as file:
         while line := file.readline(LINE_LIMIT):
             number += 1
             if not line.endswith(b"\n") and len(line) < LINE_LIMIT:
@@ -95,30 +75,10 @@ def _check_curves(path: Path) -> None:
             except (ValueError, KeyError, TypeError, RecursionError):
                 in_order = False
             if not in_order:
-                raise UserError(f"{path} line {number} is damaged; TensorBoard's curves are kept beside it")
+                raise UserError(f"{escape(run / 'metrics.jsonl')}: line {number} is damaged")
             last = step
 
 
-def _check_events(path: Path) -> None:
-    """Each record has the checksums that it was written with. A part of a last record is what a kill leaves."""
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    with open_within(path, path.parent) as file:
-        size = os.fstat(file.fileno()).st_size
-        while len(header := file.read(12)) == 12:
-            length, checksum = struct.unpack("<QI", header)
-            whole = masked_crc32c(header[:8]) == checksum and length <= RECORD_LIMIT
-            if whole and length > size - file.tell() - 4:
-                return
-            record = file.read(length) if whole else b""
-            if not whole or masked_crc32c(record) != struct.unpack("<I", file.read(4))[0]:
-                raise UserError(f"{path} is damaged: TensorBoard shows its curves up to there only")
-
-
-def _check_pointer(path: Path) -> None:
-    if pointed_step(path.parent.parent, path.name) is None:
-        raise UserError(f"{path} names no checkpoint; the next save writes it anew")
-
-
-def _report_aside(path: Path) -> None:
-    raise UserError("set aside by a resume that could not use it; delete it when it is of no use")
+def _check_pointer(run: Path, pointer: str) -> None:
+    if pointed_step(run, pointer) is None:
+        raise UserError(f"{escape(run / CHECKPOINTS / pointer)} names no checkpoint; the next save repairs it")

@@ -20,8 +20,7 @@ from uuid import uuid4
 
 from minigpt.errors import EncodingError, OutputError, TextError, did_you_mean, escape, nearest, reason
 from minigpt.files import remove_abandoned
-from minigpt.paths import cache_folder
-from minigpt.storage.runs import is_run
+from minigpt.paths import cache_folder, is_run
 from minigpt.text.corpus import BLOCK, Corpus, Part
 from minigpt.text.download import download, downloads
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.config.resolve import flatten, to_yaml
@@ -27,9 +25,9 @@ from minigpt.model.memory import as_memory_error, check_batch, check_model, peak
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
-from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import FORMAT, CorpusInfo, Metadata, TrainState
-from minigpt.storage.runs import checkpoint_steps, record_start, step_folder
+from minigpt.storage.checkpoint import Arrays, Checkpoint
+from minigpt.storage.metadata import CorpusInfo, Metadata, TrainState
+from minigpt.storage.runs import checkpoint_steps, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.compilation import Loss, compile_loss
@@ -67,7 +65,7 @@ def train(
     checkpoint = checkpoints.load_checkpoint(resume) if resume else None
     try:
         training = Training(config, run, data, checkpoint)
-        quarantined = checkpoints.repair(run, training.state)  # of a finished run, too: its last save may be incomplete
+        quarantined = repair(run, training.state)  # of a finished run, too: its last save may be incomplete
         refuse_if_finished(config, run, training.length, training.state)
         with Metrics(run, training.state.step) as training.metrics:
             for path in quarantined:
@@ -288,10 +286,7 @@ class Training:
         if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
             raise self._not_finite("the weights or the optimizer state are not finite")
         metadata = Metadata(
-            format=FORMAT,
-            step=state.step,
             characters_seen=round(state.tokens_seen * data.characters_per_token),
-            validation_loss=state.validation_loss,
             corpus=CorpusInfo(name=escape(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
             vocab_size=data.tokenizer.vocab_size,
             parameters=self.parameters,
@@ -384,6 +379,6 @@ class Training:
         )
 
 
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return the tensors as NumPy arrays, without a copy if they are on the CPU."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

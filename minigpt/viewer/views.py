@@ -29,8 +29,8 @@ from minigpt.interpret.scores import (
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import apply_rope
 from minigpt.model.load import load_model
+from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.runs import CHECKPOINTS
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.training.evaluate import evaluate
 from minigpt.viewer.packing import pack_attention, pack_exact, pack_integers, pack_scaled

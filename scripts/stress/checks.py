@@ -85,7 +85,7 @@ def find_damage_after_power_loss(run: Path, saved: int) -> str | None:
 def final_state(run: Path) -> dict[str, Any]:
     """Return everything about a run that faults must not change: its newest checkpoint, pointers and metrics."""
     folder = run / f"checkpoints/step-{newest_step(run):08d}"
-    state = json.loads((folder / "meta.json").read_bytes())["state"]
+    state = json.loads((folder / "metadata.json").read_bytes())["state"]
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     metrics = [json.loads(line) for line in lines if line.endswith("\n")]
     return {

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize("run", ["verse-1", "cjk"])
 def test_eval_repeats_the_best_loss_of_training_to_the_last_digit(cli: Cli, run: str) -> None:
     found = cli("eval", run, "--json").json
-    meta = json.loads((Path(found["checkpoint"]) / "meta.json").read_text(encoding="utf-8"))
+    meta = json.loads((Path(found["checkpoint"]) / "metadata.json").read_text(encoding="utf-8"))
     assert found["loss"] == meta["validation_loss"] == meta["state"]["best_loss"]
     assert found["perplexity"] == math.exp(found["loss"])
     assert cli("eval", run, "--json").json == found

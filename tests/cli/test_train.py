@@ -160,7 +160,7 @@ def test_a_page_of_inspect_is_not_read_with_its_folder(cli: Cli, run: Path) -> N
 def test_eval_uses_the_kernels_of_the_run(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
     assert cli("train", verse, *ONE_STEP, "-s", f"runtime.kernels={kernels}").code == 0
     found = cli("eval", "--json").json
-    meta = json.loads((Path(found["checkpoint"]) / "meta.json").read_text(encoding="utf-8"))
+    meta = json.loads((Path(found["checkpoint"]) / "metadata.json").read_text(encoding="utf-8"))
     assert found["loss"] == meta["validation_loss"]
 
 

@@ -34,7 +34,7 @@ from minigpt.model.load import load_model
 from minigpt.sampling.generate import generate
 from minigpt.storage import runs
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.storage.metadata import FILES, META, read_metadata, verify
+from minigpt.storage.metadata import FILES, METADATA, read_metadata, verify
 from minigpt.storage.runs import record_start, step_folder, summaries
 from minigpt.storage.verify import verify_runs
 from minigpt.training.metrics import Metrics
@@ -48,7 +48,7 @@ pytestmark = [
     pytest.mark.usefixtures("empty_folder"),
 ]
 
-ALL = (*FILES, META)
+ALL = (*FILES, METADATA)
 
 
 @pytest.fixture
@@ -419,7 +419,7 @@ FIELDS = (
 
 
 def is_a_value(field: str, value: Any) -> bool:
-    """Whether a field of meta.json may be this."""
+    """Whether a field of metadata.json may be this."""
     optional = ("state.best_loss", "state.seconds")
     left_out_of_state = (field.startswith("state.") and value is ...) or (field == "state" and value == {})
     number = value == 1.5 or type(value) is int
@@ -436,7 +436,7 @@ def test_each_field_of_a_forged_description_has_its_type(
 ) -> None:
     """In `minigpt runs` too, where one such checkpoint must not hide the other runs."""
     monkeypatch.chdir(run.parent.parent)
-    original = (checkpoint / META).read_bytes()
+    original = (checkpoint / METADATA).read_bytes()
     for value in WRONG_TYPES:
         meta = json.loads(original)
         meta_with(field, value)(meta)
@@ -451,12 +451,12 @@ def test_each_field_of_a_forged_description_has_its_type(
     "content",
     [
         *("[" * 100_000, '{"sha256":' * 100_000, '{"step": ' + "9" * 5000 + "}", '"\\ud800"', "\ufeff{}", "NaN"),
-        *(" " * (3 << 20), '{"sha256": {"meta.json": "\\ud800"}}', '{"sha256": "meta.json"}', "\x1b[2J"),
+        *(" " * (3 << 20), '{"sha256": {"metadata.json": "\\ud800"}}', '{"sha256": "metadata.json"}', "\x1b[2J"),
     ],
     ids=lambda content: ascii(content[:20]),
 )
 def test_a_description_that_is_nothing_of_the_kind_is_refused(checkpoint: Path, content: str) -> None:
-    (checkpoint / META).write_bytes(content.encode("utf-8", "surrogatepass"))
+    (checkpoint / METADATA).write_bytes(content.encode("utf-8", "surrogatepass"))
     assert isinstance(attempt(lambda: read_metadata(checkpoint)), str)
     assert isinstance(attempt(lambda: load_checkpoint(checkpoint)), str)
 
@@ -488,7 +488,7 @@ def test_no_value_in_a_forged_description_makes_a_command_fail_but_in_one_line(
         "verify": ["runs", "--verify"],
     }[command]
     for step in STEPS:
-        meta = json.loads((step_folder(run, step) / META).read_bytes())
+        meta = json.loads((step_folder(run, step) / METADATA).read_bytes())
         meta_with(field, value)(meta)
         if field == "step":
             meta_with("state.step", value)(meta)

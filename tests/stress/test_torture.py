@@ -44,9 +44,9 @@ SYNCED: dict[str, Callable[[str], bool]] = {
     "the folder of runs": lambda path: path == "runs",
     "the run": lambda path: path == "runs/run",
     "the folder of checkpoints": lambda path: path.endswith("/checkpoints"),
-    "a checkpoint": lambda path: Path(path).name.startswith(".saving-"),
+    "a checkpoint": lambda path: Path(path).name.startswith(".step-"),
     "weights": lambda path: path.endswith("/model.safetensors"),
-    "metadata": lambda path: path.endswith("/meta.json"),
+    "metadata": lambda path: path.endswith("/metadata.json"),
 }
 
 

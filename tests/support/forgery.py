@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minigpt.storage.metadata import FILES, META, digest
+from minigpt.storage.metadata import FILES, METADATA, digest
 
 MODEL, OPTIMIZER, CONFIG, TOKENIZER = FILES
 TEXT, STEPS = "abacus\ncab\nbaca\n" * 40, (2, 4)
@@ -16,7 +16,7 @@ def forge(folder: Path, files: dict[str, bytes] | None = None, meta: dict[str, A
     """Give a checkpoint this content, with hashes that match."""
     for name, content in (files or {}).items():
         (folder / name).write_bytes(content)
-    said = meta or json.loads((folder / META).read_bytes())
+    said = meta or json.loads((folder / METADATA).read_bytes())
     hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
-    said["sha256"] = {**hashes, META: digest(said)}
-    (folder / META).write_text(json.dumps(said), encoding="utf-8")
+    said["sha256"] = {**hashes, METADATA: digest(said)}
+    (folder / METADATA).write_text(json.dumps(said), encoding="utf-8")

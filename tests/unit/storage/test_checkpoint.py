@@ -30,7 +30,7 @@ from minigpt.storage.checkpoint import load_checkpoint, load_optimizer, repair, 
 from minigpt.storage.metadata import (
     FILES,
     FORMAT,
-    META,
+    METADATA,
     CorpusInfo,
     Environment,
     Metadata,
@@ -46,7 +46,7 @@ CONFIG = configuration.resolve(
     ("test", {"model.n_layer": 1, "model.n_head": 1, "model.n_embd": 8, "model.context": 8, "train.steps": 9})
 ).config
 UNIT = {name: tensor.numpy() for name, tensor in GPT(CONFIG.model, TOKENIZER.vocab_size).state_dict().items()}
-ALL = (*FILES, META)
+ALL = (*FILES, METADATA)
 
 
 def meta_of(state: TrainState) -> Metadata:
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_five_files_that_explain_themselves(tmp_path: Path) -> N
     assert sorted(path.name for path in folder.iterdir()) == sorted(ALL)
     assert listed(tmp_path / "r") == ["best", "last", "step-00000005"]
     assert (tmp_path / "r/checkpoints/last").read_text(encoding="utf-8") == "step-00000005\n"
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    meta = json.loads((folder / METADATA).read_text(encoding="utf-8"))
     assert (meta["format"], meta["step"], meta["validation_loss"]) == (1, 5, 1.5)
     assert meta["corpus"] == {"name": "abc", "fingerprint": "f"}
     assert set(meta["sha256"]) == set(ALL)
@@ -159,9 +159,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ALL)
 def test_any_damage_to_any_file_is_one_line(whole: Path, tmp_path: Path, name: str) -> None:
-    """In meta.json a flipped digit of the best loss was once believed."""
+    """In metadata.json a flipped digit of the best loss was once believed."""
     content = (whole / name).read_bytes()
-    middle = content.index(b"1.25") if name == META else len(content) // 2
+    middle = content.index(b"1.25") if name == METADATA else len(content) // 2
     damaged = {
         "flipped": content[:middle] + bytes([content[middle] ^ 3]) + content[middle + 1 :],
         "truncated": content[:-20],
@@ -584,7 +584,7 @@ def test_a_run_whose_checkpoints_are_all_pruned_while_they_are_listed_still_has_
     assert checkpoint_steps(tmp_path) == [4]
     assert times == 4
     monkeypatch.setattr(Path, "glob", listed)
-    (step_folder(tmp_path, 4) / META).unlink()
+    (step_folder(tmp_path, 4) / METADATA).unlink()
     assert checkpoint_steps(tmp_path) == []
 
 

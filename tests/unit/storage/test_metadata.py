@@ -1,4 +1,4 @@
-"""meta.json: believed only as it was written, field by field; and each file beside it only with its hash."""
+"""metadata.json: believed only as it was written, field by field; and each file beside it only with its hash."""
 
 import copy
 import hashlib
@@ -17,7 +17,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
 from minigpt.storage.metadata import (
     FILES,
-    META,
+    METADATA,
     Environment,
     Metadata,
     TrainState,
@@ -42,13 +42,13 @@ FACTS: dict[str, Any] = {
 
 
 def describe(folder: Path, facts: dict[str, Any], content: str | None = None) -> Path:
-    """A meta.json that says `facts`, with a hash that matches them, and those of the files that are there."""
+    """A metadata.json that says `facts`, with a hash that matches them, and those of the files that are there."""
     hashes = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES if (folder / name).exists()
     }
     folder.mkdir(exist_ok=True)
-    text = content or json.dumps({**facts, "sha256": {**hashes, META: digest(facts)}})
-    (folder / META).write_text(text, encoding="utf-8")
+    text = content or json.dumps({**facts, "sha256": {**hashes, METADATA: digest(facts)}})
+    (folder / METADATA).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -124,14 +124,14 @@ def test_each_field_has_its_type_and_its_bounds(tmp_path: Path, field: str, valu
     place[name] = value
     content = None
     if field == "sha256":
-        hashes = {**value, META: digest(facts)} if isinstance(value, dict) else value
+        hashes = {**value, METADATA: digest(facts)} if isinstance(value, dict) else value
         content = json.dumps({**facts, "sha256": hashes})
     with pytest.raises(UserError) as error:
         read_metadata(describe(tmp_path / "c", facts, content))
     message = str(error.value)
     assert "\n" not in message
     assert len(message) < 400 + len(str(tmp_path))
-    assert f"meta.json is not valid: {field}" in message or "damaged" in message
+    assert f"metadata.json is not valid: {field}" in message or "damaged" in message
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name != "format"])
@@ -144,13 +144,24 @@ def test_no_field_may_be_missing(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "[]", "null", "7", "NaN", '"x"', "{", '{"format": 1}', '{"sha256": []}', '{"sha256": {"meta.json": 1}}'),
-        *("[" * 200_000, '{"a":' * 200_000, "9" * 5000, "\0", '{"sha256": {"meta.json": "' + "0" * 64 + '"}}'),
+        *(
+            "",
+            "[]",
+            "null",
+            "7",
+            "NaN",
+            '"x"',
+            "{",
+            '{"format": 1}',
+            '{"sha256": []}',
+            '{"sha256": {"metadata.json": 1}}',
+        ),
+        *("[" * 200_000, '{"a":' * 200_000, "9" * 5000, "\0", '{"sha256": {"metadata.json": "' + "0" * 64 + '"}}'),
     ],
     ids=lambda text: text[:20],
 )
 def test_what_is_no_description_is_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / META).write_text(content, encoding="utf-8")
+    (tmp_path / METADATA).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=r"damaged: meta\.json changed since it was written"):
         read_metadata(tmp_path)
 
@@ -158,10 +169,10 @@ def test_what_is_no_description_is_one_line(tmp_path: Path, content: str) -> Non
 def test_any_change_to_what_it_says_is_found(tmp_path: Path) -> None:
     """A flipped digit of the best loss was once believed."""
     folder = describe(tmp_path / "c", FACTS)
-    content = (folder / META).read_bytes()
+    content = (folder / METADATA).read_bytes()
     for place in range(len(content)):
         changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        (folder / META).write_bytes(changed)
+        (folder / METADATA).write_bytes(changed)
         try:
             meta = read_metadata(folder)
         except UserError:
@@ -228,9 +239,9 @@ def test_each_file_is_covered_by_its_hash(tmp_path: Path, name: str, damage: str
     elif damage == "swapped":
         shutil.copy(other / name, path)
     elif damage == "unnamed":
-        said = json.loads((folder / META).read_text(encoding="utf-8"))
+        said = json.loads((folder / METADATA).read_text(encoding="utf-8"))
         del said["sha256"][name]
-        (folder / META).write_text(json.dumps(said), encoding="utf-8")
+        (folder / METADATA).write_text(json.dumps(said), encoding="utf-8")
     else:
         flipped = content[:1000] + bytes([content[1000] ^ 64]) + content[1001:]
         path.write_bytes({"flipped": flipped, "shorter": content[:-1], "longer": content + b"\0"}[damage])

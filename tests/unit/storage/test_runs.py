@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from minigpt.errors import UserError, shell_quote
-from minigpt.storage.metadata import META, digest
+from minigpt.storage.metadata import METADATA, digest
 from minigpt.storage.runs import (
     all_runs,
     checkpoint_steps,
@@ -62,7 +62,7 @@ def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9
 def make_checkpoint(folder: Path, step: int, **facts: Any) -> Path:
     folder.mkdir(parents=True)
     meta = {**DESCRIPTION, "step": step, "state": {"step": step, "best_loss": 1.5}, **facts}
-    (folder / META).write_text(json.dumps({**meta, "sha256": {META: digest(meta)}}), encoding="utf-8")
+    (folder / METADATA).write_text(json.dumps({**meta, "sha256": {METADATA: digest(meta)}}), encoding="utf-8")
     (folder / "config.yaml").write_text("", encoding="utf-8")
     return folder
 
@@ -208,7 +208,7 @@ def test_only_published_checkpoints_count() -> None:
     folder = run / "checkpoints"
     for name in (".saving-step-00000009", "step-00000007 copy", "step-²²²²²²²²", "step-7", "step-"):
         make_checkpoint(folder / name, 7)
-    (folder / "step-00000008").mkdir()  # without meta.json: not whole
+    (folder / "step-00000008").mkdir()  # without metadata.json: not whole
     (folder / "step-00000006").touch()
     assert checkpoint_steps(run) == [5, 100_000_000]
 
@@ -299,9 +299,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         ["config.yaml", "notes.txt"],
         [EVENTS],
         [".lock", "config.yaml", EVENTS],
-        ["checkpoints/quarantined-step-00000005/meta.json"],
+        ["checkpoints/quarantined-step-00000005/metadata.json"],
         ["checkpoints/mine.txt"],
-        ["checkpoints/step-00000005/meta.json"],
+        ["checkpoints/step-00000005/metadata.json"],
         ["environment.json", "metrics.jsonl"],
     ],
     ids=" ".join,
@@ -418,16 +418,16 @@ def test_a_run_that_leads_out_of_its_folder_is_not_trained_in(tmp_path: Path, na
 
 
 def test_the_table_has_a_line_for_each_run_and_damage_leaves_gaps_in_one_line_only() -> None:
-    """One unreadable meta.json once hid all other runs."""
+    """One unreadable metadata.json once hid all other runs."""
     make_run("runs/a", (5, 10), touched=3e8)
     make_run("runs/empty", touched=4e8)
     flipped = make_run("runs/flipped", (7,), touched=5e8)
-    description = step_folder(flipped, 7) / META
+    description = step_folder(flipped, 7) / METADATA
     description.write_text(description.read_text(encoding="utf-8").replace("1.5", "1.7"), encoding="utf-8")
     binary = make_run("runs/binary", (8,), touched=6e8)
-    (step_folder(binary, 8) / META).write_bytes(b"\xff\x00")
+    (step_folder(binary, 8) / METADATA).write_bytes(b"\xff\x00")
     listed = make_run("runs/listed", (9,), touched=7e8)
-    (step_folder(listed, 9) / META).write_text("[1]", encoding="utf-8")
+    (step_folder(listed, 9) / METADATA).write_text("[1]", encoding="utf-8")
     make_run("runs/z", (3,), touched=8e8)
     rows = [(row.name, row.corpus, row.parameters, row.step, row.best_loss) for row in summaries()]
     assert rows == [

@@ -172,8 +172,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
         {"b step 4": "tokenizer.json is missing"},
     ),
     "description": (
-        lambda run: flip(run / "checkpoints/step-00000004/meta.json", 0.2),
-        {"b step 4": "meta.json changed since"},
+        lambda run: flip(run / "checkpoints/step-00000004/metadata.json", 0.2),
+        {"b step 4": "metadata.json changed since"},
     ),
     "steps swapped": (
         lambda run: swap(run / "checkpoints/step-00000002", run / "checkpoints/step-00000004"),

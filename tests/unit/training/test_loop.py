@@ -282,7 +282,7 @@ def test_a_run_that_diverges_keeps_its_last_good_checkpoint_and_valid_json(
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         json.loads(line, parse_constant=refuse)
     for step in checkpoint_steps(run):
-        json.loads((step_folder(run, step) / "meta.json").read_text(encoding="utf-8"), parse_constant=refuse)
+        json.loads((step_folder(run, step) / "metadata.json").read_text(encoding="utf-8"), parse_constant=refuse)
         assert math.isfinite(read_metadata(step_folder(run, step)).state.best_loss or 0)
 
 

@@ -12,7 +12,7 @@ from command_line import SMALL, VERSE, Cli, called, environment
 from small_runs import ending
 
 from minigpt.errors import UserError
-from minigpt.storage.metadata import FILES, META, verify
+from minigpt.storage.metadata import FILES, METADATA, verify
 from minigpt.storage.runs import checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Training
 from minigpt.training.setup import newest_intact, prepare_resume
@@ -70,7 +70,7 @@ GO_ON = ["-s", "train.steps=8"]
     [
         ([], 6),
         ([(6, "optimizer.safetensors", "flipped")], 4),
-        ([(6, META, "cut"), (4, "tokenizer.json", "missing")], 2),
+        ([(6, METADATA, "cut"), (4, "tokenizer.json", "missing")], 2),
         ([(4, "model.safetensors", "cut")], 6),
     ],
     ids=["nothing", "the newest", "the two newest", "an older one"],
@@ -131,7 +131,7 @@ def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
         prepare_resume(run, [])
 
 
-@pytest.mark.parametrize("name", [*FILES, META])
+@pytest.mark.parametrize("name", [*FILES, METADATA])
 def test_each_file_of_a_checkpoint_decides_whether_it_is_gone_on_from(run: Path, name: str) -> None:
     spoil(run, 6, name)
     checkpoint, meta, (notice,) = newest_intact(run)

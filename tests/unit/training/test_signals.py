@@ -23,7 +23,7 @@ from forgery import MODEL, STEPS, TEXT, TOKENIZER, forge
 from safetensors.torch import load, save
 
 from minigpt.cli.main import main
-from minigpt.storage.metadata import META
+from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.signals import Interrupts, ignore_broken_stderr
 
@@ -51,7 +51,7 @@ def evil(run: Path) -> Path:
         folder = step_folder(run, step)
         weights = load((folder / MODEL).read_bytes())
         weights["token_embedding.weight"] = torch.randn(len(chars), 8)
-        meta = json.loads((folder / META).read_bytes())
+        meta = json.loads((folder / METADATA).read_bytes())
         meta["vocab_size"] = len(chars)
         meta["parameters"] = sum(tensor.numel() for tensor in weights.values())
         meta["corpus"]["name"] = f"corpus{EVIL}"
