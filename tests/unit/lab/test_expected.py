@@ -1,31 +1,16 @@
 """The regression check of the presets' final losses in scripts/lab/expected."""
 
-import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from lab_scripts import LAB, script
 
 from minigpt.config.presets import read_layer
 from minigpt.config.resolve import parse_overrides, resolve
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/lab/expected"
-MEASURED = yaml.safe_load(SCRIPT.with_name("expected.yaml").read_text(encoding="utf-8"))
-
-
-def load_script() -> Any:
-    loader = SourceFileLoader("lab_expected", str(SCRIPT))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec is not None
-    sys.modules[loader.name] = module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-expected = load_script()
+expected = script("expected")
+MEASURED = yaml.safe_load((LAB / "expected.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -1,0 +1,96 @@
+"""Patches of the batches and of the loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def use_loss(run: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Replace the loss of a run, compiled or not."""
+    run.loss = run.mean_loss = loss
+
+
+def change_batch(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Let a run compute its loss on `change(x, y)`."""
+    mean_loss = run.mean_loss
+    use_loss(run, lambda x, y: mean_loss(*change(x, y)))
+
+
+def random_windows(run: Any, argument: Any) -> None:
+    """Sample windows at random positions, with replacement, instead of shuffled epochs."""
+    tokens, context = run.data.train, run.config.model.context
+
+    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(tokens) - context, (len(x), 1)).numpy()
+        windows = torch.from_numpy(tokens[starts + np.arange(context + 1)].astype(np.int64))  # (B, T + 1)
+        return windows[:, :-1], windows[:, 1:]
+
+    change_batch(run, change)
+
+
+def sequence_length_warmup(run: Any, stages: list[list[float]]) -> None:
+    """Split each sequence into shorter parts at first. `stages` are [end as a share of the run, parts] in order."""
+
+    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        progress = run.state.step / run.length.steps
+        parts = next((int(parts) for share, parts in stages if progress < share), 1)
+        return x.reshape(len(x) * parts, -1), y.reshape(len(y) * parts, -1)
+
+    change_batch(run, change)
+
+
+def batch_size_warmup(run: Any, stages: list[list[float]]) -> None:
+    """Use a part of each batch at first. `stages` are [end as a share of the run, part] in order."""
+    batch_size, whole_step = run.config.train.batch_size, run.step
+
+    def kept(sequences: int) -> int:
+        progress = run.state.step / run.length.steps
+        return max(1, round(sequences * next((part for share, part in stages if progress < share), 1.0)))
+
+    def step() -> None:
+        dropped = batch_size - kept(batch_size)
+        whole_step()
+        run.state.tokens_seen -= dropped * run.config.model.context
+
+    run.step = step
+    change_batch(run, lambda x, y: (x[: kept(len(x))], y[: kept(len(y))]))
+
+
+def input_noise(run: Any, share: float) -> None:
+    """Replace a share of the inputs by random tokens of the batch (Xie et al. 2017)."""
+
+    def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        others = x.flatten()[torch.randperm(x.numel())].view_as(x)
+        return torch.where(torch.rand(x.shape) < share, others, x), y
+
+    change_batch(run, change)
+
+
+def multi_token_prediction(run: Any, weight: float) -> None:
+    """Also predict the token after the next (Gloeckle et al. 2024). The weight of that loss falls to zero."""
+    model, hidden = run.model, list[Tensor]()
+    model.ahead = nn.Parameter(model.token_embedding.weight.detach().clone())
+    model.norm.register_forward_hook(lambda norm, arguments, x: hidden.__setitem__(slice(None), [x]))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with run.runtime.autocast():
+            logits = model(x)
+            ahead = F.linear(hidden[0][:, :-1], model.ahead)  # (B, T - 1, V)
+        share: float = weight * (1 - run.state.step / run.length.steps)
+        next_token: Tensor = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+        return next_token + share * F.cross_entropy(ahead.float().flatten(0, 1), y[:, 1:].flatten())
+
+    use_loss(run, loss)
+
+
+PATCHES = (
+    random_windows,
+    sequence_length_warmup,
+    batch_size_warmup,
+    input_noise,
+    multi_token_prediction,
+)

@@ -1,0 +1,206 @@
+"""Patches of the network."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minigpt.model.gpt import RMS_NORM_EPS
+from minigpt.model.kernels import CPU
+
+
+class UntiedEmbedding(nn.Embedding):
+    """An embedding with its own input table. `weight` is only the output projection."""
+
+    def __init__(self, tied: nn.Embedding) -> None:
+        super().__init__(*tied.weight.shape)
+        self.weight = tied.weight
+        self.input = nn.Parameter(tied.weight.detach().clone())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.input)
+
+
+class BigramEmbedding(nn.Embedding):
+    """An embedding that adds a vector for each pair of a token and its predecessor."""
+
+    def __init__(self, tied: nn.Embedding) -> None:
+        super().__init__(*tied.weight.shape)
+        self.weight = tied.weight
+        self.pairs = nn.Parameter(torch.zeros(tied.num_embeddings**2, tied.embedding_dim))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        previous = F.pad(ids, (1, 0))[:, :-1]
+        return super().forward(ids) + F.embedding(previous * self.num_embeddings + ids, self.pairs)
+
+
+class ShortConvolution(nn.Module):
+    """Adds the `taps` previous positions to the output of `inner`, with a learned weight per channel."""
+
+    def __init__(self, inner: nn.Module, width: int, taps: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.taps = nn.Parameter(torch.zeros(taps, width))
+        self.weight = getattr(inner, "weight", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)  # (B, T, C)
+        out = x
+        for distance, tap in enumerate(self.taps, 1):
+            out = out + tap * F.pad(x, (0, 0, distance, 0))[:, : x.size(1)]
+        return out
+
+
+def untied_embeddings(run: Any, argument: Any) -> None:
+    """Give the input embedding and the output projection separate weights."""
+    run.model.token_embedding = UntiedEmbedding(run.model.token_embedding)
+
+
+def bigram_embeddings(run: Any, argument: Any) -> None:
+    """Add an embedding for each pair of tokens."""
+    run.model.token_embedding = BigramEmbedding(run.model.token_embedding)
+
+
+def short_convolution(run: Any, argument: Mapping[str, Any]) -> None:
+    """Add a short causal convolution per channel after the norms in `before`."""
+    for block in run.model.blocks:
+        for norm in argument["before"]:
+            setattr(block, norm, ShortConvolution(getattr(block, norm), run.config.model.n_embd, argument["taps"]))
+
+
+def dropout_rates(run: Any, argument: Mapping[str, float]) -> None:
+    """Set separate dropout rates for the embedding, the attention weights and the residual branches."""
+    run.model.dropout.probability = argument.get("embedding", 0.0)
+    for block in run.model.blocks:
+        block.attention.dropout = argument.get("attention", 0.0)
+        block.dropout.probability = argument.get("branches", 0.0)
+
+
+class FixedGainRMSNorm(nn.Module):
+    """RMSNorm with one constant gain for all channels."""
+
+    gains: Tensor
+
+    def __init__(self, size: int, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("gains", torch.full((size,), gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return CPU.rms_norm(x, self.gains, RMS_NORM_EPS)
+
+
+def qk_scale(run: Any, argument: Mapping[str, Any]) -> None:
+    """Multiply the scores of normalized queries and keys by `factor`, constant or `learned` per channel."""
+    for block in run.model.blocks:
+        attention, gain = block.attention, math.sqrt(argument["factor"])  # queries and keys share the factor
+        if argument.get("learned"):
+            nn.init.constant_(attention.qk_norm.weight, gain)
+        else:
+            attention.qk_norm = FixedGainRMSNorm(run.config.model.head_size, gain)
+
+
+def refuse_ema(run: Any, name: str) -> None:
+    """Raise ValueError if the run averages weights: hooks of the average would use parameters of the model itself."""
+    if run.config.train.ema:
+        raise ValueError(f"{name} does not work with train.ema")
+
+
+def value_residual(run: Any, argument: Any) -> None:
+    """Mix the values of the first layer into those of the other layers (Zhou et al. 2024), by learned shares.
+
+    This replaces the attention kernel, as `variational_dropout` does, so the two exclude each other.
+    """
+    refuse_ema(run, "value_residual")
+    first: list[Tensor] = []
+    attentions = [block.attention for block in run.model.blocks]
+    for attention in attentions:
+        if attention is not attentions[0]:
+            attention.share = nn.Parameter(torch.zeros(1))
+
+        def sdpa(attention: Any, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+            if attention is attentions[0]:
+                first[:] = [v]
+            else:
+                v = v + (attention.share * (first[0] - v)).to(v.dtype)
+            return CPU.sdpa(q, k, v, probability)
+
+        attention.kernels = replace(attention.kernels, sdpa=partial(sdpa, attention))
+
+
+def embedding_residual(run: Any, argument: Any) -> None:
+    """Add the embeddings to the input of each block again, by a learned share."""
+    embeddings: list[Tensor] = []
+    for layer, block in enumerate(run.model.blocks):
+        block.share = nn.Parameter(torch.zeros(1))
+
+        def add(block: Any, arguments: tuple[Any, ...], layer: int = layer) -> tuple[Any, ...]:
+            x, *rest = arguments
+            if layer == 0:
+                embeddings[:] = [x]
+            return (torch.addcmul(x, block.share, embeddings[0]), *rest)
+
+        block.register_forward_pre_hook(add)
+
+
+def rope_base(run: Any, base: float) -> None:
+    """Set the base of RoPE's wavelengths."""
+    size = run.config.model.head_size
+    rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
+    run.model.cos_sin = torch.stack((angle.cos(), angle.sin())).float()
+
+
+def gated_heads(run: Any, channels: int) -> None:
+    """Scale each head's output by a gate computed from the first channels of the layer's input (Qiu et al. 2025)."""
+    refuse_ema(run, "gated_heads")
+    for block in run.model.blocks:
+        attention, inputs = block.attention, list[Tensor]()
+        attention.gates = nn.Parameter(torch.zeros(attention.n_head * channels))
+
+        def record(attention: Any, arguments: tuple[Any, ...], inputs: list[Tensor] = inputs) -> None:
+            inputs[:] = [arguments[0]]
+
+        def scale(
+            proj: Any, arguments: tuple[Any, ...], attention: Any = attention, inputs: list[Tensor] = inputs
+        ) -> Any:
+            y = arguments[0]  # (B, T, C)
+            gates = 2 * F.linear(inputs[0][..., :channels], attention.gates.view(-1, channels)).sigmoid()  # (B, T, H)
+            return (y.unflatten(-1, (attention.n_head, -1)) * gates.to(y.dtype)[..., None]).flatten(2)
+
+        attention.register_forward_pre_hook(record)
+        attention.proj.register_forward_pre_hook(scale)
+
+
+def variational_dropout(run: Any, argument: Any) -> None:
+    """Share dropout masks across positions (Gal and Ghahramani 2016), and drop a key for all queries at once."""
+
+    def dropout(x: Tensor, probability: float) -> Tensor:
+        return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), probability)  # x is (B, T, C)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+        if probability:
+            v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
+        return CPU.sdpa(q, k, v, 0.0)
+
+    for module in run.model.modules():
+        if hasattr(module, "kernels"):
+            module.kernels = replace(module.kernels, dropout=dropout, sdpa=sdpa)
+
+
+PATCHES = (
+    untied_embeddings,
+    bigram_embeddings,
+    short_convolution,
+    dropout_rates,
+    qk_scale,
+    rope_base,
+    value_residual,
+    embedding_residual,
+    variational_dropout,
+    gated_heads,
+)

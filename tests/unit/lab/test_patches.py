@@ -1,0 +1,259 @@
+"""Patches: each changes what it should, and none lets the model see the future."""
+
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import lab_scripts  # noqa: F401  # makes scripts/lab importable
+import numpy as np
+import patches
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.config.resolve import resolve
+from minigpt.config.schema import OptimConfig, RunConfig, TrainConfig
+from minigpt.model.gpt import GPT
+from minigpt.training.optim import Muon
+
+ARGUMENTS: dict[str, Any] = {
+    "untied_embeddings": True,
+    "bigram_embeddings": True,
+    "short_convolution": {"before": ["norm1", "norm2"], "taps": 2},
+    "dropout_rates": {"embedding": 0.1},
+    "qk_scale": {"factor": 2.0},
+    "rope_base": 100.0,
+    "value_residual": True,
+    "embedding_residual": True,
+    "variational_dropout": True,
+    "gated_heads": 12,
+    "input_noise": 0.1,
+    "multi_token_prediction": 0.5,
+    "random_windows": True,
+    "sequence_length_warmup": [[0.5, 2]],
+    "batch_size_warmup": [[0.5, 0.5]],
+}
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(resolve(("test", {"model.n_layer": 2, "model.n_embd": 16, "model.zero_init": False})).config.model, 9)
+
+
+def fake_run(**settings: Any) -> Any:
+    """The attributes of `Training` that patches use."""
+    gpt = model()
+    run = SimpleNamespace(
+        model=gpt,
+        config=RunConfig(model=gpt.config, **settings),
+        state=SimpleNamespace(step=0, tokens_seen=0),
+        length=SimpleNamespace(steps=10),
+        data=SimpleNamespace(train=np.arange(1000, dtype=np.uint16)),
+        runtime=SimpleNamespace(autocast=nullcontext, torch_dtype=torch.float32),
+        step=lambda: None,
+    )
+    run.loss = run.mean_loss = lambda x, y: F.cross_entropy(gpt(x).flatten(0, 1), y.flatten())
+    return run
+
+
+def patched(**wanted: Any) -> Any:
+    run = fake_run()
+    patches.apply(run, wanted)
+    return run
+
+
+def test_a_leak_of_the_future_is_found() -> None:
+    class LeakingEmbedding(torch.nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = super().forward(ids)
+            return x + 1e-3 * x.mean(1, keepdim=True)
+
+    gpt = model()
+    assert patches.leak(gpt) == 0
+    gpt.token_embedding = LeakingEmbedding(9, 16)
+    assert patches.leak(gpt) > 0
+
+
+def test_no_patch_leaks_the_future() -> None:
+    assert ARGUMENTS.keys() == patches.RUN_PATCHES.keys()
+    for name, argument in ARGUMENTS.items():
+        gpt = patched(**{name: argument}).model
+        for parameter in gpt.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)  # parameters of zero would hide a leak
+        assert patches.leak(gpt) == 0, name
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        *((name, ARGUMENTS[name]) for name in ("qk_scale", "rope_base", "value_residual", "embedding_residual")),
+        ("qk_scale", {"factor": 2.0, "learned": True}),
+        ("gated_heads", 12),
+    ],
+)
+def test_a_network_patch_changes_the_output(name: str, argument: Any) -> None:
+    run = fake_run()
+    ids = torch.arange(8)[None] % 9
+    before = run.model(ids)
+    patches.RUN_PATCHES[name](run, argument)
+    for key, parameter in run.model.named_parameters():
+        if key.endswith(("share", "gates")):
+            torch.nn.init.constant_(parameter, 0.5)
+    assert not torch.equal(run.model(ids), before)
+
+
+@pytest.mark.parametrize("name", ["gated_heads", "value_residual"])
+def test_patches_with_hooks_refuse_averaged_weights(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} does not work with train\.ema"):
+        patches.RUN_PATCHES[name](fake_run(train=TrainConfig(ema=0.5)), 12)
+
+
+def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
+    torch.manual_seed(0)
+    for block in patched(variational_dropout=True).model.blocks:
+        kernels = block.attention.kernels
+        dropped = kernels.dropout(torch.ones(2, 5, 16), 0.5)
+        assert set(dropped.unique().tolist()) == {0.0, 2.0}
+        assert torch.equal(dropped, dropped[:, :1].expand(2, 5, 16))
+        assert not torch.equal(dropped[0], dropped[1])
+        zeros = torch.zeros(1, 1, 8, 8)  # uniform attention
+        attended = kernels.sdpa(zeros, zeros, torch.eye(8)[None, None], 0.5)[0, 0]
+        last = attended[-1] > 0
+        assert 0 < last.sum() < 8
+        assert torch.equal(attended > 0, last.expand(8, 8).tril()), "a key must be dropped for all queries"
+
+
+# --- the optimizer -----------------------------------------------------------------------------------
+
+
+def muon(**wanted: Any) -> Muon:
+    (found,) = (group for group in patched(**wanted).optimizer.rules if isinstance(group, Muon))
+    return found
+
+
+def updates_of(optimizer: Muon, lr: float) -> list[tuple[Tensor, Tensor]]:
+    """Take a step with random gradients and no decay; return each matrix before and its change."""
+    optimizer.weight_decay = 0.0
+    torch.manual_seed(1)
+    before = [matrix.detach().clone() for matrix in optimizer.parameters]
+    for matrix in optimizer.parameters:
+        matrix.grad = torch.randn_like(matrix)
+    optimizer.step(lr)
+    return [(old, new.detach() - old) for old, new in zip(before, optimizer.parameters, strict=True)]
+
+
+def test_muon_patches_reach_the_optimizer() -> None:
+    assert muon(muon_beta2=0.5).size_decay == 0.5
+    updates = torch.randn(1, 2, 4)
+    assert torch.equal(muon(plain_muon=True).equalize_columns(updates, []), updates)
+    assert not torch.equal(muon(plain_muon=False).equalize_columns(updates, [torch.zeros(1, 4)]), updates)
+    adamw = fake_run(optim=OptimConfig(name="adamw"))
+    with pytest.raises(ValueError, match="unpack"):
+        patches.apply(adamw, {"muon_beta2": 0.5})
+
+
+@pytest.mark.parametrize(("name", "all_rows"), [("normalize_square_rows", False), ("normalize_all_rows", True)])
+def test_other_vectors_are_normalized(name: str, all_rows: bool) -> None:
+    """In the first step the running mean equals the update, so all vectors get the same norm."""
+    shapes = set()
+    for matrix, change in updates_of(muon(**{name: True}), 0.1):
+        rows, columns = matrix.shape
+        norms = change.norm(dim=1 if all_rows or rows >= columns else 0)
+        torch.testing.assert_close(norms, norms.mean().expand_as(norms), atol=1e-5, rtol=1e-3)
+        shapes.add((rows > columns, rows == columns))
+    assert shapes == {(True, False), (False, True), (False, False)}
+
+
+def test_polar_express_brings_singular_values_closer_to_one() -> None:
+    def spread(**wanted: Any) -> float:
+        changes = (change for _, change in updates_of(muon(plain_muon=True, **wanted), 1.0))
+        scaled = (change / math.sqrt(max(1, change.size(0) / change.size(1))) for change in changes)
+        return max((torch.linalg.svdvals(change) - 1).abs().max().item() for change in scaled)
+
+    assert spread(polar_express=True) < spread()
+
+
+def test_cautious_decay_applies_to_weights_that_shrink() -> None:
+    plain, cautious = muon(plain_muon=False), muon(cautious_decay=True)
+    plain.weight_decay = 0.0
+    for optimizer in (plain, cautious):
+        torch.manual_seed(1)
+        for matrix in optimizer.parameters:
+            matrix.data = torch.randn_like(matrix)
+            matrix.grad = torch.randn_like(matrix)
+    before = [matrix.detach().clone() for matrix in plain.parameters]
+    plain.step(0.1)
+    cautious.step(0.1)
+    for old, updated, decayed in zip(before, plain.parameters, cautious.parameters, strict=True):
+        smaller = (updated - old) * old < 0
+        assert 0 < smaller.sum() < smaller.numel()
+        expected = torch.where(smaller, updated - 0.1 * 0.1 * old, updated)
+        torch.testing.assert_close(decayed.detach(), expected.detach())
+
+
+# --- batches and the loss ----------------------------------------------------------------------------
+
+
+def recording_run(**wanted: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """Return a patched run, and the list of batches that its original loss receives."""
+    run, batches = fake_run(), list[tuple[Tensor, Tensor]]()
+    run.loss = run.mean_loss = lambda x, y: batches.append((x, y))
+    patches.apply(run, wanted)
+    assert run.loss is run.mean_loss, "the compiled loss must be the patched one"
+    return run, batches
+
+
+def test_input_noise_changes_inputs_but_not_targets() -> None:
+    run, batches = recording_run(input_noise=0.25)
+    x, y = torch.arange(4000).view(4, 1000), torch.arange(4000).view(4, 1000)
+    run.loss(x, y)
+    ((inputs, targets),) = batches
+    assert torch.equal(targets, y)
+    assert 0.2 < (inputs != x).float().mean() < 0.3
+
+
+def test_random_windows_are_windows_of_the_text() -> None:
+    run, batches = recording_run(random_windows=True)
+    zeros = torch.zeros(64, run.config.model.context, dtype=torch.long)
+    run.loss(zeros, zeros)
+    ((x, y),) = batches
+    assert x.shape == y.shape == zeros.shape
+    assert torch.equal(y, x + 1)  # the text counts from 0
+    assert torch.equal(x, x[:, :1] + torch.arange(x.size(1)))
+    assert len(x[:, 0].unique()) > 50
+
+
+def test_batch_size_warmup_counts_only_the_tokens_used() -> None:
+    run, batches = recording_run()
+    batch, context = run.config.train.batch_size, run.config.model.context
+
+    def step() -> None:
+        x = torch.zeros(batch, context)
+        run.loss(x, x)
+        run.state.step += 1
+        run.state.tokens_seen += x.numel()
+
+    run.step = step
+    patches.apply(run, {"batch_size_warmup": [[0.3, 0.25], [0.5, 0.5]]})
+    for _ in range(run.length.steps):
+        run.step()
+    assert [len(x) for x, _ in batches] == [batch // 4] * 3 + [batch // 2] * 2 + [batch] * 5
+    assert run.state.tokens_seen == context * sum(len(x) for x, _ in batches)
+
+
+def test_the_weight_of_multi_token_prediction_falls_to_zero() -> None:
+    run = patched(multi_token_prediction=0.5)
+    x, y = torch.randint(9, (2, 8)), torch.randint(9, (2, 8))
+    plain = F.cross_entropy(run.model(x).flatten(0, 1), y.flatten())
+    extra = []
+    for run.state.step in (0, 5, 10):
+        extra.append((run.loss(x, y) - plain).item())
+    with torch.no_grad():
+        hidden = {}
+        run.model.norm.register_forward_hook(lambda norm, arguments, out: hidden.update(h=out))
+        run.model(x)
+        ahead = F.cross_entropy((hidden["h"][:, :-1] @ run.model.ahead.T).flatten(0, 1), y[:, 1:].flatten()).item()
+    assert extra == pytest.approx([0.5 * ahead, 0.25 * ahead, 0.0], abs=1e-5)
+    assert any(parameter is run.model.ahead for group in run.optimizer.rules for parameter in group.parameters)

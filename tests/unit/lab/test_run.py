@@ -1,0 +1,217 @@
+"""Experiments: equal cost, equal seeds, comparable results, and no use of the unseen part of the text."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lab_scripts import LAB, script
+
+from minigpt.config.resolve import flatten
+from minigpt.config.schema import RunConfig
+
+harness, report = script("run"), script("report")
+pytestmark = pytest.mark.alone
+BASE = {
+    "settings": {
+        "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
+        "train": {"batch_size": 4, "steps": 6},
+        "runtime": {"device": "cpu", "dtype": "float32"},
+    }
+}
+QUESTION = {
+    "question": "Does a larger batch help?",
+    "base": "base.yaml",
+    "seeds": 2,
+    "evaluations": 2,
+    "variants": {
+        "large": {"train": {"batch_size": 512}},
+        "bigrams": {"patches": {"bigram_embeddings": True}},
+        "lower rate": {"optim": {"lr": 1e-4}},
+    },
+}
+Lines = list[dict[str, Any]]
+
+
+def lab(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    name, *rest = arguments
+    command = [sys.executable, str(LAB / name), *rest]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def read_lines(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lines]:
+    """A folder with a question, a text and results."""
+    folder = tmp_path_factory.mktemp("experiment")
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (folder / "batch.yaml").write_text(yaml.safe_dump(QUESTION))
+    (folder / "text.txt").write_text("to be or not to be " * 100 + "ZZZZ" * 50)
+    done = lab(folder, "run", "batch.yaml", "text.txt", "--out", "out", "--seconds", "0.05")
+    assert done.returncode == 0, done.stderr
+    return folder, read_lines(folder / "out/batch.jsonl")
+
+
+def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lines]) -> None:
+    folder, lines = results
+    found = sorted((line["variant"], line["seed"]) for line in lines)
+    assert found == [(name, seed) for name in ("baseline", "bigrams", "large", "lower rate") for seed in (1, 2)]
+    for line in lines:
+        assert line["settings"].keys() == flatten(RunConfig()).keys() - {"data.source"}
+        assert line["settings"]["train.seed"] == line["seed"]
+        assert line["settings"]["train.steps"] == line["steps"] == line["curve"][-1][0]
+        assert line["settings"]["runtime.threads"] == 1
+        assert line["loss"] == line["curve"][-1][2]
+        assert line["leak"] == 0
+        assert line["torch"] == torch.__version__
+        assert line["part"] == 0.9
+        assert 0 < line["seconds"] < 60
+        assert f"{os.cpu_count()} cores" in line["machine"]
+        assert datetime.now(timezone.utc) - datetime.fromisoformat(line["date"]) < timedelta(hours=1)
+    assert len({line["loss"] for line in lines}) == 8
+    assert "is complete" in lab(folder, "run", "batch.yaml", "text.txt", "--out", "out").stderr
+
+
+def test_costly_variants_have_fewer_steps_and_equal_work_shares_a_timing(results: tuple[Path, Lines]) -> None:
+    folder, lines = results
+    steps, times = ({line["variant"]: line[key] for line in lines} for key in ("steps", "ms_per_step"))
+    assert steps["large"] < steps["baseline"] == 6
+    assert times["lower rate"] == times["baseline"]
+    _, variants = harness.read(folder / "batch.yaml")
+    work = {variant.name: harness.work(variant) for variant in variants}
+    assert work["lower rate"] == work["baseline"]
+    assert len(set(work.values())) == 3
+
+
+@pytest.mark.parametrize("key", ["model.dropout", "train.ema"])
+def test_the_work_depends_on_whether_dropout_and_averages_are_used(key: str) -> None:
+    unset, zero, some, more = (harness.work(harness.Variant("", s)) for s in ({}, {key: 0}, {key: 0.5}, {key: 0.9}))
+    assert unset == zero != some == more
+
+
+def test_earlier_timings_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new variant is timed against the baseline, on a machine that is three times as fast now."""
+    base, _, decayed, new = variants = [
+        harness.Variant("baseline", {"train.steps": 100}),
+        harness.Variant("slow", {"train.steps": 100, "model.n_layer": 8}),
+        harness.Variant("slow, decayed", {"train.steps": 100, "model.n_layer": 8, "optim.weight_decay": 0.5}),
+        harness.Variant("new", {"train.steps": 100, "model.n_layer": 2}),
+    ]
+    done = [
+        {"variant": "baseline", "steps": 100, "ms_per_step": 30.0},
+        {"variant": "slow", "steps": 40, "ms_per_step": 75.0},
+    ]
+    timed_names = []
+
+    def step_costs(timed: list[harness.Variant], *_: object) -> dict[str, float]:
+        timed_names.append([variant.name for variant in timed])
+        return {"baseline": 10.0, "new": 5.0}
+
+    monkeypatch.setattr(harness, "step_costs", step_costs)
+    earlier = {"baseline": (100, 30.0), "slow, decayed": (40, 75.0)}
+    assert harness.lengths([base, decayed], variants, done, Path(), 0.0) == earlier
+    assert timed_names == []
+    assert harness.lengths([base, decayed, new], variants, done, Path(), 0.0) == earlier | {"new": (200, 15.0)}
+    assert timed_names == [["baseline", "new"]]
+
+
+def test_a_failed_run_does_not_affect_the_others(results: tuple[Path, Lines]) -> None:
+    folder, _ = results
+    variants = {"failing": {"patches": {"unknown": True}}, "batch": {"train": {"batch_size": 2}}}
+    (folder / "failing.yaml").write_text(yaml.safe_dump({**QUESTION, "variants": variants}))
+    done = lab(folder, "run", "failing.yaml", "text.txt", "--steps-as-given", "--seeds", "1", "--out", "failing")
+    assert done.returncode == 1
+    assert "failing, seed 1 failed: KeyError('unknown')" in done.stderr
+    assert done.stderr.endswith("1 of 3 runs failed\n")
+    steps = {line["variant"]: line["steps"] for line in read_lines(folder / "failing/failing.jsonl")}
+    assert steps == {"baseline": 6, "batch": 6}
+
+
+@pytest.mark.parametrize("change", ["settings", "patches", "name", "text", "steps", "timing", "nothing"])
+def test_incomparable_results_are_refused(results: tuple[Path, Lines], tmp_path: Path, change: str) -> None:
+    _, lines = results
+    question: dict[str, Any] = json.loads(json.dumps(QUESTION))
+    if change == "settings":
+        question["variants"]["large"]["train"]["batch_size"] = 256
+    if change == "patches":
+        question["variants"]["bigrams"]["patches"] = {"untied_embeddings": True}
+    if change == "steps":
+        question["settings"] = {"train": {"steps": 7}}
+    (tmp_path / "batch.yaml").write_text(yaml.safe_dump(question))
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    _, variants = harness.read(tmp_path / "batch.yaml")
+    about = {key: lines[0][key] for key in ("text", "text_sha256", "part")}
+    about |= {"text": "other.txt"} if change == "name" else {"text_sha256": "0"} if change == "text" else {}
+
+    def check() -> None:
+        for line in lines:
+            harness.refuse_incomparable(line, variants, about, change != "timing", Path("batch.jsonl"))
+
+    if change == "nothing":
+        check()
+    else:
+        with pytest.raises(SystemExit, match="with other settings, patches, text or timing"):
+            check()
+
+
+def test_results_of_other_code_are_reported(results: tuple[Path, Lines], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{**line, "commit": "0123456789", "uncommitted": True} for line in results[1]]
+    harness.report_other_code(lines, Path("batch.jsonl"))
+    assert capsys.readouterr().err.splitlines() == [
+        "note: batch.jsonl has results of uncommitted code",
+        "note: batch.jsonl has results of commit 0123456789: not in this repository",
+    ]
+
+
+def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
+    endless = {"question": "When does it end?", "base": "base.yaml", "settings": {"train": {"steps": 10**9}}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "endless.yaml").write_text(yaml.safe_dump(endless | {"variants": {"short": {"train": {"steps": 1}}}}))
+    (tmp_path / "text.txt").write_text("to be or not to be " * 100)
+    command = [sys.executable, str(LAB / "run"), "endless.yaml", "text.txt", "--steps-as-given"]
+    with subprocess.Popen(
+        [*command, "--seeds", "1", "--out", "."], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        assert run.stderr.readline().startswith("short, seed 1: ")  # so the other worker has started as well
+        run.kill()
+        run.communicate(timeout=20)  # returns when no worker holds the inherited pipe
+
+
+def test_unknown_names_are_refused(results: tuple[Path, Lines]) -> None:
+    for command in (["run", "batch.yaml", "text.txt", "--only", "larg"], ["report", "bach"]):
+        done = lab(results[0], *command, "--out", "out")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert command[-1] in done.stderr.splitlines()[-1]
+
+
+def test_the_report_compares_seed_by_seed(results: tuple[Path, Lines]) -> None:
+    pytest.importorskip("matplotlib")
+    folder, lines = results
+    (folder / "out/empty.jsonl").touch()
+    done = lab(folder, "report", "--out", "out")
+    (folder / "out/empty.jsonl").unlink()
+    assert done.returncode == 0, done.stderr
+    loss = {(line["variant"], line["seed"]): line["loss"] for line in lines}
+    difference = sum(loss["large", seed] - loss["baseline", seed] for seed in (1, 2)) / 2
+    (row,) = [row for row in done.stdout.splitlines() if row.startswith("| large")]
+    assert f"| {difference:.4f} ±" in row
+    assert (folder / "out/batch.png").stat().st_size > 10_000
+
+
+def test_the_table_is_sorted_by_the_paired_difference() -> None:
+    """Variant "half" ran only with the better seed, and so has a lower mean loss than the baseline."""
+    line = {"parameters": 1, "steps": 1, "leak": 0.0}
+    losses = {"baseline": (1.0, 2.0), "half": (1.1,), "better": (0.9, 1.9)}
+    found = {name: {n: line | {"loss": x, "best": x} for n, x in enumerate(xs)} for name, xs in losses.items()}
+    rows = report.table(found).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| better", "| baseline", "| half"]
