@@ -93,7 +93,8 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
         text = "".join(piece.text for piece in generate(model, tokenizer, settings.prompt, short, unknown="replace"))
-        metrics.text(step, "sample", settings.prompt + text)
+        lines = (settings.prompt + text).splitlines()
+        metrics.to_tensorboard("add_text", "sample", "\n".join(f"    {line}" for line in lines), step)  # as code
 
     return probe
 

@@ -1,11 +1,14 @@
 """Log attention to TensorBoard at each evaluation, to watch how heads form during training."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, escape, reason
+from minigpt.files import write_atomically
 from minigpt.interpret.excerpt import characters, glyph
 from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid_image
@@ -40,11 +43,26 @@ def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
         for name in ("distance", "entropy"):
             means = scores[name].values.mean(-1).tolist()
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
-        metrics.scalars(step, {tag: value for tag, value in scalars.items() if not math.isnan(value)})
+        for tag, value in scalars.items():
+            if not math.isnan(value):
+                metrics.to_tensorboard("add_scalar", tag, value, step)
         image = grid_image(activations.weights, range(model.config.n_layer), range(model.config.n_head))
-        metrics.image(step, "attention/grid", np.asarray(image.convert("RGB")))
-        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED:
+        pixels = np.asarray(image.convert("RGB"))  # (height, width, 3)
+        metrics.to_tensorboard("add_image", "attention/grid", pixels, step, dataformats="HWC")
+        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.board is not None:
             labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
-            metrics.embedding("characters", model.token_embedding.weight.detach().cpu(), labels)
+            try:
+                write_projector(metrics.folder, model.token_embedding.weight.detach().cpu(), labels)
+            except OSError as error:
+                metrics.message(f"cannot write the embeddings for TensorBoard: {reason(error)}")
 
     return probe
+
+
+def write_projector(folder: Path, vectors: Tensor, labels: Sequence[str]) -> None:
+    """Write vectors (N, C), a label each, for TensorBoard's projector. They replace earlier ones."""
+    rows = ["\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist()]
+    entry = 'embeddings { tensor_name: "characters" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }'
+    files = {"vectors.tsv": rows, "labels.tsv": map(escape, labels), "projector_config.pbtxt": [entry]}
+    for name, lines in files.items():
+        write_atomically(folder / name, "\n".join(lines) + "\n")

@@ -53,8 +53,15 @@ class TrainState:
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
-    spiked: bool = False
-    """Whether the loss jumped since the last log line."""
+
+    def observe(self, validation_loss: float) -> bool:
+        """Note a validation loss. Return whether it is the best so far; the untrained model is no candidate."""
+        is_best = self.step > 0 and (self.best_loss is None or validation_loss < self.best_loss)
+        if is_best:
+            self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
+        self.validation_loss = validation_loss
+        self.evaluations_since_best = 0 if is_best or self.step == 0 else self.evaluations_since_best + 1
+        return is_best
 
     @property
     def best_checkpoint(self) -> int:

@@ -117,6 +117,11 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-[0-9]{8,}", name))
 
 
+def newest_step(run: Path) -> int | None:
+    """Return the step of the newest checkpoint, or None."""
+    return next(reversed(checkpoint_steps(run)), None)
+
+
 def written_checkpoints(run: Path) -> set[tuple[int, int]]:
     """Return the step of each checkpoint, and when it was written."""
     return {(step, step_folder(run, step).stat().st_mtime_ns) for step in checkpoint_steps(run)}

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.config.resolve import flatten, to_yaml
+from minigpt.config.resolve import to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, TrainingError, escape, reason
 from minigpt.files import write_atomically
@@ -27,14 +27,14 @@ from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 from minigpt.storage.metadata import CorpusInfo, Metadata, TrainState
-from minigpt.storage.runs import checkpoint_steps, record_start, repair, step_folder
+from minigpt.storage.runs import newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.compilation import Loss, compile_loss
 from minigpt.training.evaluate import evaluate
 from minigpt.training.metrics import Metrics
 from minigpt.training.optim import Optimizer
-from minigpt.training.outcome import Outcome, is_out_of_patience, refuse_if_finished, resume_settings
+from minigpt.training.outcome import Outcome, hparams, is_out_of_patience, refuse_if_finished, resume_settings
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
 
@@ -82,7 +82,7 @@ def train(
         raise problem from error
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(error.filename)
-        raise TrainingError(f"{place}: {reason(error)}", run, training.newest_checkpoint()) from error
+        raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
 
 
 class Training:
@@ -145,8 +145,7 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:
-            losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
-            self.metrics.hparams(flatten(self.config), losses)
+            self.metrics.to_tensorboard("add_hparams", *hparams(self.config, state), run_name=".")
         share = self.clock.evaluating / max(1e-9, self.clock.session)
         signal = None if is_done else interrupts.signal
         is_early = not self.length.is_reached(state.step, state.seconds) and is_out_of_patience(self.config, state)
@@ -254,11 +253,7 @@ class Training:
             raise self._not_finite(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
-        is_best = state.step > 0 and (state.best_loss is None or result.loss < state.best_loss)
-        state.validation_loss = result.loss
-        if is_best:
-            state.best_loss, state.best_step, state.train_loss_at_best = result.loss, state.step, state.train_loss
-        state.evaluations_since_best = 0 if is_best or state.step == 0 else state.evaluations_since_best + 1
+        is_best = state.observe(result.loss)
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
         best = ", the best so far" if is_best else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
@@ -266,10 +261,10 @@ class Training:
             for probe in probes:
                 probe(state.step, model, self.metrics)
         if self.config.train.histograms:
-            parameters = dict(self.model.named_parameters())
-            gradients = {f"gradients/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
-            weights = {f"weights/{name}": p.detach() for name, p in parameters.items()}
-            self.metrics.histograms(state.step, weights | gradients)
+            for name, parameter in self.model.named_parameters():
+                for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
+                    if tensor is not None:
+                        self.metrics.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, state.step)
         self._show_progress()
         self.clock.evaluating += time.perf_counter() - started
         return is_best
@@ -326,10 +321,6 @@ class Training:
         if not self.runtime.compile:
             torch.use_deterministic_algorithms(False)
 
-    def newest_checkpoint(self) -> int | None:
-        """Return the step of the newest checkpoint on disk."""
-        return next(reversed(checkpoint_steps(self.run)), None)
-
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load the weights and the optimizer state of a checkpoint."""
         weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
@@ -355,13 +346,9 @@ class Training:
         return x.to(self.runtime.device), y.to(self.runtime.device)
 
     def _show_progress(self, activity: str = "") -> None:
-        state, length = self.state, self.length
-        losses = {"loss": state.train_loss, "val": state.validation_loss}
+        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
         parts = [activity, *(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None), self.speed]
-        if length.steps is None:
-            position, total, unit = self.clock.total, length.seconds, "second"
-        else:
-            position, total, unit = float(state.step), float(length.steps), "step"
+        position, total, unit = self.length.position(self.state.step, self.clock.total)
         self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
 
     def _not_finite(self, problem: str) -> DivergedError:
@@ -375,7 +362,7 @@ class Training:
         rates = [f"{name.replace('_', ' ')} {p * self.lr_factor:.2g}" for name, p in self.optimizer.peak_rates.items()]
         figures = f"{', '.join(rates)}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
         return DivergedError(
-            f"step {self.state.step}: {problem} ({figures})", self.run, self.newest_checkpoint(), tuple(settings)
+            f"step {self.state.step}: {problem} ({figures})", self.run, newest_step(self.run), tuple(settings)
         )
 
 

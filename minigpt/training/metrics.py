@@ -5,18 +5,15 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
-from minigpt.files import sync, write_atomically
+from minigpt.files import sync
 from minigpt.training.signals import ignore_broken_stderr
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
@@ -36,7 +33,7 @@ class Metrics:
         self.is_silent = run is None
         self.board: SummaryWriter | None = None
         self.bar: tqdm[Any] | None = None
-        self.unwritten, self.is_failing = b"", False
+        self.pending, self.is_failing = b"", False
         if run is None:
             return
         self.path, self.folder = run / "metrics.jsonl", run / "tensorboard"
@@ -47,104 +44,20 @@ class Metrics:
         # TensorBoard drops the events that older files hold from purge_step on.
         self.board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
         if is_new:
-            self._to_board("add_custom_scalars", LAYOUT)
+            self.to_tensorboard("add_custom_scalars", LAYOUT)
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
+        if self.is_silent:
+            return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
-        self._append(json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n")
-        self.scalars(step, scalars)
-
-    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write scalars by tag to TensorBoard only."""
+        self.pending += (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
+        self._write_pending()
         for tag, value in scalars.items():
-            self._to_board("add_scalar", tag, value, step)
+            self.to_tensorboard("add_scalar", tag, value, step)
 
-    def image(self, step: int, tag: str, pixels: NDArray[np.uint8]) -> None:
-        """Write an image (height, width, 3) to TensorBoard."""
-        self._to_board("add_image", tag, pixels, step, dataformats="HWC")
-
-    def text(self, step: int, tag: str, text: str) -> None:
-        """Write a text to TensorBoard, shown as it is and not as Markdown."""
-        indented = "\n".join(f"    {line}" for line in text.splitlines())
-        self._to_board("add_text", tag, indented, step)
-
-    def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write a histogram of each tensor to TensorBoard."""
-        for tag, tensor in tensors.items():
-            self._to_board("add_histogram", tag, tensor.float(), step)
-
-    def embedding(self, name: str, vectors: Tensor, labels: Sequence[str]) -> None:
-        """Write vectors (N, C) with a label each to TensorBoard's projector. They replace earlier ones."""
-        rows = "\n".join("\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist())
-        entry = f'embeddings {{ tensor_name: "{name}" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }}'
-        files = {"vectors.tsv": rows, "labels.tsv": "\n".join(map(escape, labels)), "projector_config.pbtxt": entry}
-        try:
-            for file, content in files.items() if self.board else ():
-                write_atomically(self.folder / file, content + "\n")
-        except OSError as error:
-            self.message(f"cannot write {name} for TensorBoard's projector: {reason(error)}")
-
-    def hparams(self, settings: Mapping[str, Any], losses: Mapping[str, float | None]) -> None:
-        """Write the settings and final losses of the run to TensorBoard's HParams page."""
-        plain = {key: value if isinstance(value, int | float | bool) else str(value) for key, value in settings.items()}
-        results = {f"hparam/{name}": math.nan if loss is None else loss for name, loss in losses.items()}
-        self._to_board("add_hparams", plain, results, run_name=".")
-
-    def progress(self, position: float, total: float, unit: str, state: str) -> None:
-        """Move the progress bar to `position` of `total` `unit`s, and show `state` beside it."""
-        if self.is_silent or not sys.stderr.isatty():
-            return
-        with ignore_broken_stderr():
-            if self.bar is None:
-                self.bar = tqdm(
-                    initial=position, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True, bar_format=BAR
-                )
-            self.bar.set_postfix_str(state, refresh=False)
-            self.bar.n = position
-            self.bar.refresh()
-
-    def message(self, line: str) -> None:
-        """Print a line on the terminal, above the progress bar."""
-        if not self.is_silent:
-            with ignore_broken_stderr():
-                tqdm.write(escape(line), file=sys.stderr)
-
-    def flush(self) -> None:
-        """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
-        self._to_board("flush")
-        if not self.is_silent:
-            self._append("")
-            try:
-                sync(self.lines.fileno())
-            except OSError as error:
-                self._complain(error)
-
-    def close(self) -> None:
-        """Write what is pending and close the files."""
-        if not self.is_silent and self.lines.closed:
-            return
-        self.flush()
-        self._to_board("close")
-        if self.bar is not None:
-            with ignore_broken_stderr():
-                self.bar.close()
-        if not self.is_silent:
-            threading.excepthook = threading.__excepthook__
-            if self.unwritten:
-                self.message(
-                    f"lost the last {len(self.unwritten):,} bytes of {escape(self.path)}: the disk refused them"
-                )
-            self.lines.close()
-
-    def __enter__(self) -> "Metrics":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _to_board(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of the board. If the disk refuses, go on without TensorBoard."""
+    def to_tensorboard(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of torch's SummaryWriter, such as "add_image". If the disk refuses, drop TensorBoard."""
         try:
             if self.board is not None:
                 getattr(self.board, method)(*arguments, **options)
@@ -152,20 +65,66 @@ class Metrics:
             self.board = None
             self.message(f"cannot write TensorBoard's curves: {reason(error)}; metrics.jsonl keeps the scalars")
 
-    def _append(self, line: str) -> None:
-        """Write a line at once. What the disk refuses waits for the next call."""
-        if self.is_silent:
+    def message(self, line: str) -> None:
+        """Print a line on the terminal, above the progress bar."""
+        if not self.is_silent:
+            with ignore_broken_stderr():
+                tqdm.write(escape(line), file=sys.stderr)
+
+    def progress(self, position: float, total: float, unit: str, status: str) -> None:
+        """Move the progress bar to `position` of `total` `unit`s, and show `status` beside it."""
+        if self.is_silent or not sys.stderr.isatty():
             return
-        self.unwritten += line.encode()
+        with ignore_broken_stderr():
+            if self.bar is None:
+                self.bar = tqdm(
+                    initial=position, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True, bar_format=BAR
+                )
+            self.bar.set_postfix_str(status, refresh=False)
+            self.bar.n = position
+            self.bar.refresh()
+
+    def flush(self) -> None:
+        """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
+        self.to_tensorboard("flush")
+        if not self.is_silent and self._write_pending():
+            try:
+                sync(self.lines.fileno())
+            except OSError as error:
+                self._complain(error)
+
+    def close(self) -> None:
+        """Write what is pending and close the files."""
+        if self.is_silent or self.lines.closed:
+            return
+        self.flush()
+        self.to_tensorboard("close")
+        if self.bar is not None:
+            with ignore_broken_stderr():
+                self.bar.close()
+        if self.pending:
+            self.message(f"{escape(self.path)}: lost the last {len(self.pending):,} bytes, the disk is full")
+        self.lines.close()
+        threading.excepthook = threading.__excepthook__
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write_pending(self) -> bool:
+        """Write the pending lines at once, and return whether the disk took them."""
         try:
-            while self.unwritten:
-                self.unwritten = self.unwritten[self.lines.write(self.unwritten) :]
+            while self.pending:
+                self.pending = self.pending[self.lines.write(self.pending) :]
         except OSError as error:
             self._complain(error)
-            return
+            return False
         if self.is_failing:
             self.message(f"{escape(self.path)} is written again; nothing is lost")
         self.is_failing = False
+        return True
 
     def _complain(self, error: OSError) -> None:
         if not self.is_failing:
@@ -191,6 +150,6 @@ def _is_line_up_to(step: int, line: bytes) -> bool:
 
 
 def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:
-    """Print no traceback of the board's thread when the disk is full: the next write raises that error here."""
+    """Print no traceback of TensorBoard's thread if the disk is full: the next call of the board raises that error."""
     if not issubclass(thread.exc_type, OSError):
         threading.__excepthook__(thread)

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
@@ -24,6 +26,13 @@ class Outcome:
     """Whether validation stopped improving before the run reached its length."""
     resume_settings: tuple[str, ...]
     """Settings, as KEY=VALUE, with which a finished run can be resumed."""
+
+
+def hparams(config: RunConfig, state: TrainState) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the settings and the final losses for TensorBoard's HParams page."""
+    settings = {key: v if isinstance(v, int | float | bool) else str(v) for key, v in flatten(config).items()}
+    losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
+    return settings, {f"hparam/{name}": math.nan if loss is None else loss for name, loss in losses.items()}
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:

@@ -28,6 +28,10 @@ class RunLength:
         """Return how much of the run is done, 0 to 1: at the middle of the next step if the length is in steps."""
         return min(1.0, seconds / self.seconds) if self.steps is None else (step + 0.5) / self.steps
 
+    def position(self, step: int, seconds: float) -> tuple[float, float, str]:
+        """Return where the run is, its length, and the unit of both."""
+        return (seconds, self.seconds, "second") if self.steps is None else (step, self.steps, "step")
+
     def is_reached(self, step: int, seconds: float) -> bool:
         """Return whether the run is complete."""
         return seconds >= self.seconds if self.steps is None else step >= self.steps
