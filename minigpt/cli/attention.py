@@ -10,7 +10,7 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxCharsOption,
+    MaxTokensOption,
     TextOption,
     ValOption,
     check_index,
@@ -50,7 +50,7 @@ def attention(
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_chars: MaxCharsOption = None,
+    max_tokens: MaxTokensOption = None,
 ) -> None:
     """Show what each attention head attends to. Scores come with the baseline of uniform attention."""
     from minigpt.interpret import export, images
@@ -64,7 +64,7 @@ def attention(
         raise UserError(f"{'--probe' if probe else '--json'} covers all queries; remove --tty and --query")
     loaded = load_checkpoint(run, checkpoint)
     refuse_trained_on(loaded.config.data, npz, png)
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
     config = loaded.config.model
     check_index("--layer", layer, config.n_layer, "layers")
     check_index("--head", head, config.n_head, "heads")

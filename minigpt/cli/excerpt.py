@@ -22,7 +22,7 @@ FileOption = Annotated[
 ValOption = Annotated[
     int | None, Option(help="Look at the validation split from this token on. Default: 0.", metavar="OFFSET")
 ]
-MaxCharsOption = Annotated[
+MaxTokensOption = Annotated[
     int | None, Option(help="Use at most N tokens, up to 512: the last N of --text or --file.", metavar="N")
 ]
 
@@ -34,29 +34,29 @@ def choose_excerpt(
     val: int | None,
     unknown: OnUnknown,
     encoding: str,
-    max_chars: int | None,
+    max_tokens: int | None,
 ) -> "Excerpt":
     """Return the excerpt that the options name. The default is the validation split, or else generated text."""
     from minigpt.interpret import excerpt
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val exclude each other")
-    if max_chars is not None and not 1 <= max_chars <= excerpt.MAX_TOKENS:
-        raise UserError(f"--max-chars {max_chars}: expected 1 to {excerpt.MAX_TOKENS}")
+    if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
+        raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
     if text is not None:
-        return excerpt.last_tokens(checkpoint, checkpoint.tokenizer.encode(text, unknown), "from --text", max_chars)
+        return excerpt.last_tokens(checkpoint, checkpoint.tokenizer.encode(text, unknown), "from --text", max_tokens)
     if file is not None:
         ids = checkpoint.tokenizer.encode(read_text(file, encoding), unknown)
         name = "standard input" if file == "-" else Path(file).name
-        return excerpt.last_tokens(checkpoint, ids, name, max_chars)
+        return excerpt.last_tokens(checkpoint, ids, name, max_tokens)
     try:
         tokens = validation_tokens(checkpoint)
     except UserError as error:
         if val is not None:
             raise
         notice(f"{error}; looking at generated text instead")
-        return excerpt.generated_excerpt(checkpoint, max_chars)
-    return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_chars)
+        return excerpt.generated_excerpt(checkpoint, max_tokens)
+    return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_tokens)
 
 
 def check_index(option: str, value: int | None, count: int, noun: str) -> None:

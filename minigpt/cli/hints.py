@@ -101,7 +101,7 @@ def hint(error: UserError, command: str) -> str:
         case NonFiniteError():
             return "choose another checkpoint with --checkpoint"
         case ViewError(max_tokens=int(count)):
-            return f"try --max-chars {count}"
+            return f"try --max-tokens {count}"
         case DivergedError():
             return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
         case TrainingError():

@@ -8,7 +8,7 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxCharsOption,
+    MaxTokensOption,
     TextOption,
     ValOption,
     choose_excerpt,
@@ -51,7 +51,7 @@ def inspect(
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_chars: MaxCharsOption = None,
+    max_tokens: MaxTokensOption = None,
 ) -> None:
     """Write an interactive page that shows what a model computes for a text. It is one file and works offline."""
     from tqdm import tqdm
@@ -63,9 +63,9 @@ def inspect(
     check_writable(out, read=file)
     loaded = load_checkpoint(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
-    if detail and max_chars is None:
-        max_chars = MAX_STAGES
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_chars)
+    if detail and max_tokens is None:
+        max_tokens = MAX_STAGES
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
     notice_skipped(excerpt)
     with tqdm(unit="head", disable=None if ablate else True, leave=False) as bar:
 
@@ -85,9 +85,9 @@ def inspect(
         ).encode()
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
-        raise UserError(f"the page would have {size}, more than 16 MB; reduce --layers or --max-chars, or add --force")
+        raise UserError(f"the page would have {size}, more than 16 MB; reduce --layers or --max-tokens, or add --force")
     write_bytes(page, out)
-    notice(f"wrote {escape(out)}, {size}" + ("; reduce --layers or --max-chars for less" * (len(page) > LARGE)))
+    notice(f"wrote {escape(out)}, {size}" + ("; reduce --layers or --max-tokens for less" * (len(page) > LARGE)))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 

@@ -80,7 +80,7 @@ function markCurrent(element, isCurrent) {
   else element.removeAttribute('aria-current');
 }
 
-/** Makes a card for each head: a canvas and a badge. Returns [{layer, head, canvas, badge, element}]. */
+/** Makes a card for each head, with a canvas and a badge: [{layer, head, canvas, badge, element}]. */
 function headCards(onclick) {
   return range(L * H, i => {
     const [layer, head] = [Math.floor(i / H), i % H];
@@ -96,4 +96,11 @@ function headCards(onclick) {
     );
     return { layer, head, canvas, badge, element };
   });
+}
+
+/** Makes a grid of cards. With the class by-layer, each layer has its own row. */
+function cardGrid(cards) {
+  const grid = make('div', { class: H <= 8 ? 'cards by-layer' : 'cards' }, ...cards.map(card => card.element));
+  grid.style.setProperty('--heads', String(H));
+  return grid;
 }

@@ -65,8 +65,7 @@ views.push({
     };
     const sorts = { layer: 'layer and head', entropy: 'entropy', distance: 'distance' };
     if (increases) sorts.loss = 'loss without the head';
-    this.grid = make('div', { class: 'cards' });
-    this.grid.style.setProperty('--heads', String(H));
+    this.grid = cardGrid(this.cards);
     panel.append(
       intro('The attention of each head over the whole text. Select a head to see it in the text.'),
       controls(

@@ -176,7 +176,7 @@ views.push({
         chip(headColor(head), `head ${head}`),
       ),
     );
-    const title = 'Heads of this layer: a stripe each, relative to the strongest key, which has the number of the head';
+    const title = 'Heads of this layer. Each has a stripe of its color; its number marks its strongest key.';
     const several = make('fieldset', {}, make('legend', { text: title }), ...heads);
     const scope = choice('of', 'scope', { layer: 'this layer', all: 'all layers' });
     const setByNorm = byNorm => change({ byNorm });

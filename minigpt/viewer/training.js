@@ -26,7 +26,7 @@ views.push({
       intro('Move the slider to see the heads at each checkpoint. Select a head to see its scores over the steps.'),
       this.slider,
       this.note,
-      make('div', { class: 'cards' }, ...this.cards.map(card => card.element)),
+      cardGrid(this.cards),
       this.title,
       this.legend,
       make('div', {}, this.curves),

@@ -119,7 +119,7 @@ def test_a_long_text_is_cut_at_its_start(cli: Cli) -> None:
     assert done.json["text"] == VERSE[-32:]
     assert done.json["skipped"] == len(VERSE) - 32
     assert f"the last 32 of {len(VERSE):,} tokens" in cli("attention", "--file", "verse.txt").err
-    few = cli("attention", "--file", "-", "--max-chars", 5, "--json", stdin=b"too short").json
+    few = cli("attention", "--file", "-", "--max-tokens", 5, "--json", stdin=b"too short").json
     assert few["text"] == "short"
 
 
@@ -149,8 +149,8 @@ def test_a_run_whose_text_is_missing_generates_one(cli: Cli, folder: Path, tmp_p
         (["--text", ""], "empty"),
         (["--text", "a", "--val", 0], "exclude each other"),
         (["--val", 10_000], "184 tokens"),
-        (["--max-chars", 0], "expected 1 to 512"),
-        (["--max-chars", 513, "--val", 0], "expected 1 to 512"),
+        (["--max-tokens", 0], "expected 1 to 512"),
+        (["--max-tokens", 513, "--val", 0], "expected 1 to 512"),
         (["--checkpoint", "77"], "77"),
         (["--json", "--query", "0"], "--json"),
         (["--probe", "a", "b", "--tty"], "--probe"),

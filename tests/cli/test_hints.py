@@ -69,7 +69,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),
         (CheckpointError("p"), "sample", ""),
         (NonFiniteError("p"), "attention", "choose another checkpoint with --checkpoint"),
-        (ViewError("p", 64), "inspect", "try --max-chars 64"),
+        (ViewError("p", 64), "inspect", "try --max-tokens 64"),
         (
             InsufficientMemoryError("p", ("train.micro_batch_size=4",)),
             "train",
@@ -98,7 +98,7 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
 
 def test_an_error_is_one_line_and_a_bug_none() -> None:
     assert error_line(UserError("a\nb"), "train") == r"minigpt: a\nb"
-    assert error_line(ViewError("too long", 4), "inspect") == "minigpt: too long; try --max-chars 4"
+    assert error_line(ViewError("too long", 4), "inspect") == "minigpt: too long; try --max-tokens 4"
     assert error_line(OSError(28, "No space left on device", "x"), "train") == "minigpt: x: No space left on device"
     assert error_line(BrokenPipeError(), "train") == ""
     assert error_line(MemoryError(), "train") == "minigpt: out of memory; everything saved so far is intact"
