@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minigpt.bench.report import Report, Round, report
 from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
-from minigpt.config.resolve import Layer, parse_overrides, resolve
+from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
@@ -28,7 +28,7 @@ from minigpt.storage.checkpoint import load_checkpoint
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
 """Characters drawn in a block, where the context is as long, and before anything is measured."""
-DEFAULTS: Layer = (
+DEFAULTS: ConfigSource = (
     "bench sample",
     {
         "model.family": "classic",

@@ -19,10 +19,10 @@ def config_list() -> None:
 @config_app.command("show")
 def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Print every setting with its value and where that comes from."""
-    from minigpt.config.presets import read_layer
+    from minigpt.config.presets import read_preset
     from minigpt.config.resolve import explain, parse_overrides, resolve
 
-    layers = [read_layer(config)] if config is not None else []
+    layers = [read_preset(config)] if config is not None else []
     table(("setting", "value", "from"), explain(resolve(*layers, parse_overrides(set_ or []))))
 
 

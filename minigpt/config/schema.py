@@ -1,7 +1,6 @@
-"""The settings of a run: frozen, typed sections.
+"""The settings of a run, in frozen and typed sections.
 
-The docstring under each field is its help text, its description in the JSON schema and its line in
-docs/configuration.md.
+The docstring of a field appears in --help, in the JSON schema and in docs/configuration.md.
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -19,7 +18,7 @@ from pydantic import (
 
 
 class Section(BaseModel):
-    """One group of settings: frozen, typed without guessing ("6" is no number), and closed to unknown keys."""
+    """A section of settings. It converts no types ("6" is not a number) and refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,10 +43,10 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _whole_characters(text: str) -> str:
-    """Refuse halves of characters, as which a terminal passes on bytes that are none: no file takes them as text."""
+def _valid_unicode(text: str) -> str:
+    """Reject lone surrogates, which Python makes of invalid bytes: they cannot be encoded as UTF-8."""
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise ValueError("holds bytes that are no characters")
+        raise ValueError("has bytes that are not valid text")
     return text
 
 
@@ -59,66 +58,66 @@ Texts = Annotated[
 
 
 class DataConfig(Section):
-    """Which text to train on, and how it becomes tokens."""
+    """The text and its tokenizer."""
 
     source: Texts = ("builtin:python",)
-    """The text: files, folders, globs, `-` (standard input), `builtin:NAME` or `download:NAME`, joined in order."""
+    """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME`, or a list."""
     tokenizer: Literal["char", "byte"] = "char"
-    """`char`: one token for each distinct character of the text. `byte`: the 256 bytes of UTF-8, for any text."""
+    """`char`: one token per distinct character of the text. `byte`: one token per byte of UTF-8, for any text."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Share of the text, taken from its end, that is kept for validation. Unused with `val_source`."""
+    """Share of the text, at its end, for validation. `val_source` replaces it."""
     val_source: Texts = ()
-    """A text of its own for validation, in the same forms as `source`; then all of `source` trains. `[]`: none."""
+    """Validation text, in the forms of `source`. All of `source` is then training text. `[]`: none."""
     encoding: str = "utf-8"
-    """Encoding of the text files, by Python's name for it."""
+    """Encoding of the text files, by its name in Python."""
 
     @field_validator("source")
     @classmethod
     def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("names no text")
+            raise ValueError("needs a text")
         return value
 
 
 class ModelConfig(Section):
-    """The shape of the network. The vocabulary size comes from the tokenizer."""
+    """The architecture. The vocabulary size comes from the tokenizer."""
 
     family: Literal["classic", "modern"] = "modern"
-    """Default of `bias` and all below it. `classic` is GPT-2; `modern` is what later work found to learn faster."""
+    """Defaults of `bias` and the settings below it. `classic` is GPT-2. `modern` learns faster."""
     n_layer: int = Field(4, ge=1, le=1000)
     """Number of blocks."""
     n_head: int = Field(4, ge=1)
     """Number of attention heads in each block."""
     n_embd: int = Field(128, ge=1, le=100_000)
-    """Width of the residual stream; a multiple of `n_head`."""
+    """Embedding dimension (width of the residual stream). A multiple of `n_head`."""
     context: int = Field(128, ge=1, le=1_000_000)
-    """Longest stretch of text, in tokens, that a prediction can look back on."""
+    """Context length: the most tokens that a prediction can attend to."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability of zeroing an activation in training: embeddings, attention weights, both branch outputs."""
+    """Dropout probability in training, on embeddings, attention weights and the output of each branch."""
     bias: bool = False
-    """Biases in the linear layers and layer norms."""
+    """Use biases in linear layers and layer norms."""
     position: Literal["learned", "sinusoidal", "rotary", "none"] = "rotary"
-    """How the network knows where a token stands."""
+    """Position encoding."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    """Normalisation before each branch and before the logits."""
+    """Normalization before each branch and before the logits."""
     activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
-    """Non-linearity of the MLP: GELU in GPT-2's tanh form, GELU itself (faster on a CPU), squared ReLU, or SwiGLU."""
+    """Activation of the MLP. `gelu`: tanh approximation. `gelu_exact`: faster on a CPU. `relu2`: squared ReLU."""
     qk_norm: bool = True
-    """RMS-normalise queries and keys in each head, with gains that all heads of a layer learn together."""
+    """Apply RMSNorm to the queries and keys of each head. The heads of a layer share the gains."""
     zero_init: bool = True
-    """Start the output projection of each branch at zero, so that every block begins as the identity."""
+    """Initialize the output projection of each branch to zero. Each block is then the identity at first."""
 
     @property
     def head_size(self) -> int:
-        """The width of a head."""
+        """Dimension of a head."""
         return self.n_embd // self.n_head
 
 
 class OptimConfig(Section):
-    """The optimizer and its schedule."""
+    """The optimizer and the learning rate schedule."""
 
     name: Literal["adamw", "muon"] = "muon"
-    """`muon`: Muon, its updates scaled as in NorMuon, for the matrices of the blocks; AdamW for everything else."""
+    """`muon`: NorMuon for the matrices in the blocks, AdamW for all other parameters. `adamw`: AdamW for all."""
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate of AdamW."""
     muon_lr: float = Field(0.02, gt=0)
@@ -126,119 +125,119 @@ class OptimConfig(Section):
     momentum: float = Field(0.95, ge=0, lt=1)
     """Momentum of Muon."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of AdamW's average of gradients."""
+    """Decay rate of the mean of gradients in AdamW."""
     beta2: float = Field(0.99, ge=0, lt=1)
-    """Decay of AdamW's average of squared gradients."""
+    """Decay rate of the mean of squared gradients in AdamW."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay of matrices."""
     warmup: float = Field(0.02, ge=0, lt=1)
-    """Share of the run over which the learning rate rises from zero."""
+    """Share of the run in which the learning rate rises from zero to its peak."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
-    """How the learning rate falls after the warm-up; `wsd` is warm-up, stable, decay."""
+    """Learning rate after warmup. `wsd`: warmup, stable, decay."""
     decay: float = Field(0.4, gt=0, le=1)
-    """Last share of the run, over which `wsd` decays."""
+    """Share of the run, at its end, in which `wsd` decays."""
     min_lr: float = Field(0.0, ge=0, le=1)
-    """Final learning rate, as a share of the peak."""
+    """Final learning rate as a share of the peak."""
     grad_clip: float = Field(1.0, ge=0)
-    """Largest gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
+    """Maximum norm of the gradient. 0: no clipping."""
 
 
 class TrainConfig(Section):
-    """The length and rhythm of a run. Set one of `steps`, `epochs` and `minutes`; the default is 2000 steps."""
+    """Length, batches, evaluations and checkpoints. Set one of `steps`, `epochs` and `minutes`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=10**12)
-    """Length of the run in updates; 2000 where neither epochs nor minutes are set."""
+    """Length of the run in optimizer steps. 2000 if neither `epochs` nor `minutes` is set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run as a number of times the training text is read."""
+    """Length of the run in epochs (passes over the training text)."""
     minutes: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in minutes, evaluations and saves included. Such a run cannot be repeated bit for bit."""
+    """Length of the run in minutes, with evaluations and saves. Two such runs differ."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
-    """Sequences in one update."""
+    """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences in one forward pass, by default all. Fewer need less memory; dropout draws other masks then."""
+    """Sequences per forward pass (default: `batch_size`). Fewer need less memory and change the dropout masks."""
     seed: int = Field(1337, ge=0)
-    """Seed of every random draw of the run: weights, batches, dropout."""
+    """Seed of the run: initial weights, batches and dropout."""
     log_every: int = Field(10, ge=1)
     """Steps between two points of the training curves."""
     eval_every: int = Field(250, ge=1)
-    """Steps between two passes over the whole validation split."""
+    """Steps between two evaluations on the whole validation split."""
     save_every: int = Field(500, ge=1)
-    """Steps between two checkpoints. One is also saved at each best validation loss, on Ctrl-C and at the end."""
+    """Steps between two checkpoints. The best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
-    """How many of the newest checkpoints stay on disk, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best one."""
     patience: int = Field(0, ge=0)
-    """Stop after this many evaluations in a row without a new best validation loss. 0: never."""
+    """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
-    """Decay of a moving average of the weights, which is then what is evaluated and sampled. 0: off."""
+    """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What happens when a loss or gradient is not finite: end the run, or leave that step's update out."""
+    """If a loss or gradient is NaN or infinite: `stop` the run, or `skip` the update."""
     max_skipped: int = Field(20, ge=0)
-    """How many updates a run may leave out before it ends all the same."""
+    """Stop the run when it would skip more updates than this."""
     attention: bool = True
-    """Write to TensorBoard at each evaluation what all heads look at, as a picture and as scores."""
+    """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
     histograms: bool = False
-    """Write histograms of weights and gradients to TensorBoard at each evaluation."""
+    """Log histograms of weights and gradients to TensorBoard at each evaluation."""
     hparams: bool = False
-    """Write the settings with the final loss to TensorBoard's hyper-parameter table."""
+    """Log the settings and the final loss to the hyperparameter table of TensorBoard."""
 
     @property
     def sequences_at_once(self) -> int:
-        """How many sequences one forward pass takes."""
+        """Sequences per forward pass."""
         return self.micro_batch_size or self.batch_size
 
 
 class SampleConfig(Section):
-    """How text is drawn: the sample at each evaluation, and the defaults of `minigpt sample`."""
+    """Sampling: the preview at each evaluation, and the defaults of `minigpt sample`."""
 
-    prompt: Annotated[str, AfterValidator(_whole_characters)] = "\n"
+    prompt: Annotated[str, AfterValidator(_valid_unicode)] = "\n"
     """Text to continue."""
     length: int = Field(500, ge=1)
-    """Characters (bytes with the byte tokenizer) to draw with `minigpt sample`."""
+    """Tokens to generate with `minigpt sample`."""
     preview: int = Field(200, ge=0)
-    """Characters to draw at each evaluation. 0: none."""
+    """Tokens to generate at each evaluation. 0: none."""
     temperature: float = Field(0.8, ge=0)
-    """Divides the logits: below 1 is more cautious, above 1 wilder, 0 always takes the likeliest."""
+    """Divisor of the logits. Lower is more conservative, higher more random. 0: always the most likely token."""
     top_k: int = Field(0, ge=0)
-    """Keep only the k likeliest characters. 0: all."""
+    """Sample from the k most likely tokens. 0: all."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Keep the likeliest characters that together reach this probability (nucleus sampling). 1: all."""
+    """Sample from the most likely tokens whose probabilities add up to this (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Drop characters below this share of the likeliest one's probability. 0: none."""
+    """Drop tokens whose probability is below this share of the highest one. 0: none."""
     repetition_penalty: float = Field(1.0, gt=0)
-    """Above 1, makes characters that already stand in the context less likely. 1: off."""
+    """Above 1, tokens in the context become less likely. 1: off."""
     seed: int = Field(1337, ge=0)
-    """Seed of the random draws; sample i of a seed is the same however many are drawn."""
+    """Seed of the samples. Sample i is the same for any number of samples."""
 
     @property
     def has_own_prompt(self) -> bool:
-        """Whether the prompt was chosen. The default is nobody's wish to the letter: some texts have no line end."""
+        """True if the user set a prompt. Some texts lack the line end of the default."""
         return self.prompt != SampleConfig().prompt
 
 
 class RuntimeConfig(Section):
-    """Where and how a run is computed. `auto` picks what is fast here and says what it picked."""
+    """Device and precision. `auto` chooses what is fast on this machine."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of products, `auto` the faster (`float32` on a GPU: TF32); weights and optimizer stay in float32."""
+    """Precision of matrix products (`float32` on a GPU: TF32). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the network with torch.compile: true, false, or where it pays for itself within the run."""
+    """Use torch.compile. `auto`: if it saves time within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """Attention, dropout, products, norms: PyTorch's (`torch`) or faster on a CPU (`cpu`; dropout in 1/256ths)."""
+    """`torch`: operations of PyTorch. `cpu`: faster ones for a CPU; the dropout probability is a multiple of 1/256."""
     threads: int | Literal["auto"] = "auto"
-    """CPU threads."""
+    """Number of CPU threads."""
 
     @field_validator("threads")
     @classmethod
-    def _sensible(cls, value: int | str) -> int | str:
+    def _check_threads(cls, value: int | str) -> int | str:
         if isinstance(value, int) and not 1 <= value <= MOST_THREADS:
             raise ValueError(f"must be 1 to {MOST_THREADS}")
         return value
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -260,4 +259,4 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 MOST_THREADS = 1024
-"""More than this torch's thread pools do not survive."""
+"""The most threads that torch supports without a crash."""

@@ -1,13 +1,15 @@
-"""YAML as people mean it: plain values only, and none of the traps of YAML 1.1."""
+"""A small YAML: numbers, words, texts, lists and sections, without the surprises of YAML 1.1."""
 
 import re
 from typing import Any
 
 import yaml
 
-from minigpt.errors import UserError, escape, reason
+from minigpt.errors import ConfigError, escape, reason
 
-_PLAIN = {  # what an unquoted word is, if not text
+LIMIT = 128 << 10
+"""The most bytes of a configuration."""
+_TYPES = {  # what an unquoted word is; all other words are text
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|yes|Yes|YES|on|On|ON|false|False|FALSE|no|No|NO|off|Off|OFF",
     "int": r"[-+]?(0|[1-9][0-9_]*)",
@@ -15,66 +17,59 @@ _PLAIN = {  # what an unquoted word is, if not text
 }
 
 
-LIMIT = 128 << 10
-"""Bytes that settings in YAML can have at most."""
-
-
 class _Loader(yaml.SafeLoader):
-    """YAML without its traps: a repeated key is an error, 1e-3 is a number, and 010, 1:30 and dates are not.
+    """Read 1e-3 as a number, but not 010, 1:30 or dates. Refuse duplicate keys, tags and aliases.
 
-    Tags and aliases are refused: no setting needs them, and a few lines of aliases stand for gigabytes.
+    Settings need no tags or aliases, and a few lines of nested aliases can expand to gigabytes.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        refused = "aliases (*name)" if isinstance(event, yaml.AliasEvent) else None
-        if getattr(event, "tag", None) is not None:
-            refused = f"tags ({event.tag})"
-        if refused:
-            raise yaml.MarkedYAMLError(problem=f"{refused} are not read here", problem_mark=event.start_mark)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem="tags and aliases are not supported", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        seen = set()
+        keys = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=key_node.start_mark)
-            seen.add(key)
+            if key in keys:
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark)
+            keys.add(key)
         return mapping
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `_Loader` or another reader takes for something else, such as 1e-3, and escapes line ends."""
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+    """Quote texts that a reader could take for something else, such as 1e-3."""
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
+
+_Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
-for _kind, _pattern in _PLAIN.items():
+for _type, _pattern in _TYPES.items():
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})$"), None)
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(rf"(?:{_pattern})$"), None)
 
 
 def parse(text: str, origin: str) -> Any:
-    """Return the plain values of a YAML text. Raises UserError, naming `origin`, when it is none."""
+    """Return the values in `text`. Raise ConfigError, which names `origin`, if it is not valid YAML."""
     if len(text.encode(errors="surrogatepass")) > LIMIT:
-        raise UserError(f"{escape(origin)}: is longer than the {LIMIT:,} bytes that settings can have")
+        raise ConfigError(f"{escape(origin)}: is longer than {LIMIT:,} bytes")
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader: it builds plain values only)
+        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"{escape(origin)}{where}: not valid YAML: {escape(' '.join(problem.split()))}") from error
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # from "!!int x", "[[[[[[..."
-        raise UserError(f"{escape(origin)}: not valid YAML: {reason(error)}") from error
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # deep nesting, very long numbers
+        line, problem = "", reason(error)
+    raise ConfigError(f"{escape(origin)}{line}: not valid YAML: {escape(problem)}")
 
 
 def dump(values: Any) -> str:
-    """Return plain values as YAML that `parse` reads back to the same."""
+    """Return YAML from which `parse` reads the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

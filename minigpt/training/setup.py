@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.config import presets, resolve
-from minigpt.config.resolve import Layer
+from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, ConfigError, UserError, escape
 from minigpt.files import read_text_within
@@ -39,12 +39,12 @@ def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[s
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
     """
-    layers: list[Layer] = []
+    layers: list[ConfigSource] = []
     is_fitted = bool(text) and preset is None
     if preset is not None:
-        layers.append(presets.read_layer(preset))
+        layers.append(presets.read_preset(preset))
     elif not text:
-        layers.append(presets.shipped_layer("quickstart"))
+        layers.append(presets.shipped_preset("quickstart"))
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
@@ -80,7 +80,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     stored_config = checkpoint / "config.yaml"
     overrides = resolve.parse_overrides(assignments)
     try:
-        stored = presets.read_layer(str(run / "config.yaml"))
+        stored = presets.read_preset(str(run / "config.yaml"))
         resolve.resolve(stored)
     except UserError as error:
         raise ConfigError(f"{error} (the checkpoint has a copy: {stored_config})") from error

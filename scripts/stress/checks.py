@@ -72,7 +72,7 @@ def find_damage_after_power_loss(run: Path, saved: int) -> str | None:
     if damage or not saved:
         return damage
     try:
-        presets.read_layer(str(run / "config.yaml"))
+        presets.read_preset(str(run / "config.yaml"))
     except UserError as error:
         return str(error)
     lost = [name for name in ("last", "best") if pointed_step(run, name) is None]

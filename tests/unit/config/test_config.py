@@ -1,10 +1,9 @@
-"""The configuration: what is read, refused, merged, explained and saved."""
+"""The configuration: reading, checking, merging, explaining and saving."""
 
 import dataclasses
 import json
 import re
 import string
-import time
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,9 +15,9 @@ from hypothesis import given, settings
 
 from minigpt.config import resolve as c
 from minigpt.config import yaml as plain_yaml
-from minigpt.config.presets import fit, presets, read_layer
+from minigpt.config.presets import fit, presets, read_preset
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
-from minigpt.config.schema import RunConfig
+from minigpt.config.schema import MOST_THREADS, ModelConfig, RunConfig, TrainConfig
 from minigpt.errors import UserError
 from minigpt.paths import resource_path
 
@@ -28,7 +27,7 @@ def overridden(*assignments: str) -> RunConfig:
 
 
 def refused(*assignments: str) -> str:
-    """The one line that these --set arguments end with."""
+    """Return the error of these assignments."""
     with pytest.raises(UserError) as caught:
         overridden(*assignments)
     return one_line(caught)
@@ -112,12 +111,9 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
 }
 
 
-def test_the_settings_tested_here_are_all_settings() -> None:
-    assert set(OTHER_VALUES) == set(c.fields())
-
-
 @pytest.mark.parametrize("key", OTHER_VALUES)
-def test_every_setting_can_be_set_from_the_command_line_and_is_saved(key: str) -> None:
+def test_every_setting_can_be_set_and_saved(key: str) -> None:
+    assert set(OTHER_VALUES) == set(c.fields())
     text, expected = OTHER_VALUES[key]
     config = overridden(f"{key}={text}")
     value = c.flatten(config)[key]
@@ -149,8 +145,8 @@ def test_every_setting_can_be_set_from_the_command_line_and_is_saved(key: str) -
         "\n\t",
     ],
 )
-def test_text_is_taken_as_it_stands(text: str) -> None:
-    """No YAML between the command line and a text; and what is saved comes back as text (1e5 once became a number)."""
+def test_the_value_of_a_text_setting_is_literal(text: str) -> None:
+    """A saved text stays a text: 1e5 is a number in YAML."""
     config = overridden(f"sample.prompt={text}", f"data.encoding={text}")
     assert (config.sample.prompt, config.data.encoding) == (text, text)
     assert from_yaml(to_yaml(config), "saved") == config
@@ -160,13 +156,13 @@ def test_text_is_taken_as_it_stands(text: str) -> None:
     "source", ["-", "*.txt", "123", "no", "a: b.txt", "[ab]*.txt", "my #1.txt", "C:\\texts\\a.txt"]
 )
 def test_one_source_needs_no_quotes(source: str) -> None:
-    """`--set data.source=-` once was a YAML list, and `*.txt` a YAML alias."""
+    """In YAML, `-` begins a list and `*.txt` is an alias."""
     assert overridden(f"data.source={source}").data.source == (source,)
 
 
 def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     for text, expected in (("a.txt", ("a.txt",)), ("[a.txt, b.txt]", ("a.txt", "b.txt"))):
-        layer = read_layer(file(tmp_path, f"data: {{source: {text}}}"))
+        layer = read_preset(file(tmp_path, f"data: {{source: {text}}}"))
         assert resolve(layer).config.data.source == expected
 
 
@@ -175,52 +171,34 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     [
         ("model.n_layer=true", "model.n_layer: expected whole number, got true"),
         ("model.n_layer='6'", "model.n_layer: expected whole number, got '6'"),
-        ("model.n_layer=six", "model.n_layer: expected whole number, got 'six'"),
         ("model.n_layer=1.5", "model.n_layer: expected whole number, got 1.5"),
         ("model.n_layer=", "model.n_layer: expected whole number, got null"),
         ("model.n_layer=[1]", "model.n_layer: expected whole number, got a list"),
         ("model.n_layer=010", "model.n_layer: expected whole number, got '010'"),  # in YAML 1.1: 8
-        ("model.n_layer=2020-99-99", "model.n_layer: expected whole number, got '2020-99-99'"),
         ("model.n_layer=0", "model.n_layer: input should be greater than or equal to 1, got 0"),
+        ("model.n_layer=10000", "model.n_layer: input should be less than or equal to 1000, got 10000"),
         ("train.minutes=1:30", "train.minutes: expected number or null, got '1:30'"),  # in YAML 1.1: 90
-        ("optim.lr=true", "optim.lr: expected number, got true"),
         ("optim.lr=.nan", "optim.lr: expected number, got '.nan'"),
         ("optim.lr=1e999", "optim.lr: input should be a finite number, got inf"),
         ("optim.lr=0", "optim.lr: input should be greater than 0, got 0"),
         ("model.bias=1", "model.bias: expected true or false, got 1"),
-        ("model.bias=maybe", "model.bias: expected true or false, got 'maybe'"),
         ("runtime.compile=1", "runtime.compile: expected true or false or auto, got 1"),
-        ("runtime.threads=0", "runtime.threads: must be 1 to 1024, got 0"),
         ("runtime.threads=1000000", "runtime.threads: must be 1 to 1024, got 1000000"),  # torch: segmentation fault
-        ("model.n_layer=1000000000", "model.n_layer: input should be less than or equal to 1000, got 1000000000"),
-        (
-            "model.context=1000000000000",
-            "model.context: input should be less than or equal to 1000000, got 1000000000000",
-        ),
-        ("model.n_embd=1000000000", "model.n_embd: input should be less than or equal to 100000, got 1000000000"),
-        (
-            "train.batch_size=10000000000",
-            "train.batch_size: input should be less than or equal to 1000000, got 10000000000",
-        ),
-        ("train.epochs=1e308", "train.epochs: input should be less than or equal to 1000000, got 1e+308"),
-        ("train.max_skipped=-1", "train.max_skipped: input should be greater than or equal to 0, got -1"),
-        ("train.on_nonfinite=go", "train.on_nonfinite: input should be 'stop' or 'skip', got go"),
         ("runtime.threads=true", "runtime.threads: expected whole number or auto, got true"),
         ("runtime.device=cuda:x", "runtime.device: expected `auto`, `cpu`, `cuda`, `cuda:N` or `mps`, got cuda:x"),
         ("model.norm=batch", "model.norm: input should be 'layernorm' or 'rmsnorm', got batch"),
-        ("data.source=[]", "data.source: names no text, got []"),
+        ("data.source=[]", "data.source: needs a text, got []"),
         ("data.source=[1]", "data.source: expected text, or a list of texts, got a list"),
-        ("model.n_layers=6", "model.n_layers: unknown key, did you mean model.n_layer?"),
         ("n_layer=6", "n_layer: unknown key, did you mean model.n_layer?"),
         ("modle.n_layer=6", "modle.n_layer: unknown key, did you mean model.n_layer?"),
         ("optim.learning_rate=1", "optim.learning_rate: unknown key"),
-        ("model=6", "model: is a section, expected keys below it"),
+        ("model=6", "model: is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
         ("model.n_embd=36", "model.position rotary needs an even head size, model.n_embd / model.n_head is 9"),
         ("train.micro_batch_size=5", "train.batch_size (32) must be a multiple of train.micro_batch_size (5)"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_was_expected(assignment: str, expected: str) -> None:
+def test_an_error_names_the_wrong_value_and_the_expected_one(assignment: str, expected: str) -> None:
     assert refused(assignment) == f"configuration: {expected}"
 
 
@@ -243,13 +221,12 @@ def test_all_problems_are_reported_at_once_in_one_line() -> None:
         assert message.count(part) == 1
 
 
-def test_the_default_of_a_wrong_value_contradicts_nothing() -> None:
-    """n_embd 90 goes with the n_head that was meant; it must not be blamed for the default of 4."""
+def test_the_default_of_a_wrong_value_is_not_reported_as_a_contradiction() -> None:
     assert refused("model.n_head=x", "model.n_embd=90") == "configuration: model.n_head: expected whole number, got 'x'"
 
 
 def test_an_assignment_needs_an_equals_sign() -> None:
-    assert refused("model.n_layer") == "--set model.n_layer: expected KEY=VALUE, for example --set model.n_layer=6"
+    assert refused("model.n_layer") == "expected KEY=VALUE such as model.n_layer=6, got 'model.n_layer'"
 
 
 # --- files ---------------------------------------------------------------------------------------------
@@ -258,64 +235,39 @@ def test_an_assignment_needs_an_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("model:\n  n_layer: 3\n  n_layer: 4\n", "line 3: not valid YAML: key 'n_layer' stands twice"),
-        ("model: {n_layer: 3}\nmodel: {n_head: 2}\n", "key 'model' stands twice"),
+        ("model:\n  n_layer: 3\n  n_layer: 4\n", "line 3: not valid YAML: duplicate key 'n_layer'"),
+        ("model: {n_layer: 3}\nmodel: {n_head: 2}\n", "duplicate key 'model'"),
         ("model: [1\n", "not valid YAML"),
         ("model:\n\tn_layer: 3\n", "line 2: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "not valid YAML: but found another document"),
         ("- model\n", "expected sections such as 'model:', got a list"),
         ("just words\n", "expected sections such as 'model:', got 'just words'"),
-        ("model: !!python/object/apply:os.getcwd []\n", "line 1: not valid YAML: tags (tag:yaml.org,2002:python/"),
-        ("model:\n  n_layer: !!python/name:os.system\n", "line 2: not valid YAML: tags ("),
-        *(
-            (f"model: {{n_layer: {tag} 3}}\n", " are not read here")
-            for tag in ("!!int", "!", "!x", "!<tag:x>", "!!str")
-        ),
-        ("!!map\nmodel: {n_layer: 3}\n", " are not read here"),
-        ("model: {!!str n_layer: 3}\n", " are not read here"),
-        ("a: &x 1\nmodel: {n_layer: *x}\n", "line 2: not valid YAML: aliases (*name) are not read here"),
-        ("a: &x {n_layer: 1}\nmodel: {<<: *x}\n", "aliases (*name) are not read here"),
+        ("model:\n  n_layer: !!python/name:os.system\n", "line 2: not valid YAML: tags and aliases are not supported"),
+        *((f"model: {{n_layer: {tag} 3}}\n", "tags and aliases") for tag in ("!!int", "!", "!x", "!<tag:x>", "!!str")),
+        ("!!map\nmodel: {n_layer: 3}\n", "tags and aliases"),
+        ("a: &x {n_layer: 1}\nmodel: {<<: *x}\n", "line 2: not valid YAML: tags and aliases are not supported"),
         ("model: {<<: {n_layer: 3}}\n", "model.<<: unknown key"),
         ("model: {n_layer: " + "9" * 5000 + "}\n", "not valid YAML"),
         ("model: {n_layer: " + "[" * 5000, "not valid YAML: maximum recursion depth"),
         ("model: {? [a] : 1}\n", "not valid YAML: found unhashable key"),
-        ("model: &a [*a]\n", "aliases (*name) are not read here"),
         ("modle:\n", "modle: unknown key, did you mean model?"),
         ("model: {1: 2}\n", "model.1: unknown key"),
         ("sample: {prompt: 123}\n", "sample.prompt: expected text, got 123"),
         ("a\0b: 1\n", "not valid YAML"),
+        ("model: [" + "1, " * plain_yaml.LIMIT, "is longer than"),
         (b"sample: {prompt: \xff}\n", "'utf-8' codec can't decode byte 0xff"),
-        ("x: 1\n".encode("utf-16"), "'utf-8' codec can't decode byte 0xff"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(read_layer(file(tmp_path, text)))
+        resolve(read_preset(file(tmp_path, text)))
     assert expected in one_line(caught)
 
 
-def test_a_bomb_of_aliases_neither_fills_memory_nor_the_screen(tmp_path: Path) -> None:
-    levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 30))
-    with pytest.raises(UserError) as caught:
-        resolve(read_layer(file(tmp_path, "model: {n_layer: &l0 [1]}\n" + levels + "train: {seed: *l29}\n")))
-    assert len(one_line(caught)) < 2000
-
-
-def test_a_file_that_is_too_long_for_settings_is_refused_at_once(tmp_path: Path) -> None:
-    """YAML is read at a hundred kilobytes a second only."""
-    started = time.perf_counter()
-    with pytest.raises(UserError, match=r"my\.yaml.* (larger|longer) than"):
-        read_layer(file(tmp_path, "model: [" + "1, " * plain_yaml.LIMIT))
-    assert time.perf_counter() - started < 1
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "model:\ntrain:\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "\ufeffmodel:\ntrain:\n"])
 def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
-    assert resolve(read_layer(file(tmp_path, text))).config == RunConfig(train=c.TrainConfig(steps=c.DEFAULT_STEPS))
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
-    assert resolve(read_layer(file(tmp_path, "\ufeffmodel: {n_layer: 3}"))).config.model.n_layer == 3
+    assert resolve(read_preset(file(tmp_path, text))).config == RunConfig(train=TrainConfig(steps=c.DEFAULT_STEPS))
 
 
 @pytest.mark.parametrize(
@@ -331,18 +283,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_read(name: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        read_layer(name)
+        read_preset(name)
     assert expected in one_line(caught)
 
 
 def test_a_file_in_the_current_folder_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve(read_layer("tiny")).config.model.n_layer == 2
+    assert resolve(read_preset("tiny")).config.model.n_layer == 2
     Path("tiny").mkdir()  # a folder of that name is no configuration
-    assert resolve(read_layer("tiny")).config.model.n_layer == 2
+    assert resolve(read_preset("tiny")).config.model.n_layer == 2
     Path("tiny").rmdir()
     Path("tiny").write_text("model: {n_layer: 9}", encoding="utf-8")
-    assert resolve(read_layer("tiny")).config.model.n_layer == 9
+    assert resolve(read_preset("tiny")).config.model.n_layer == 9
 
 
 # --- merging -------------------------------------------------------------------------------------------
@@ -357,8 +309,8 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
     assert rows["model.position"] == ("learned", "family classic")
     assert rows["model.bias"] == ("false", "preset p")
     assert rows["model.n_layer"] == ("3", "preset p")
-    assert rows["train.seed"] == ("6", "--set")
-    assert rows["model.dropout"] == ("0.1", "--set")
+    assert rows["train.seed"] == ("6", "command line")
+    assert rows["model.dropout"] == ("0.1", "command line")
     assert rows["train.steps"] == ("2000", "default")
     assert rows["train.minutes"] == ("null", "default")
     assert rows["sample.prompt"] == (r"'\n'", "default")
@@ -367,7 +319,7 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
 def test_the_last_family_decides_and_single_switches_stay() -> None:
     preset = ("preset p", {"model.family": "classic", "model.qk_norm": True})
     model = resolve(preset, parse_overrides(["model.family=modern", "model.bias=true"])).config.model
-    assert model == c.ModelConfig(family="modern", qk_norm=True, bias=True)
+    assert model == ModelConfig(family="modern", qk_norm=True, bias=True)
 
 
 def test_the_classic_family_is_gpt2() -> None:
@@ -383,12 +335,12 @@ def test_a_later_length_overrules_every_earlier_one(length: str) -> None:
         resolved = resolve(("preset p", {f"train.{earlier}": 11}), parse_overrides([f"train.{length}"]))
         lengths = {name: getattr(resolved.config.train, name) for name in ("steps", "epochs", "minutes")}
         assert {name: found for name, found in lengths.items() if found is not None} == {key: float(value)}
-        assert resolved.sources[f"train.{key}"] == "--set"
+        assert resolved.sources[f"train.{key}"] == "command line"
         assert all(resolved.sources[f"train.{name}"] == "default" for name in lengths if name != key)
 
 
-def test_taking_the_length_away_leaves_the_default_one() -> None:
-    with pytest.raises(UserError, match=r"^--set train\.steps=: a value is missing; null unsets it$"):
+def test_unsetting_the_length_restores_the_default() -> None:
+    with pytest.raises(UserError, match=r"^train\.steps= has no value; train\.steps=null unsets it$"):
         parse_overrides(["train.steps="])
     resolved = resolve(("preset p", {"train.steps": 11}), parse_overrides(["train.steps=null"]))
     assert resolved.config.train.steps == c.DEFAULT_STEPS
@@ -397,28 +349,11 @@ def test_taking_the_length_away_leaves_the_default_one() -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
-    assert presets()[name], "a preset begins with a comment that says what it is"
-    resolved = resolve(read_layer(name))
+    assert presets()[name], "a preset begins with a comment that describes it"
+    resolved = resolve(read_preset(name))
     assert f"preset {name}" in resolved.sources.values()
     shipped_as = yaml.safe_load(resource_path("configs", f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(shipped_as, c.schema())
-
-
-def test_the_presets_are_the_recipes_that_they_are_named_after() -> None:
-    recipes = {
-        "speedrun",
-        "shakespeare-cpu-best",
-        "shakespeare-5min",
-        "shakespeare-hour",
-        "shakespeare-cpu",
-        "shakespeare",
-        "nanogpt",
-    }
-    assert set(presets()) == {"quickstart", "tiny"} | recipes
-    small, large = (resolve(read_layer(name)).config for name in ("shakespeare-cpu", "nanogpt"))
-    shapes = [(m.n_layer, m.n_head, m.n_embd, m.context, m.dropout) for m in (small.model, large.model)]
-    assert shapes == [(4, 4, 128, 64, 0.0), (6, 6, 384, 256, 0.2)]
-    assert [(t.batch_size, t.steps) for t in (small.train, large.train)] == [(12, 2000), (64, 5000)]
 
 
 def test_the_readme_lists_every_preset() -> None:
@@ -431,7 +366,7 @@ def test_the_readme_lists_every_preset() -> None:
 
 
 def any_value(key: str, field: Any) -> st.SearchStrategy[Any]:
-    """Values that the setting takes by itself."""
+    """Values that are valid for one setting."""
     if key == "runtime.device":
         return st.sampled_from(["auto", "cpu", "cuda", "cuda:3", "mps"])
     bounds = {
@@ -449,7 +384,7 @@ def any_value(key: str, field: Any) -> st.SearchStrategy[Any]:
         elif kind is bool:
             choices.append(st.booleans())
         elif kind is int:
-            most = c.MOST_THREADS if key == "runtime.threads" else None
+            most = MOST_THREADS if key == "runtime.threads" else None
             choices.append(st.integers(bounds.get("ge", 1), bounds.get("le", most)))
         elif kind is float:
             low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt"))
@@ -496,15 +431,15 @@ ODD_VALUES = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(c.fields())), ODD_VALUES)
 def test_the_schema_and_the_program_accept_the_same_values(key: str, value: Any) -> None:
     """An editor that checks the file against the schema must neither miss nor invent an error."""
     section, name = key.split(".")
     _, wrong = c._validate({key: value})
-    names_no_text = key == "data.source" and value == []
+    has_no_text = key == "data.source" and value == []
     below_one_thread = key == "runtime.threads" and type(value) in (int, float) and value < 1
-    if not (names_no_text or below_one_thread):  # the two rules that have no words in the schema
+    if not (has_no_text or below_one_thread):  # JSON schema has no words for these two rules
         assert jsonschema.Draft202012Validator(SCHEMA).is_valid({section: {name: value}}) == (not wrong)
 
 
@@ -521,18 +456,18 @@ def test_every_setting_has_a_description_for_help_schema_and_reference() -> None
         assert described == field.description
         assert described.endswith(".")
         assert "\n" not in described
-        assert "|" not in described, "it stands in a table"
+        assert "|" not in described, "the reference has it in a table"
     assert [key for key, _ in c.describe_settings()] == list(c.fields())
 
 
 @pytest.mark.parametrize("text", ["train.steps: 4\ntrain: {steps: 3}", "train: {steps: 3}\ntrain.steps: null"])
-def test_a_setting_in_two_spellings_is_not_silently_one_of_them(text: str) -> None:
+def test_a_setting_in_two_spellings_is_an_error(text: str) -> None:
     with pytest.raises(UserError, match=r"^my\.yaml: train\.steps is set twice$"):
         c.dotted(yaml.safe_load(text), "my.yaml")
 
 
 def test_what_may_change_on_resume_and_what_may_not() -> None:
-    """Every setting that is not about length, rhythm, place or sampling is part of the run. The text is, itself."""
+    """What decides the weights must stay. The text may move, and is compared."""
     free = set()
     before = resolve(("run", {})).config
     for key, (text, value) in OTHER_VALUES.items():
@@ -551,7 +486,7 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
 
 
-# --- fitting -------------------------------------------------------------------------------------------
+# --- presets fitted to a text --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -578,8 +513,8 @@ def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
         ("fit-2m", 2_000_000, "momentum 0.9, decay 0.3"),
     ],
 )
-def test_what_is_fitted_is_what_was_measured(question: str, characters: int, variant: str) -> None:
-    """The settings are those of the run whose loss docs/experiments.md gives."""
+def test_fitted_settings_were_measured(question: str, characters: int, variant: str) -> None:
+    """The settings are those of a run in docs/experiments."""
     path = Path(__file__).resolve().parents[3] / f"docs/experiments/{question}.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = next(line["settings"] for line in lines if line["variant"] == variant)
@@ -594,7 +529,7 @@ def test_what_is_fitted_is_what_was_measured(question: str, characters: int, var
 # --- frozen --------------------------------------------------------------------------------------------
 
 
-def test_nothing_can_be_written_into_a_configuration() -> None:
+def test_a_configuration_is_frozen() -> None:
     config = RunConfig()
     with pytest.raises(ValueError, match="frozen"):
         config.model.n_layer = 3  # type: ignore[misc]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from lab_scripts import LAB, script
 
-from minigpt.config.presets import read_layer
+from minigpt.config.presets import read_preset
 from minigpt.config.resolve import parse_overrides, resolve
 
 expected = script("expected")
@@ -15,7 +15,7 @@ MEASURED = yaml.safe_load((LAB / "expected.yaml").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_losses_are_known_for_the_settings_and_text_of_a_preset_only(name: str) -> None:
-    layer, text = read_layer(name), MEASURED[name]["text"]
+    layer, text = read_preset(name), MEASURED[name]["text"]
     assert expected.settings_digest(resolve(layer).config) == MEASURED[name]["settings"], "measure the preset again"
     known = expected.expectation(resolve(layer).config, text)
     low, high = known.range

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.config import resolve as configuration
-from minigpt.config.schema import RunConfig
+from minigpt.config.schema import MOST_THREADS, RunConfig
 from minigpt.errors import UserError
 from minigpt.storage.metadata import (
     FILES,
@@ -273,7 +272,7 @@ def test_what_changed_is_named_and_what_was_not_noted_is_not() -> None:
 def test_the_bounds_of_threads_are_those_of_the_setting() -> None:
     """Torch ends the process with a segmentation fault when it is asked for a million."""
     facts = {"device": "cpu", "dtype": "float32", "compile": False}
-    most = configuration.MOST_THREADS
+    most = MOST_THREADS
     assert Environment(**facts, threads=most).threads == most
     with pytest.raises(ValueError, match="less than or equal to"):
         Environment(**facts, threads=most + 1)
