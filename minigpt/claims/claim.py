@@ -1,6 +1,6 @@
 """A claim is a statement from the lecture notes with a check that decides it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -57,9 +57,11 @@ def location(check: Callable[..., object]) -> str:
     return f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
 
 
-def format_number(value: float | Tensor) -> str:
-    """Format a number with three significant digits: 0.123, 4.57, 12,345, 3e-16."""
-    value = value.item() if isinstance(value, Tensor) else value
+def fmt(value: float | Tensor | Sequence[float]) -> str:
+    """Format a number, or several with commas, with three significant digits: 0.123, 4.57, 12,345, 3e-16."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(value, Sequence):
+        return ", ".join(map(fmt, value))
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e6:
@@ -67,9 +69,10 @@ def format_number(value: float | Tensor) -> str:
     return f"{value:.0e}"
 
 
-def format_numbers(values: list[float]) -> str:
-    """Format several numbers, separated by commas."""
-    return ", ".join(format_number(value) for value in values)
+def fmt_named(values: Mapping[str, float | Sequence[float]]) -> str:
+    """Format numbers with their names: 0.687 (RNN), 0.27 (LSTM)."""
+    separator = "; " if any(isinstance(value, Sequence) for value in values.values()) else ", "
+    return separator.join(f"{fmt(value)} ({name})" for name, value in values.items())
 
 
 def max_abs(difference: Tensor) -> float:

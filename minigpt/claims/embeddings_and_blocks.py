@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minigpt.claims.claim import Claim, Finding, format_number, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
 from minigpt.config.presets import presets, shipped_preset
 from minigpt.config.resolve import contradictions, resolve
@@ -43,10 +43,7 @@ def same_word_same_embedding() -> Finding:
     apart = max_abs(first - second)
     first, _, _, second, _ = record_inputs(model.norm, lambda: model(ids[None]))[0][0]
     cosine = F.cosine_similarity(first, second, dim=0).item()
-    measured = (
-        f"the embeddings of the two a's differ by {format_number(apart)}; "
-        f"after two blocks their cosine is {format_number(cosine)}"
-    )
+    measured = f"the embeddings of the two a's differ by {fmt(apart)}; after two blocks their cosine is {fmt(cosine)}"
     return Finding(apart == 0 and cosine < 0.99, measured)
 
 
@@ -79,8 +76,8 @@ def blocks_of_one_shape() -> Finding:
     shapes = [[tuple(p.shape) for p in block.parameters()] for block in small_gpt(90, n_layer=3).blocks]
     dropouts = len(record_inputs(block.dropout, lambda: block(x)))
     measured = (
-        f"{len(shapes)} identical blocks with {dropouts} dropouts each; norms before the parts give minigpt's block to "
-        f"{format_number(before)}, norms after the sums give the paper's to {format_number(after)}"
+        f"{len(shapes)} identical blocks with {dropouts} dropouts each; norms before the parts give "
+        f"minigpt's block within {fmt(before)}, norms after the sums the paper's within {fmt(after)}"
     )
     return Finding(max(before, after) < EXACT and shapes.count(shapes[0]) == 3 and dropouts == 2, measured)
 
@@ -95,9 +92,9 @@ def layer_norm() -> Finding:
     gain, bias = learned.parameters()
     error = max_abs(learned(x) - (gain * y + bias))
     measured = (
-        f"means within {format_number(mean)} of 0, variances within {format_number(variance)} of 1; {outside:.0%} "
-        f"of the values are outside 0 to 1, from {format_number(y.min())} to {format_number(y.max())}; "
-        f"gain and bias are applied to {format_number(error)}"
+        f"means within {fmt(mean)} of 0, variances within {fmt(variance)} of 1; {outside:.0%} "
+        f"of the values are outside 0 to 1, from {fmt(y.min())} to {fmt(y.max())}; "
+        f"gain and bias are applied within {fmt(error)}"
     )
     return Finding(mean < EXACT and variance < 1e-6 and error < EXACT and outside > 0.5, measured)
 

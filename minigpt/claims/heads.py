@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_config
 from minigpt.model.gpt import attention_weights
 from minigpt.model.size import count_parameters
@@ -30,7 +30,7 @@ def heads_in_parallel() -> Finding:
         rows = slice(8 * head, 8 * head + 8)
         outputs.append(attention_weights(x @ w_q[rows].T, x @ w_k[rows].T) @ (x @ w_v[rows].T))  # (T, D)
     error = max_abs(layer.proj(torch.cat(outputs, dim=-1)) - layer(x[None])[0])
-    return Finding(error < EXACT, f"a loop over 4 heads differs from the model's layer by {format_number(error)}")
+    return Finding(error < EXACT, f"a loop over 4 heads differs from the model's layer by {fmt(error)}")
 
 
 def distributions_in_parallel() -> Finding:
@@ -45,8 +45,8 @@ def distributions_in_parallel() -> Finding:
     error = max_abs(concatenated - record_inputs(layer.proj, lambda: layer(x))[0][0])
     apart = min(max_abs(weights[a] - weights[b]) for a in range(4) for b in range(a))
     measured = (
-        f"4 weight tables of 10×10, any two differ by at least {format_number(apart)}; "
-        f"the input of W_O is their concatenated output to {format_number(error)}"
+        f"4 weight tables of 10×10, any two differ by at least {fmt(apart)}; "
+        f"the input of W_O is their concatenated output within {fmt(error)}"
     )
     return Finding(error < EXACT and apart > 0.01, measured)
 
@@ -75,8 +75,8 @@ def heads_add_up() -> Finding:
     w_o = layer.proj.weight.T.unflatten(0, (4, 8))  # (H, D, C)
     outputs = heads @ w_o  # (H, T, C)
     error = max_abs(outputs.sum(0) - layer(x)[0])
-    norms = format_numbers(outputs.norm(dim=(1, 2)).tolist())
-    measured = f"the sum over heads differs from the layer by {format_number(error)}; norms: {norms}"
+    norms = fmt(outputs.norm(dim=(1, 2)))
+    measured = f"the sum over heads differs from the layer by {fmt(error)}; norms: {norms}"
     return Finding(error < EXACT, measured)
 
 
@@ -105,23 +105,21 @@ def random_starts_tell_heads_apart() -> Finding:
     """
     x, target = normal(2, 1, 10, 32, claim=45)
     gaps = {}
-    for equal in ("nothing", "W_Q, W_K, W_V", "all four"):
+    for equal in ("none", "W_Q, W_K, W_V", "all"):
         layer = small_attention(45, n_head=2)
         qkv, w_o = layer.qkv.weight.unflatten(0, (3, 2, 16)), layer.proj.weight.unflatten(1, (2, 16))
         with torch.no_grad():
-            if equal != "nothing":
+            if equal != "none":
                 qkv[:, 1] = qkv[:, 0]
-            if equal == "all four":
+            if equal == "all":
                 w_o[:, 1] = w_o[:, 0]
         F.mse_loss(layer(x), target).backward()
         assert layer.qkv.weight.grad is not None
         first, second = layer.qkv.weight.grad.unflatten(0, (3, 2, 16)).unbind(1)
         gaps[equal] = max_abs(first - second) / max_abs(first)
-    measured = "relative difference of the heads' gradients: " + ", ".join(
-        f"{format_number(gap)} ({equal} equal)" for equal, gap in gaps.items()
-    )
-    different = gaps["nothing"] > 0.1 and gaps["W_Q, W_K, W_V"] > 0.1
-    return Finding(gaps["all four"] < EXACT and different, measured)
+    measured = f"relative difference of the heads' gradients, by equal weights: {fmt_named(gaps)}"
+    different = gaps["none"] > 0.1 and gaps["W_Q, W_K, W_V"] > 0.1
+    return Finding(gaps["all"] < EXACT and different, measured)
 
 
 class BertStyle(nn.Module):
@@ -155,10 +153,7 @@ def bert_reference() -> Finding:
     mask = torch.full((10, 10), -math.inf, dtype=torch.float64).triu(1)
     error = max_abs(layer.proj(bert(x, mask)) - layer(x))
     unmasked = max_abs(layer.proj(bert(x, torch.zeros_like(mask))) - layer(x))
-    measured = (
-        f"BERT's layer differs from minigpt's by {format_number(error)} with the mask, "
-        f"by {format_number(unmasked)} without it"
-    )
+    measured = f"BERT's layer differs from minigpt's by {fmt(error)} with the mask, by {fmt(unmasked)} without it"
     return Finding(error < EXACT and unmasked > 0.01, measured)
 
 
@@ -188,8 +183,8 @@ def one_head_reference() -> Finding:
     unscaled, scaled = (max_abs(layer.proj(lecture(x, scale)) - layer(x)) for scale in (1.0, 1 / math.sqrt(32)))
     rows, columns = (max_abs(lecture.weights(x, 1.0).sum(dim) - 1) for dim in (-1, -2))
     measured = (
-        f"the code differs from the model by {format_number(unscaled)}, with 1/√d_k by {format_number(scaled)}; "
-        f"rows sum to 1 within {format_number(rows)}, columns within {format_number(columns)}"
+        f"the code differs from the model by {fmt(unscaled)}, with 1/√d_k by {fmt(scaled)}; "
+        f"rows sum to 1 within {fmt(rows)}, columns within {fmt(columns)}"
     )
     return Finding(unscaled > 0.01 and scaled < EXACT and rows < EXACT and columns > 0.1, measured)
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.claims.small_models import ENCODER, EXACT, normal, sdpa_unmasked, small_gpt
 from minigpt.config.schema import FAMILIES
 from minigpt.model.gpt import attention_weights, causal_mask
@@ -35,8 +35,8 @@ def future_gets_nothing() -> Finding:
     above = [part.triu(1).abs().max().item() for part in (weights, by_kernel)]
     error = max_abs(weights - by_kernel)
     measured = (
-        f"largest weight above the diagonal: {format_numbers(above)} (formula, kernel), below it: "
-        f"{format_number(weights.tril(-1).max())}; formula and kernel agree to {format_number(error)}"
+        f"largest weight above the diagonal: {fmt(above)} (formula, kernel), below it: "
+        f"{fmt(weights.tril(-1).max())}; formula and kernel agree within {fmt(error)}"
     )
     return Finding(above == [0, 0] and error < EXACT, measured)
 
@@ -48,8 +48,8 @@ def mask_before_softmax() -> Finding:
     before = attention_weights(q, k)
     error = max_abs(after / after.sum(-1, keepdim=True) - before)
     measured = (
-        f"row sums: {format_numbers(after.sum(-1).tolist())} masked after the softmax, "
-        f"{format_number(before.sum(-1).min())} masked before; rescaled to 1, they agree to {format_number(error)}"
+        f"row sums: {fmt(after.sum(-1))} masked after the softmax, "
+        f"{fmt(before.sum(-1).min())} masked before; rescaled to 1, they agree within {fmt(error)}"
     )
     return Finding(after.sum(-1)[0].item() < 0.9 and max_abs(before.sum(-1) - 1) < EXACT and error < EXACT, measured)
 
@@ -65,10 +65,7 @@ def no_leak() -> Finding:
             difference = (model(ids) - model(other)).abs()[0]  # (T, V)
             leak = max(leak, difference[:position].max().item())
             changed = min(changed, difference[position:].max().item())
-    measured = (
-        f"with another future, earlier predictions change by {format_number(leak)}, "
-        f"later ones by at least {format_number(changed)}"
-    )
+    measured = f"with another future, earlier predictions change by {fmt(leak)}, later ones by at least {fmt(changed)}"
     return Finding(leak == 0 and changed > 0.01, measured)
 
 
@@ -78,10 +75,7 @@ def no_head_for_the_next() -> Finding:
     queries = keys.roll(-1, dims=0)  # query i equals key i + 1
     decoder = attention_weights(queries, keys).diagonal(1)  # (T - 1,), the weight of the next token
     encoder = sdpa_unmasked(queries[None], keys[None], torch.eye(10, dtype=torch.float64)[None], 0.0)[0].diagonal(1)
-    measured = (
-        f"weight of the next token: {format_number(decoder.max())} in a decoder, "
-        f"{format_number(encoder.min())} in an encoder"
-    )
+    measured = f"weight of the next token: {fmt(decoder.max())} in a decoder, {fmt(encoder.min())} in an encoder"
     return Finding(torch.count_nonzero(decoder).item() == 0 and encoder.min().item() > 0.99, measured)
 
 
@@ -95,8 +89,8 @@ def encoder_and_decoder() -> Finding:
     encoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
     pairs = causal_mask(10, 10, torch.device("cpu")).sum().item()
     measured = (
-        f"another last token changes the first output by {format_number(encoder)} in an encoder, by "
-        f"{format_number(decoder)} in a decoder; the mask allows {pairs} of 100 pairs"
+        f"another last token changes the first output by {fmt(encoder)} in an encoder, by "
+        f"{fmt(decoder)} in a decoder; the mask allows {pairs} of 100 pairs"
     )
     return Finding(decoder == 0 and encoder > 1e-3 and pairs == 55, measured)
 
@@ -107,7 +101,7 @@ def all_prefixes_at_once() -> Finding:
     at_once = model(ids)[0]  # (T, V)
     by_prefix = torch.stack([model(ids[:, :length])[0, -1] for length in range(1, 21)])
     error = max_abs(at_once - by_prefix)
-    measured = f"one pass over 20 tokens differs from 20 passes over the prefixes by {format_number(error)}"
+    measured = f"one pass over 20 tokens differs from 20 passes over the prefixes by {fmt(error)}"
     return Finding(error < EXACT, measured)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
 from minigpt.claims.small_models import (
     ENCODER,
     EXACT,
@@ -44,9 +44,7 @@ def keys_and_values_have_no_order() -> Finding:
     last = q[-1:]  # the last query, which sees all keys
     error = max_abs(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v[order])
     only_keys = max_abs(attention_weights(last, k) @ v - attention_weights(last, k[order]) @ v)
-    measured = (
-        f"the output changes by {format_number(error)}; with only the keys shuffled, by {format_number(only_keys)}"
-    )
+    measured = f"the output changes by {fmt(error)}; with only the keys shuffled, by {fmt(only_keys)}"
     return Finding(error < EXACT and only_keys > 0.1, measured)
 
 
@@ -65,8 +63,7 @@ def one_layer_is_a_bag() -> Finding:
     without = _shuffle_past(small_gpt(56, n_layer=1), claim=56)
     with_positions = _shuffle_past(small_gpt(56, n_layer=1, position="sinusoidal"), claim=56)
     measured = (
-        f"shuffling the past changes the last prediction by {format_number(without)}, "
-        f"with positions by {format_number(with_positions)}"
+        f"shuffling the past changes the last prediction by {fmt(without)}, with positions by {fmt(with_positions)}"
     )
     return Finding(without < EXACT and with_positions > 0.01, measured)
 
@@ -84,8 +81,8 @@ def mask_tells_order() -> Finding:
             model.use_kernels(DEFAULT if masked else ENCODER)
             changes[masked].append(_shuffle_past(model, claim=57))
     measured = (
-        f"shuffling the past changes the last prediction of 1, 2, 3 layers by {format_numbers(changes[False])} without "
-        f"a mask, by {format_numbers(changes[True])} with it"
+        f"shuffling the past changes the last prediction of 1, 2, 3 layers by {fmt(changes[False])} without "
+        f"a mask, by {fmt(changes[True])} with it"
     )
     no_order = max(*changes[False], changes[True][0]) < EXACT
     return Finding(no_order and min(changes[True][1:]) > 0.1, measured)
@@ -98,9 +95,7 @@ def order_comes_from_positions() -> Finding:
         model = small_gpt(61, position=position)
         model.use_kernels(ENCODER)
         error[position] = max_abs(model(ids)[:, order] - model(ids[:, order]))
-    measured = "difference between shuffled outputs and outputs of the shuffled text: " + ", ".join(
-        f"{format_number(change)} ({position})" for position, change in error.items()
-    )
+    measured = f"difference between shuffled outputs and outputs of the shuffled text: {fmt_named(error)}"
     return Finding(error["none"] < EXACT and min(error["sinusoidal"], error["rotary"]) > 0.1, measured)
 
 
@@ -111,7 +106,7 @@ def equal_characters() -> Finding:
         model = small_gpt(59, position=position)
         model.use_kernels(ENCODER)
         apart[position] = max_abs(model(ids)[0, 1] - model(ids)[0, 3])
-    measured = "the outputs differ by " + ", ".join(f"{format_number(gap)} ({name})" for name, gap in apart.items())
+    measured = f"the outputs differ by {fmt_named(apart)}"
     return Finding(apart["none"] < EXACT and min(apart["learned"], apart["sinusoidal"]) > 0.1, measured)
 
 
@@ -131,9 +126,7 @@ def recurrence_knows_order() -> Finding:
         "attention": lambda x: (attention_weights(x, x) @ x)[0, -1],
     }
     changes = {name: max_abs(last(x) - last(x[:, order])) for name, last in last_outputs.items()}
-    measured = "shuffling the past changes the last output by " + ", ".join(
-        f"{format_number(value)} ({name})" for name, value in changes.items()
-    )
+    measured = f"shuffling the past changes the last output by {fmt_named(changes)}"
     return Finding(changes.pop("attention") < EXACT and min(changes.values()) > 0.01, measured)
 
 
@@ -148,8 +141,8 @@ def formula() -> Finding:
             angle = p / 10_000 ** (2 * i / 64)
             error = max(error, abs(table[p, 2 * i].item() - math.sin(angle)))
             error = max(error, abs(table[p, 2 * i + 1].item() - math.cos(angle)))
-    first = format_numbers(table[1, :4].tolist())
-    measured = f"position 1 starts with {first}; all 256×64 numbers agree to {format_number(error)}"
+    first = fmt(table[1, :4])
+    measured = f"position 1 starts with {first}; all 256×64 numbers agree within {fmt(error)}"
     return Finding(error < FLOAT32, measured)
 
 
@@ -162,9 +155,7 @@ def near_is_alike() -> Finding:
     similarity = table @ table[0] / (table[0] @ table[0])  # (distances,), 1 at distance 0
     bands = [similarity[first : last + 1].mean().item() for first, last in ((1, 4), (5, 16), (17, 64), (65, 256))]
     rises = (similarity.diff() > 0).sum().item()
-    measured = (
-        f"similarity at distances 1-4, 5-16, 17-64, 65-256: {format_numbers(bands)}; it rises at {rises} of 511 steps"
-    )
+    measured = f"similarity at distances 1-4, 5-16, 17-64, 65-256: {fmt(bands)}; it rises at {rises} of 511 steps"
     return Finding(bands == sorted(bands, reverse=True) and similarity[1:].max().item() < 0.999, measured)
 
 
@@ -182,8 +173,8 @@ def shift_is_a_rotation() -> Finding:
     error = max_abs(points[:-distance] * torch.polar(torch.ones_like(angle), angle) - points[distance:])
     products = (table[:-distance] * table[distance:]).sum(-1)  # (positions,)
     measured = (
-        f"for {len(products)} positions p, PE(p + {distance}) is the same rotation of PE(p) to {format_number(error)}; "
-        f"their dot product is {format_number(products.mean())} ± {format_number(products.std())}"
+        f"for {len(products)} positions p, PE(p + {distance}) is the same rotation of PE(p) within {fmt(error)}; "
+        f"their dot product is {fmt(products.mean())} ± {fmt(products.std())}"
     )
     return Finding(error < FLOAT32 and unrotated > 1 and products.std().item() < FLOAT32, measured)
 
@@ -200,7 +191,7 @@ def computed_once() -> Finding:
     stored = [name for name in {**dict(model.named_parameters()), **model.state_dict()} if "position" in name]
     kinds = ("none", "sinusoidal", "learned")
     counts = {position: count_parameters(small_config(position=position), 65) for position in kinds}
-    measured = "parameters: " + ", ".join(f"{count:,} ({position})" for position, count in counts.items())
+    measured = f"parameters: {fmt_named(counts)}"
     return Finding(reused and not stored and counts["none"] == counts["sinusoidal"] < counts["learned"], measured)
 
 
@@ -217,7 +208,7 @@ def added_then_dropped() -> Finding:
     kept_error = max_abs(trained - 2 * added.masked_fill(dropped, 0))
     share = dropped.double().mean().item()
     measured = (
-        f"in evaluation the sum passes unchanged to {format_number(error)}; in training with dropout 0.5, "
+        f"in evaluation the sum passes unchanged within {fmt(error)}; in training with dropout 0.5, "
         f"{share:.0%} is dropped and the rest doubled"
     )
     return Finding(error < EXACT and abs(share - 0.5) < 0.1 and kept_error < EXACT, measured)

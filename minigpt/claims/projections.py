@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.claims.small_models import (
     ENCODER,
     EXACT,
@@ -42,10 +42,7 @@ def query_of_the() -> Finding:
                 by_loops[token, i] += x[token, c] * w_q[i, c]
     q, _, _ = layer.queries_keys_values(x[None])
     error = max_abs(by_loops - q[0, 0])
-    measured = (
-        f"the query of 'T' starts with {format_numbers(by_loops[0, :3].tolist())}; "
-        f"the model differs by {format_number(error)}"
-    )
+    measured = f"the query of 'T' starts with {fmt(by_loops[0, :3])}; the model differs by {fmt(error)}"
     return Finding(error < EXACT, measured)
 
 
@@ -64,7 +61,7 @@ def same_matrix_for_every_token() -> Finding:
     error = max(max_abs(old[:, :, order] - new) for old, new in zip(before, after, strict=True))
     short, long = (count_parameters(small_config(context=context), vocab_size=65) for context in (8, 1024))
     measured = (
-        f"shuffled tokens have the same q, k and v, shuffled, to {format_number(error)}; "
+        f"shuffled tokens have the same q, k and v, shuffled, within {fmt(error)}; "
         f"{short:,} parameters for a context of 8, {long:,} for 1,024"
     )
     return Finding(error < EXACT and short == long, measured)
@@ -78,7 +75,7 @@ def no_biases() -> Finding:
     share = with_bias.qkv.bias.numel() / sum(parameter.numel() for parameter in with_bias.qkv.parameters())
     names = [name for name, _ in small_gpt(29, bias=False).named_parameters() if name.endswith("bias")]
     measured = (
-        f"zeros map to {format_number(unbiased)} without biases, to at most {format_number(biased)} with biases; "
+        f"zeros map to {fmt(unbiased)} without biases, to at most {fmt(biased)} with biases; "
         f"{share:.1%} of the parameters are biases"
     )
     return Finding(unbiased == 0 and biased > 0.1 and not names and not ModelConfig().bias, measured)
@@ -98,9 +95,9 @@ def first_weights() -> Finding:
     for name, std in {"He": math.sqrt(2 / width), "Xavier": math.sqrt(1 / width), "N(0, 0.02)": 0.02}.items():
         squares[name] = ((q * std) ** 2).mean().item()
         score = (q * std @ (k * std).T / math.sqrt(head_size)).std()
-        lines.append(f"{name} {format_number(squares[name])}, {format_number(score)}")
+        lines.append(f"{name} {fmt(squares[name])}, {fmt(score)}")
     after_relu = ((x @ w_q).relu() ** 2).mean().item() * 2 / width
-    lines.append(f"He after a ReLU {format_number(after_relu)}")
+    lines.append(f"He after a ReLU {fmt(after_relu)}")
     measured = f"mean square of q and standard deviation of scores: {'; '.join(lines)}"
     expected = {squares["He"]: 2, squares["Xavier"]: 1, after_relu: 1, squares["N(0, 0.02)"]: 0.02**2 * width}
     return Finding(all(math.isclose(got, value, rel_tol=0.1) for got, value in expected.items()), measured)
@@ -122,7 +119,7 @@ def self_and_cross() -> Finding:
     change = max_abs(cross(a, b.flip(-1))[1] - output)
     measured = (
         f"4 tokens attend to 7: weights {tuple(weights.shape)}, output {tuple(output.shape)}; another B changes the "
-        f"output by {format_number(change)}; with B = A it is self-attention to {format_number(error)}"
+        f"output by {fmt(change)}; with B = A it is self-attention within {fmt(error)}"
     )
     return Finding(weights.shape == (4, 7) and output.shape == a.shape and change > 0.1 and error < EXACT, measured)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.claim import Claim, Finding, format_number, format_numbers, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.claims.small_models import EXACT, normal, small_attention
 from minigpt.model.gpt import attention_weights, causal_mask
 
@@ -31,10 +31,7 @@ def dot_product() -> Finding:
     query = torch.tensor([2.0, 3.0])
     keys = torch.tensor([[1.0, 4.0], [-3.0, 2.0], [-1.0, -4.0]])  # similar, orthogonal, opposite
     similar, orthogonal, opposite = (keys @ query).tolist()
-    measured = (
-        f"[2,3]·[1,4] = {format_number(similar)}; orthogonal {format_number(orthogonal)}, "
-        f"opposite {format_number(opposite)}"
-    )
+    measured = f"[2,3]·[1,4] = {fmt(similar)}; orthogonal {fmt(orthogonal)}, opposite {fmt(opposite)}"
     return Finding((similar, orthogonal, opposite) == (14, 0, -14), measured)
 
 
@@ -45,10 +42,7 @@ def cosine_similarity() -> Finding:
     length = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
     vectors = length[:, None, None] * direction  # (lengths, angles, 2)
     cosines, dots = F.cosine_similarity(vectors, direction[0], dim=-1), vectors @ direction[0]  # (lengths, angles)
-    measured = (
-        f"at 60 degrees, for lengths {format_numbers(length.tolist())}: "
-        f"cosine {format_numbers(cosines[:, 1].tolist())}; dot product {format_numbers(dots[:, 1].tolist())}"
-    )
+    measured = f"at 60 degrees, for lengths {fmt(length)}: cosine {fmt(cosines[:, 1])}; dot product {fmt(dots[:, 1])}"
     dots_scale = max_abs(dots - length[:, None] * angle.cos()) < EXACT
     return Finding(max_abs(cosines - angle.cos()) < EXACT and dots_scale, measured)
 
@@ -77,7 +71,7 @@ def score_of_each_pair() -> Finding:
     # The log of a weight is its score minus a constant of the row, so compare scores relative to the first key.
     scores = attention_weights(q, k).log() * math.sqrt(head_size)
     error = max_abs(((scores - scores[:, :1]) - (table - table[:, :1]))[causal_mask(length, length, q.device)])
-    measured = f"{table.numel()} scores for {length} tokens; the model differs from loops by {format_number(error)}"
+    measured = f"{table.numel()} scores for {length} tokens; the model differs from loops by {fmt(error)}"
     return Finding(table.numel() == length**2 and error < EXACT, measured)
 
 
@@ -93,9 +87,7 @@ def score_of_a_pair() -> Finding:
     after = attention_weights(query[None], torch.stack(keys)).log()[0]
     change = (after - before) - (after - before)[0]  # relative to the first key
     others = max_abs(change[[0, 1, 3, 4]])
-    measured = (
-        f"negating a key changes its score by {format_number(change[2])}, the other scores by {format_number(others)}"
-    )
+    measured = f"negating a key changes its score by {fmt(change[2])}, the other scores by {fmt(others)}"
     return Finding(others < EXACT and abs(float(change[2])) > 0.1, measured)
 
 
@@ -121,9 +113,9 @@ def scale_keeps_many_keys() -> Finding:
         keys_used[scaled] = [float(torch.special.entr(w).sum(-1).mean().exp()) for w in weights]
         top[scaled] = float(weights[2].amax(-1).mean())
     measured = (
-        f"effective keys out of {KEYS} at d_k = 4, 16, 64, 256: {format_numbers(keys_used[False])} unscaled, "
-        f"{format_numbers(keys_used[True])} scaled; largest weight at d_k = 64: {format_number(top[False])} unscaled, "
-        f"{format_number(top[True])} scaled"
+        f"effective keys out of {KEYS} at d_k = 4, 16, 64, 256: {fmt(keys_used[False])} unscaled, "
+        f"{fmt(keys_used[True])} scaled; largest weight at d_k = 64: {fmt(top[False])} unscaled, "
+        f"{fmt(top[True])} scaled"
     )
     falls = keys_used[False] == sorted(keys_used[False], reverse=True) and keys_used[False][-1] < 2
     steady = min(keys_used[True]) > KEYS / 2 and max(keys_used[True]) < 1.2 * min(keys_used[True])
@@ -140,10 +132,7 @@ def scale_keeps_gradients() -> Finding:
     for scaled in (False, True):
         weights = [_weights(8, head_size, scaled=scaled) for head_size in HEAD_SIZES]
         slope[scaled] = [float((w * (1 - w)).sum(-1).mean()) for w in weights]
-    measured = (
-        f"Σ a(1-a) at d_k = 4, 16, 64, 256: {format_numbers(slope[False])} unscaled, "
-        f"{format_numbers(slope[True])} scaled"
-    )
+    measured = f"Σ a(1-a) at d_k = 4, 16, 64, 256: {fmt(slope[False])} unscaled, {fmt(slope[True])} scaled"
     falls = slope[False] == sorted(slope[False], reverse=True) and slope[False][-1] < 0.3
     return Finding(falls and min(slope[True]) > 0.95, measured)
 
@@ -162,7 +151,7 @@ def softmax_cannot_explode() -> Finding:
         factor = torch.linalg.eigvalsh(jacobian)[:, -1]  # (queries,)
         largest[scaled], blocked[scaled] = factor.max().item(), (factor < 0.01).double().mean().item()
     measured = (
-        f"largest factor at d_k = 256: {format_number(largest[False])} unscaled, {format_number(largest[True])} scaled;"
+        f"largest factor at d_k = 256: {fmt(largest[False])} unscaled, {fmt(largest[True])} scaled;"
         f" below 0.01 for {blocked[False]:.0%} of queries unscaled, {blocked[True]:.0%} scaled"
     )
     return Finding(max(largest.values()) <= 0.5 + EXACT and blocked[False] > 0.2 and blocked[True] == 0, measured)
@@ -180,7 +169,7 @@ def scale_is_that_of_a_head() -> Finding:
     for d_k in (width / heads, width, 512 / length):
         scores = (q @ k.mT / math.sqrt(d_k)).masked_fill(future, -math.inf)
         errors.append(max_abs(layer.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)) - output))
-    measured = f"with √64, √768 and √(512/6) the formula differs from the model by {format_numbers(errors)}"
+    measured = f"with √64, √768 and √(512/6) the formula differs from the model by {fmt(errors)}"
     return Finding(errors[0] < EXACT and min(errors[1:]) > 0.01, measured)
 
 
@@ -192,10 +181,7 @@ def rows_sum_to_one() -> Finding:
     q, k = normal(2, 4, 64, 16, claim=11).float()  # (H, T, D) each
     weights = attention_weights(q, k)
     error, least = max_abs(weights.sum(-1) - 1), float(weights.min())
-    measured = (
-        f"{weights[..., 0].numel()} rows: smallest weight {format_number(least)}, "
-        f"sums within {format_number(error)} of 1"
-    )
+    measured = f"{weights[..., 0].numel()} rows: smallest weight {fmt(least)}, sums within {fmt(error)} of 1"
     return Finding(least >= 0 and error < 1e-5, measured)
 
 
@@ -204,9 +190,7 @@ def softmax_is_not_linear() -> Finding:
     q, k, v = normal(3, 6, 8, claim=12)
     without = max_abs((2 * q @ k.T) @ v - 2 * (q @ k.T @ v))
     with_softmax = max_abs(attention_weights(2 * q, k) @ v - 2 * (attention_weights(q, k) @ v))
-    measured = (
-        f"output(2q) - 2 output(q): {format_number(without)} without the softmax, {format_number(with_softmax)} with it"
-    )
+    measured = f"output(2q) - 2 output(q): {fmt(without)} without the softmax, {fmt(with_softmax)} with it"
     return Finding(without < EXACT and with_softmax > 0.1, measured)
 
 
@@ -220,10 +204,7 @@ def large_scores_stay_finite() -> Finding:
     naive = scores.exp() / scores.exp().sum()
     weights = attention_weights(query, keys)[0]
     stable = (scores - scores.max()).exp() / (scores - scores.max()).exp().sum()
-    measured = (
-        f"scores {format_numbers(scores.tolist())}: naive {format_numbers(naive.tolist())}, "
-        f"model {format_numbers(weights.tolist())}"
-    )
+    measured = f"scores {fmt(scores)}: naive {fmt(naive)}, model {fmt(weights)}"
     correct = torch.allclose(weights, stable, atol=1e-6) and abs(float(weights.sum()) - 1) < 1e-6
     return Finding(bool(naive.isnan().any()) and correct, measured)
 
@@ -243,8 +224,8 @@ def output_is_a_weighted_sum() -> Finding:
             total[i] += weights[i, j] * v[j]
     error = max_abs(layer.proj(total) - layer(x)[0])
     terms = zip(weights[2, :3], v[:3, 0], strict=True)
-    parts = " + ".join(f"{format_number(weight)}·{format_number(value)}" for weight, value in terms)
-    measured = f"{parts} = {format_number(total[2, 0])}; the sums differ from the model by {format_number(error)}"
+    parts = " + ".join(f"{fmt(weight)}·{fmt(value)}" for weight, value in terms)
+    measured = f"{parts} = {fmt(total[2, 0])}; the sums differ from the model by {fmt(error)}"
     return Finding(error < EXACT, measured)
 
 

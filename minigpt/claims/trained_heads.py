@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import format_number, format_numbers
+from minigpt.claims.claim import fmt
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
@@ -35,8 +35,8 @@ def attention_selects(evidence: Evidence) -> tuple[str, str]:
     share = (entropy / uniform[:, None, None]).mean((1, 2))  # (N,)
     before = torch.stack([_entropy(seen.weights) for seen in evidence.untrained_activations]) / uniform
     measured = (
-        f"mean entropy {format_number(entropy.mean())} nats, uniform {format_number(uniform.mean())}, "
-        f"before training {format_number((before * uniform).mean())}"
+        f"mean entropy {fmt(entropy.mean())} nats, uniform {fmt(uniform.mean())}, "
+        f"before training {fmt((before * uniform).mean())}"
     )
     return judge(torch.minimum(0.9 - share, before - share)), measured
 
@@ -64,8 +64,8 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
     with ablate_heads(evidence.model, every_head):
         none = evidence.losses()
     measured = (
-        f"loss {format_number(hard.mean())} with the strongest key only, {format_number(usual.mean())} with all keys, "
-        f"{format_number(none.mean())} without attention"
+        f"loss {fmt(hard.mean())} with the strongest key only, {fmt(usual.mean())} with all keys, "
+        f"{fmt(none.mean())} without attention"
     )
     if judge(none - usual, MIN_DIFFERENCE) != SUPPORTED:
         return INCONCLUSIVE, f"{measured}: attention has no effect"
@@ -79,7 +79,7 @@ def heads_differ(evidence: Evidence) -> tuple[str, str]:
         return INCONCLUSIVE, "the model has only one head"
     after = torch.stack([_mean_divergence(seen.weights) for seen in evidence.activations])
     before = torch.stack([_mean_divergence(seen.weights) for seen in evidence.untrained_activations])
-    measured = f"mean divergence {format_number(after.mean())}, before training {format_number(before.mean())}"
+    measured = f"mean divergence {fmt(after.mean())}, before training {fmt(before.mean())}"
     return judge(after - before, MIN_DIFFERENCE), measured
 
 
@@ -103,10 +103,7 @@ def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], tuple[
         layer, head = divmod(int(lift.nan_to_num(-math.inf).argmax()), values.size(2))
         occurs = uniform[half:].isfinite()
         found, baseline = values[half:, layer, head][occurs], uniform[half:][occurs]
-        measured = (
-            f"head {layer}.{head}: {format_number(found.mean())} of its attention, "
-            f"uniform {format_number(baseline.mean())}"
-        )
+        measured = f"head {layer}.{head}: {fmt(found.mean())} of its attention, uniform {fmt(baseline.mean())}"
         return judge(torch.minimum(found - share, found - baseline - MIN_MARGIN)), measured
 
     return check
@@ -119,9 +116,7 @@ def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
     """
     distance, uniform = evidence.scores("distance without first")
     layers = distance.nanmean(2)  # (N, L)
-    measured = (
-        f"by layer: {format_numbers(layers.mean(0).tolist())} characters, uniform {format_number(uniform.mean())}"
-    )
+    measured = f"by layer: {fmt(layers.mean(0))} characters, uniform {fmt(uniform.mean())}"
     return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
 
 
@@ -134,7 +129,7 @@ def every_head_helps(evidence: Evidence) -> tuple[str, str]:
     more, less, undecided = (verdicts.count(verdict) for verdict in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
     measured = (
         f"of {len(means)} heads {more} cost more than {MIN_COST} nats, {less} less, {undecided} are undecided; "
-        f"from {format_number(means.min())} to {format_number(means.max())}"
+        f"from {fmt(means.min())} to {fmt(means.max())}"
     )
     return verdict, measured
 
@@ -148,9 +143,7 @@ def larger_outputs_matter_more(evidence: Evidence) -> tuple[str, str]:
         0
     )
     found, shuffled = rank_correlation(sizes, evidence.costs.mean(0))  # of (L, H) each
-    measured = (
-        f"rank correlation {format_number(found)} within layers, 95 % of shuffles below {format_number(shuffled)}"
-    )
+    measured = f"rank correlation {fmt(found)} within layers, 95 % of shuffles below {fmt(shuffled)}"
     if math.isnan(found) or sizes.numel() < 6:
         return INCONCLUSIVE, measured
     return (SUPPORTED if found > shuffled else NOT_SUPPORTED if found < -shuffled else INCONCLUSIVE), measured

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.claim import format_number, format_numbers
+from minigpt.claims.claim import fmt
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
@@ -38,8 +38,7 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
     moved = (now - then).norm(dim=-1) / then.norm(dim=-1)  # (tokens,)
     cosine = F.cosine_similarity(now, then, dim=-1)
     measured = (
-        f"moved by {format_number(moved.mean())} times their initial length; "
-        f"cosine to the initial embedding {format_number(cosine.mean())}"
+        f"moved by {fmt(moved.mean())} times their initial length; cosine to the initial embedding {fmt(cosine.mean())}"
     )
     direction = F.normalize(then, dim=-1)
     turned = (now - (now * direction).sum(-1, keepdim=True) * direction).norm(dim=-1) / then.norm(dim=-1)
@@ -51,7 +50,7 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
 def vectors_become_contextual(evidence: Evidence) -> tuple[str, str]:
     """Compare the cosine between two positions of the same token before the first block and after the last."""
     cosines = torch.tensor([_cosine_of_equal_tokens(seen) for seen in evidence.activations])  # (N, L + 1)
-    measured = f"cosine between equal tokens by layer: {format_numbers(cosines.mean(0).tolist())}"
+    measured = f"cosine between equal tokens by layer: {fmt(cosines.mean(0))}"
     return judge(cosines[:, 0] - cosines[:, -1], MIN_DIFFERENCE), measured
 
 
@@ -82,9 +81,7 @@ def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(mix_seed("claim", "kinds"))
     shuffled = [gap(group[torch.randperm(len(group), generator=generator)]) for _ in range(SHUFFLES)]
     found, limit = gap(group), float(np.quantile(shuffled, 0.99))
-    measured = (
-        f"the mean cosine is {format_number(found)} higher within groups, 99 % of shuffles below {format_number(limit)}"
-    )
+    measured = f"the mean cosine is {fmt(found)} higher within groups, 99 % of shuffles below {fmt(limit)}"
     return (SUPPORTED if found > limit else NOT_SUPPORTED if found < 0 else INCONCLUSIVE), measured
 
 
@@ -97,7 +94,7 @@ def _group(sign: str) -> int:
 def residual_gains_information(evidence: Evidence) -> tuple[str, str]:
     """Predict from the residual stream after each block (the logit lens). The loss must fall from layer to layer."""
     losses = torch.stack([_lens_losses(evidence.model, seen) for seen in evidence.activations])  # (N, L + 1)
-    measured = f"loss by layer: {format_numbers(losses.mean(0).tolist())}"
+    measured = f"loss by layer: {fmt(losses.mean(0))}"
     gain = losses[:, 0] - losses[:, -1] - MIN_DIFFERENCE
     return judge(torch.minimum(kendall_tau(-losses) - 0.5, gain)), measured
 
@@ -113,7 +110,7 @@ def layers_add_context(evidence: Evidence) -> tuple[str, str]:
     if length < 2 * SHORT_CONTEXT:
         return INCONCLUSIVE, f"a window has {length} tokens; {2 * SHORT_CONTEXT} are needed"
     gains = torch.stack([context_gain(evidence.model, window) for window in evidence.windows])[:, 1:]  # (N, L)
-    measured = f"gain from more than {SHORT_CONTEXT} tokens by layer: {format_numbers(gains.mean(0).tolist())} nats"
+    measured = f"gain from more than {SHORT_CONTEXT} tokens by layer: {fmt(gains.mean(0))} nats"
     if gains.size(1) < 2:
         return INCONCLUSIVE, measured
     return judge(torch.minimum(kendall_tau(gains) - 0.5, gains[:, -1] - gains[:, 0] - MIN_DIFFERENCE)), measured

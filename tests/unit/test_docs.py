@@ -1,4 +1,4 @@
-"""What is generated from the code is current."""
+"""The generated pages in docs/ are current."""
 
 import json
 import re
@@ -12,27 +12,27 @@ from minigpt.config.resolve import fields
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_reference_and_the_schema_are_current() -> None:
+def test_generated_pages_are_current() -> None:
     command = [sys.executable, str(ROOT / "scripts/make_docs"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_reference_names_every_setting_once_in_whole_table_rows() -> None:
+def test_the_reference_has_one_table_row_per_setting() -> None:
     lines = (ROOT / "docs/configuration.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(fields())
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 
 
-def test_every_preset_names_the_schema_for_editors() -> None:
+def test_each_preset_names_the_schema_for_editors() -> None:
     for name in presets():
         first = (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         assert first == "# yaml-language-server: $schema=../docs/config.schema.json"
     assert (ROOT / "docs/config.schema.json").is_file()
 
 
-def test_the_course_on_attention_has_a_row_for_each_question_and_its_figures() -> None:
+def test_the_course_on_attention_has_its_table_and_figures() -> None:
     course = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
     for row in json.loads((ROOT / "docs/inside/claims.json").read_text(encoding="utf-8"))["claims"]:
         assert f"| {row['id']} | {row['claim']} | {row['verdict']} | {row['measured']} |" in course

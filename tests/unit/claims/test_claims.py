@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.claims import recurrence, small_models
-from minigpt.claims.claim import Result, decide, format_number
+from minigpt.claims.claim import Result, decide, fmt
 from minigpt.claims.run import CLAIMS, THEMES, run_claims
 from minigpt.config.schema import ModelConfig
 from minigpt.model import gpt as model
@@ -325,4 +325,4 @@ def test_a_fault_fails_the_claims_about_it(
     ],
 )
 def test_numbers_have_three_significant_digits(value: float | Tensor, text: str) -> None:
-    assert format_number(value) == text
+    assert fmt(value) == text
