@@ -68,9 +68,10 @@ def find_run(name: str) -> Path:
             if is_run(folder):
                 return folder
     if os.path.isfile(Path(name) / METADATA):
-        raise RunNotFoundError(f"{escape(name)} is a checkpoint; name the run")
+        raise RunError(f"{escape(name)} is a checkpoint; name the run")
     names = [run.name for run in runs]
-    problem = f"no run has the name '{escape(name)}'" if names else f"there is no run in {escape(RUNS.absolute())}"
+    is_last = name == "last"
+    problem = f"there is no run in {escape(RUNS.absolute())}" if is_last else f"no run has the name '{escape(name)}'"
     raise RunNotFoundError(problem, nearest(name, names), tuple(names[-NAMES_SHOWN:]))
 
 

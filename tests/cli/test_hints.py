@@ -37,6 +37,10 @@ def follow(arguments: list[str], line: str) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
+        "train latin.txt -s train.steps=1",
+        "data info latin.txt",
+        "eval last latin.txt --unknown skip",
+        "sample --prompt-file latin.txt --unknown skip -l 1",
         "sample -p é -l 1",
         "eval last strange.txt",
         "train verse.txt --name verse-1 -s train.steps=8",

@@ -160,8 +160,8 @@ def test_a_page_of_inspect_is_not_read_with_its_folder(cli: Cli, run: Path) -> N
 def test_eval_uses_the_kernels_of_the_run(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
     assert cli("train", verse, *ONE_STEP, "-s", f"runtime.kernels={kernels}").code == 0
     found = cli("eval", "--json").json
-    meta = json.loads((Path(found["checkpoint"]) / "metadata.json").read_text(encoding="utf-8"))
-    assert found["loss"] == meta["validation_loss"]
+    metadata = json.loads((Path(found["checkpoint"]) / "metadata.json").read_text(encoding="utf-8"))
+    assert found["loss"] == metadata["state"]["validation_loss"]
 
 
 def test_tensorboard_gets_a_sample_and_on_request_attention_at_each_evaluation(cli: Cli, verse: str) -> None:
