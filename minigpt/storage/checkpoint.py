@@ -62,13 +62,8 @@ def save_checkpoint(
     The best checkpoint and the newest `train.keep_last` stay. A save that fails is repeated from the start.
 
     Args:
-        run: The run folder.
-        config: The configuration of the run.
-        tokenizer: The tokenizer of the run.
         metadata: The metadata, without hashes.
-        weights: The weights of the model.
         optimizer: The optimizer state, and raw weights under "weights/NAME" if `weights` are averages.
-        log: Receives a line for each problem.
 
     Raises:
         TrainingError: The disk refuses to write. Older checkpoints are intact.
@@ -81,10 +76,9 @@ def save_checkpoint(
             building.mkdir()
             write_synced(building / "config.yaml", to_yaml(config))
             write_synced(building / "tokenizer.json", tokenizer.to_json())
-            for name, arrays in ((MODEL, weights), (OPTIMIZER, optimizer)):
-                safetensors.numpy.save_file(
-                    {key: np.asarray(array, order="C") for key, array in arrays.items()}, building / name
-                )
+            for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
+                arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
+                safetensors.numpy.save_file(arrays, building / name)
                 shutil.copymode(building / "config.yaml", building / name)  # safetensors denies access to other users
                 sync_file(building / name)
             write_synced(building / METADATA, _with_hashes(metadata, building))

@@ -15,7 +15,6 @@ from minigpt.config.schema import MOST_THREADS
 from minigpt.errors import CheckpointError, escape
 from minigpt.files import read_within
 
-FORMAT = 1
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, "config.yaml", "tokenizer.json")
 """The files of a checkpoint that have a hash in its metadata."""
@@ -113,7 +112,7 @@ class Environment(_Part):
 class Metadata(_Part):
     """The content of metadata.json."""
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     characters_seen: Count
     corpus: CorpusInfo
     vocab_size: Annotated[Count, Field(ge=1)]
@@ -154,13 +153,11 @@ def read_metadata(checkpoint: Path) -> Metadata:
     content = read_within(checkpoint / METADATA, checkpoint, LIMITS[METADATA])
     try:
         fields = json.loads(content)
-        intact, version = fields["sha256"][METADATA] == digest(fields), fields["format"]
+        intact = fields["sha256"][METADATA] == digest(fields)
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise _changed(checkpoint, METADATA)
-    if version != FORMAT:
-        raise CheckpointError(f"{escape(checkpoint)} has format {escape(version)[:20]}, minigpt reads {FORMAT}")
     try:
         metadata = Metadata.model_validate_json(content)
     except ValidationError as error:

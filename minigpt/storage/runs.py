@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
@@ -160,10 +161,8 @@ def repair(run: Path, state: TrainState) -> list[Path]:
     steps, quarantined = checkpoint_steps(run), []
     for step in steps:
         if step > state.step:
-            ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-            paths = (run / CHECKPOINTS / f"{QUARANTINED}{step_name(step)}{end}" for end in ends)
-            free = next(path for path in paths if not os.path.lexists(path))
-            quarantined.append(step_folder(run, step).rename(free))
+            unique = f"{QUARANTINED}{step_name(step)}-{uuid4().hex[:8]}"
+            quarantined.append(step_folder(run, step).rename(run / CHECKPOINTS / unique))
     if state.step in steps:
         point(run, state)
     return quarantined
@@ -282,19 +281,20 @@ def record_start(run: Path, step: int, command: Sequence[str], device: str) -> N
         "host": platform.node(),
         "device": device,
         "system": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cpu_count": os.cpu_count(),
         "python": platform.python_version(),
         "minigpt": __version__,
-        **{name: version(name) for name in ("torch", "numpy", "safetensors")},
+        "torch": version("torch"),
     })  # fmt: skip
     write_atomically(path, json.dumps(starts, indent=1) + "\n")
 
 
 def _commit() -> str | None:
     """Return the commit of the checkout that minigpt runs from, or None if it is installed."""
-    git, root = shutil.which("git"), Path(__file__).parents[2]
-    if git is None or not (root / ".git").exists():
-        return None
-    found = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    root = Path(__file__).parents[2]
+    with suppress(OSError):
+        if (root / ".git").exists():
+            found = subprocess.run(
+                ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            )
+            return found.stdout.strip() or None
+    return None

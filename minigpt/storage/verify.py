@@ -32,7 +32,7 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
         for what, check in _checks(run):
             try:
                 check()
-            except UserError as error:
+            except (UserError, OSError) as error:
                 is_pruned = what.startswith("step ") and int(what[5:]) not in checkpoint_steps(run)
                 if not is_pruned:
                     yield Checked(run.name, what, str(error))
@@ -43,7 +43,8 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
 def _checks(run: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "config.yaml", partial(_check_config, run)
     yield "environment.json", partial(_check_environment, run)
-    yield "metrics.jsonl", partial(_check_metrics, run)
+    if checkpoint_steps(run) or (run / "metrics.jsonl").exists():
+        yield "metrics.jsonl", partial(_check_metrics, run)
     for step in checkpoint_steps(run):
         yield f"step {step}", partial(verify, step_folder(run, step))
     for pointer in POINTERS if checkpoint_steps(run) else ():
