@@ -1,7 +1,8 @@
-"""Checkpoints that were given matching hashes, so that only what they say can be judged."""
+"""Forge checkpoints: change their content and give them matching hashes, so that only the content can be judged."""
 
 import hashlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,25 @@ from minigpt.storage.metadata import FILES, METADATA, digest
 
 MODEL, OPTIMIZER, CONFIG, TOKENIZER = FILES
 TEXT, STEPS = "abacus\ncab\nbaca\n" * 40, (2, 4)
-"""What the run is trained on whose checkpoints are forged, and the steps of these."""
+"""The text of the run whose checkpoints are forged, and their steps."""
 
 
-def forge(folder: Path, files: dict[str, bytes] | None = None, meta: dict[str, Any] | None = None) -> None:
-    """Give a checkpoint this content, with hashes that match."""
+def forge(folder: Path, files: dict[str, bytes] | None = None, metadata: dict[str, Any] | None = None) -> None:
+    """Give a checkpoint this content, and hashes that match it."""
     for name, content in (files or {}).items():
         (folder / name).write_bytes(content)
-    said = meta or json.loads((folder / METADATA).read_bytes())
+    fields = metadata or json.loads((folder / METADATA).read_bytes())
     hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
-    said["sha256"] = {**hashes, METADATA: digest(said)}
-    (folder / METADATA).write_text(json.dumps(said), encoding="utf-8")
+    fields["sha256"] = {**hashes, METADATA: digest(fields)}
+    (folder / METADATA).write_text(json.dumps(fields), encoding="utf-8")
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    """Return a safetensors file with this header, as bytes or as a value for JSON."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(dtype: str = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    """Return the header of one tensor."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
