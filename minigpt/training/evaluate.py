@@ -1,4 +1,4 @@
-"""How good a model is: loss, bits per character and perplexity over a whole text, in one deterministic pass."""
+"""Evaluate a model on a whole text: loss, bits per character and perplexity, in one deterministic pass."""
 
 import math
 from collections.abc import Callable
@@ -9,27 +9,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minigpt.errors import UserError
+from minigpt.errors import ConfigError, TextError
 from minigpt.model.gpt import GPT, eval_mode
 from minigpt.text.batches import evaluation_windows
 from minigpt.text.tokenizer import Ids, Tokenizer
 
-TOKENS_AT_ONCE = {"cpu": 4_096, "cuda": 16_384, "mps": 16_384}
-"""Per device type. On a CPU as many as stay in its cache: four times as many took 1.2 to 1.9 times as long."""
-LOGITS_AT_ONCE = 1 << 26
-"""In float32, a quarter of a gigabyte: what bounds the batch with a large vocabulary."""
+MAX_TOKENS = {"cpu": 4_096, "cuda": 16_384, "mps": 16_384}
+"""Tokens per batch, by device type. On a CPU, larger batches leave its cache and take 1.2 to 1.9 times as long."""
+MAX_LOGITS = 1 << 26
+"""Logits per batch. In float32 they take 256 MB."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """`loss` is the mean over predicted tokens, characters or bytes, in nats; the next two follow from the same sum."""
+    """How well a model predicts a text."""
 
     loss: float
+    """Mean cross entropy of the predicted tokens, in nats."""
     bits_per_character: float
     perplexity: float
-    """exp(loss): among how many equally likely tokens the model hesitates."""
+    """exp(loss)."""
     characters: int
-    """How many characters were predicted: every one of the text but the first."""
+    """Number of predicted characters: all but the first."""
 
 
 @torch.no_grad()
@@ -42,39 +43,45 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[Any]] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> EvalResult:
-    """Predict every token of `tokens` but the first, once, from what stands before it in its window.
+    """Score every token but the first once, given the tokens before it in its window, without dropout.
 
-    Windows are one context long and do not overlap. With `stride` they begin that far apart, so each prediction after
-    the first window sees at least context - stride tokens; the loss is mostly lower and not comparable. Dropout is
-    off; two calls agree to the last digit. `progress` is told the number of tokens scored after each batch. Raises
-    UserError for a stride beyond the context or a text too short.
+    Args:
+        model: The model, on any device.
+        tokens: Token ids (N,).
+        tokenizer: The tokenizer, to count characters.
+        stride: Distance between the starts of windows, by default the context. With a smaller stride each token is
+            scored with at least `context - stride` tokens before it. That mostly lowers the loss.
+        autocast: Returns the context of each forward pass.
+        progress: Receives the number of tokens scored in each batch.
+
+    Raises:
+        ConfigError: The stride is not between 1 and the context.
+        TextError: The text is shorter than two tokens.
     """
     context = model.config.context
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
-        raise UserError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
+        raise ConfigError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
     if len(tokens) < 2:
-        raise UserError(f"the text is too short to evaluate: {len(tokens)} tokens, at least 2 are needed")
-    device = model.token_embedding.weight.device
+        raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")
+    device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
+    batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
     total = 0.0
-    vocab_size = model.token_embedding.num_embeddings
-    batch = max(1, min(TOKENS_AT_ONCE[device.type], LOGITS_AT_ONCE // vocab_size) // context)
     with eval_mode(model):
-        for x, y, new in evaluation_windows(tokens, context, stride, batch):
+        for x, y, new in evaluation_windows(tokens, context, stride, batch_size):
             with autocast() if autocast else torch.autocast(device.type, enabled=False):
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)
-            targets = y[:, -new:].to(device)
+            targets = y[:, -new:].to(device)  # (B, new)
             total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
             if progress:
                 progress(targets.numel())
-    loss = total / (len(tokens) - 1)
-    characters = tokenizer.characters(tokens[1:])
-    perplexity = math.inf if loss > 700 else math.exp(loss)
+    loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
+    perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters)
 
 
 def protocol(context: int, stride: int | None) -> str:
-    """Return the name of the way an evaluation was made, to be shown beside its numbers."""
+    """Return how an evaluation cut the text into windows, to show beside its numbers."""
     if stride is None or stride == context:
         return f"non-overlapping windows of {context}"
     return f"sliding windows of {context}, stride {stride} (not comparable with non-overlapping windows, mostly lower)"

@@ -9,7 +9,7 @@ from torch import Tensor
 def plain_muon(muon: Any, wanted: bool) -> None:
     """Do not normalize the columns of an update."""
     if wanted:
-        muon.equalize_columns = lambda updates, squared_sizes: updates
+        muon.normalize_columns = lambda updates, squared_sizes: updates
 
 
 def muon_beta2(muon: Any, beta2: float) -> None:
@@ -19,14 +19,14 @@ def muon_beta2(muon: Any, beta2: float) -> None:
 
 def normalize_square_rows(muon: Any, argument: Any) -> None:
     """Normalize the rows (outputs) of square matrices instead of their columns (inputs)."""
-    columns = muon.equalize_columns
+    columns = muon.normalize_columns
 
     def normalize(updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         square = updates.size(1) == updates.size(2)
         out: Tensor = columns(updates.mT, squared_sizes).mT if square else columns(updates, squared_sizes)
         return out
 
-    muon.equalize_columns = normalize
+    muon.normalize_columns = normalize
 
 
 def normalize_all_rows(muon: Any, argument: Any) -> None:
@@ -44,7 +44,7 @@ def normalize_all_rows(muon: Any, argument: Any) -> None:
             out.append(normalized * (update.norm() / normalized.norm().clamp(min=1e-8)))
         return torch.stack(out)
 
-    muon.equalize_columns = normalize
+    muon.normalize_columns = normalize
 
 
 def cautious_decay(muon: Any, argument: Any) -> None:

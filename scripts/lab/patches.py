@@ -40,7 +40,7 @@ def apply(run: Any, patches: Mapping[str, Any]) -> None:
         run.optimizer = Optimizer(run.model, run.config.optim, run.runtime.torch_dtype)
     for name, argument in patches.items():
         if name in MUON_PATCHES:
-            (muon,) = (group for group in run.optimizer.rules if isinstance(group, Muon))
+            (muon,) = (group for group in run.optimizer.groups if isinstance(group, Muon))
             MUON_PATCHES[name](muon, argument)
 
 

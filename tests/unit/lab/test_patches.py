@@ -129,7 +129,7 @@ def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
 
 
 def muon(**wanted: Any) -> Muon:
-    (found,) = (group for group in patched(**wanted).optimizer.rules if isinstance(group, Muon))
+    (found,) = (group for group in patched(**wanted).optimizer.groups if isinstance(group, Muon))
     return found
 
 
@@ -147,8 +147,8 @@ def updates_of(optimizer: Muon, lr: float) -> list[tuple[Tensor, Tensor]]:
 def test_muon_patches_reach_the_optimizer() -> None:
     assert muon(muon_beta2=0.5).size_decay == 0.5
     updates = torch.randn(1, 2, 4)
-    assert torch.equal(muon(plain_muon=True).equalize_columns(updates, []), updates)
-    assert not torch.equal(muon(plain_muon=False).equalize_columns(updates, [torch.zeros(1, 4)]), updates)
+    assert torch.equal(muon(plain_muon=True).normalize_columns(updates, []), updates)
+    assert not torch.equal(muon(plain_muon=False).normalize_columns(updates, [torch.zeros(1, 4)]), updates)
     adamw = fake_run(optim=OptimConfig(name="adamw"))
     with pytest.raises(ValueError, match="unpack"):
         patches.apply(adamw, {"muon_beta2": 0.5})
@@ -256,4 +256,4 @@ def test_the_weight_of_multi_token_prediction_falls_to_zero() -> None:
         run.model(x)
         ahead = F.cross_entropy((hidden["h"][:, :-1] @ run.model.ahead.T).flatten(0, 1), y[:, 1:].flatten()).item()
     assert extra == pytest.approx([0.5 * ahead, 0.25 * ahead, 0.0], abs=1e-5)
-    assert any(parameter is run.model.ahead for group in run.optimizer.rules for parameter in group.parameters)
+    assert any(parameter is run.model.ahead for group in run.optimizer.groups for parameter in group.parameters)

@@ -39,8 +39,8 @@ def test_muon_multiplies_in_the_precision_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """A processor without bfloat16 takes four times as long in it."""
-    orthogonal, dtypes = optim.orthogonal, []
-    monkeypatch.setattr(optim, "orthogonal", lambda x, how: (dtypes.append(x.dtype), orthogonal(x, how))[1])
+    orthogonalize, dtypes = optim.orthogonalize, []
+    monkeypatch.setattr(optim, "orthogonalize", lambda x, how: (dtypes.append(x.dtype), orthogonalize(x, how))[1])
     Training(make_config(runtime__dtype=dtype, optim__name="muon"), tmp_path, make_data()).step()
     assert set(dtypes) == {getattr(torch, dtype)}
 
