@@ -6,14 +6,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 
 from minigpt.config.schema import DataConfig
-from minigpt.errors import OutputError, TextError, TextMismatchError, escape, reason
-from minigpt.files import remove_abandoned, sync
+from minigpt.errors import TextError, TextMismatchError
 from minigpt.paths import cache_folder
+from minigpt.text.cache import cached_file
 from minigpt.text.corpus import Corpus, Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
@@ -49,30 +48,29 @@ class TokenDataset:
 
 def load_dataset(config: DataConfig) -> TokenDataset:
     """Read and encode the text of a new run. If the cache has its tokens, map them instead."""
-    corpora = _open_corpora(config)
+    corpora, scans = _scan(config)
     if len(corpora) == 2:
-        _check_overlap(*corpora)
-    scans = [scan(corpus) for corpus in corpora]
-    if len({found.fingerprint for found in scans}) < len(scans):
-        raise TextError("data.val_source is the same text as data.source, so its loss says nothing about new text")
+        _check_overlap(corpora, scans)
     tokenizer = make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
     notices = [notice for corpus in corpora for notice in corpus.notices]
     if returns := sum(found.counts.get("\r", 0) for found in scans):
         notices.append(f"the text has {returns:,} carriage returns (Windows line ends), each a character of its own")
     if tokenizer.vocab_size > LARGE_VOCABULARY:
         notices.append(f"the vocabulary has {tokenizer.vocab_size:,} characters; data.tokenizer=byte needs only 256")
-    return _make_dataset(config, _encode_all(corpora, scans, tokenizer), tokenizer, _join(scans), notices)
+    encoded = [encode_cached(*each, tokenizer) for each in zip(corpora, scans, strict=True)]
+    return replace(_make_dataset(config, encoded, tokenizer, _join(scans)), notices=tuple(notices))
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
-    """Load the dataset of an earlier run. Raise TextMismatchError if the text is missing or has changed.
-
-    A text from standard input comes from the cache.
+    """Load the dataset of an earlier run. A text from standard input comes from the cache.
 
     Args:
         config: The data settings, in which the source may have changed.
         fingerprint: The fingerprint of the run's dataset.
         tokenizer: The run's tokenizer.
+
+    Raises:
+        TextMismatchError: The text is missing or has changed.
     """
     is_from_stdin = "-" in (*config.source, *config.val_source)
     if is_from_stdin:
@@ -81,45 +79,44 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
         if len(encoded) == len(cached):
             return _make_dataset(config, encoded, tokenizer, fingerprint)
     try:
-        corpora = _open_corpora(config)
+        corpora, scans = _scan(config)
     except TextError as error:
         origin = "it came from standard input and is no longer in the cache; " if is_from_stdin else ""
         raise TextMismatchError(f"cannot read the text of this run: {origin}{error}") from error
-    scans = [scan(corpus) for corpus in corpora]
     if _join(scans) != fingerprint:
         pairs = zip(corpora, scans, fingerprint.split("+"), strict=False)
         changed = next((corpus for corpus, new, old in pairs if new.fingerprint != old), corpora[-1])
         raise TextMismatchError(f"{changed.name} is not the text that this run was trained on")
-    return _make_dataset(config, _encode_all(corpora, scans, tokenizer), tokenizer, fingerprint)
+    encoded = [encode_cached(*each, tokenizer) for each in zip(corpora, scans, strict=True)]
+    return _make_dataset(config, encoded, tokenizer, fingerprint)
 
 
-def _open_corpora(config: DataConfig) -> list[Corpus]:
+def _scan(config: DataConfig) -> tuple[list[Corpus], list[Scan]]:
+    """Open and scan the text, and the validation text if there is one."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    return [open_corpus(source, config.encoding) for source in sources]
+    corpora = [open_corpus(source, config.encoding) for source in sources]
+    return corpora, list(map(scan, corpora))
 
 
-def _check_overlap(source: Corpus, validation: Corpus) -> None:
-    """Raise TextError if a file is both trained and validated on."""
+def _check_overlap(corpora: list[Corpus], scans: list[Scan]) -> None:
+    """Raise TextError if the validation text has a file of the training text, or is a copy of it."""
+    source, validation = corpora
+    if scans[0].fingerprint == scans[1].fingerprint:
+        raise TextError("data.val_source is the same text as data.source, so its loss says nothing about new text")
     trained = {name for part in source.parts for name in (part.label, os.path.realpath(part.path))}
     for part in validation.parts:
         if part.label in trained or os.path.realpath(part.path) in trained:
-            raise TextError(f"{part.label} is in data.source and in data.val_source; its loss says nothing")
+            raise TextError(f"{part.label} is in data.source and in data.val_source, so its loss says nothing")
 
 
-def _join(scans: list[Scan]) -> str:
+def _join(scans: Sequence[Scan]) -> str:
     return "+".join(found.fingerprint for found in scans)
 
 
-def _encode_all(corpora: list[Corpus], scans: list[Scan], tokenizer: Tokenizer) -> list[Ids]:
-    return [encode_cached(corpus, found, tokenizer) for corpus, found in zip(corpora, scans, strict=True)]
-
-
-def _make_dataset(
-    config: DataConfig, encoded: Sequence[Ids], tokenizer: Tokenizer, fingerprint: str, notices: Sequence[str] = ()
-) -> TokenDataset:
+def _make_dataset(config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str) -> TokenDataset:
     train, validation = split(encoded, config.val_fraction)
     characters = sum(map(tokenizer.characters, encoded))
-    return TokenDataset(train, validation, tokenizer, fingerprint, characters, tuple(notices), tuple(encoded))
+    return TokenDataset(train, validation, tokenizer, fingerprint, characters, encoded=tuple(encoded))
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
@@ -147,35 +144,20 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> 
 
 def encode_cached(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
-    path = _cache_path(scanned.fingerprint, tokenizer)
-    temporary = path.with_name(f"temporary-{uuid4().hex}")
-    digest, crc32 = hashlib.sha256(), 0
-    cached = open_cached(scanned.fingerprint, tokenizer)
-    if cached is not None:
-        return cached
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path.parent, "temporary-*")
-        try:
-            with open(temporary, "wb") as file:
-                for block, ids in _encoded_blocks(corpus, tokenizer):
-                    file.write(ids.data)
-                    crc32 = zlib.crc32(ids.data, crc32)
-                    digest.update(block.encode())
-                file.write(crc32.to_bytes(CRC_BYTES, "little"))
-                file.flush()
-                sync(file.fileno())
+    tokens = open_cached(scanned.fingerprint, tokenizer)
+    if tokens is None:
+        digest, crc32 = hashlib.sha256(), 0
+        with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
+            for block, ids in _encoded_blocks(corpus, tokenizer):
+                file.write(ids.data)
+                crc32 = zlib.crc32(ids.data, crc32)
+                digest.update(block.encode())
+            file.write(crc32.to_bytes(CRC_BYTES, "little"))
             if digest.hexdigest() != scanned.fingerprint:
                 raise TextError(f"{corpus.name} changed while minigpt read it")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        problem = f"cannot write to the cache: {escape(path)} ({reason(error)})"
-        raise OutputError(f"{problem}; MINIGPT_CACHE can name another folder") from error
-    cached = open_cached(scanned.fingerprint, tokenizer)
-    assert cached is not None, "the file was written a moment ago"
-    return cached
+        tokens = open_cached(scanned.fingerprint, tokenizer)
+        assert tokens is not None, "it was written a moment ago"
+    return tokens
 
 
 def _encoded_blocks(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Iterator[tuple[str, Ids]]:

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import yaml
 from tqdm import tqdm
 
-from minigpt.errors import DownloadError, OutputError, did_you_mean, escape, reason
-from minigpt.files import remove_abandoned, sync
+from minigpt.errors import DownloadError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, resource_path
+from minigpt.text.cache import cached_file
 
 CHUNK = 1 << 20
 
@@ -65,38 +64,21 @@ def download(name: str, timeout: float = 30.0) -> Path:
     if name not in known:
         raise DownloadError(f"no download is named {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     item = known[name]
-    try:
-        if not item.is_cached:
-            item.path.parent.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(item.path.parent, ".*.part")
-            _fetch(item, timeout)
-    except OSError as error:
-        problem = f"cannot write {escape(error.filename or item.path)} ({reason(error)})"
-        raise OutputError(f"{problem}; MINIGPT_CACHE can name another folder") from error
-    return item.path
-
-
-def _fetch(item: Download, timeout: float) -> None:
-    """Download a file to a temporary one, check its size and hash, and rename it to `item.path`."""
-    # Each of several processes has a temporary file of its own.
-    temporary = item.path.with_name(f".{item.path.name}.{uuid4().hex}.part")
-    digest = hashlib.sha256()
-    bar = tqdm(total=item.bytes, unit="B", unit_scale=True, desc=item.name, disable=None, leave=False)
-    try:
-        with temporary.open("xb") as file, bar:
+    if not item.is_cached:
+        digest, size = hashlib.sha256(), 0
+        bar = tqdm(total=item.bytes, unit="B", unit_scale=True, desc=name, disable=None, leave=False)
+        with cached_file(item.path) as file, bar:
             for chunk in _chunks(item, timeout):
-                bar.update(file.write(chunk))
+                file.write(chunk)
                 digest.update(chunk)
-            file.flush()
-            sync(file.fileno())
-        if temporary.stat().st_size != item.bytes:
-            raise DownloadError(f"{item.url} sent {temporary.stat().st_size} bytes instead of {item.bytes}", item.path)
-        if digest.hexdigest() != item.sha256:
-            problem = f"{item.url} has the sha256 {digest.hexdigest()} instead of {item.sha256}"
-            raise DownloadError(problem, item.path)
-        temporary.replace(item.path)
-    finally:
-        temporary.unlink(missing_ok=True)
+                size += len(chunk)
+                bar.update(len(chunk))
+            if size != item.bytes:
+                raise DownloadError(f"{item.url} sent {size} bytes instead of {item.bytes}", item.path)
+            if digest.hexdigest() != item.sha256:
+                problem = f"{item.url} has the sha256 {digest.hexdigest()} instead of {item.sha256}"
+                raise DownloadError(problem, item.path)
+    return item.path
 
 
 def _chunks(item: Download, timeout: float) -> Iterator[bytes]:

@@ -18,9 +18,10 @@ from itertools import takewhile
 from pathlib import Path
 from uuid import uuid4
 
-from minigpt.errors import EncodingError, OutputError, TextError, did_you_mean, escape, nearest, reason
+from minigpt.errors import EncodingError, TextError, did_you_mean, escape, nearest, reason
 from minigpt.files import remove_abandoned
 from minigpt.paths import cache_folder, is_run
+from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
 from minigpt.text.download import download, downloads
 
@@ -223,14 +224,10 @@ def _builtin(name: str) -> Corpus:
 def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
     """Copy bytes to a file in the cache, and delete it when this process ends."""
     path = cache_folder() / f"temporary-{uuid4().hex}.txt"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path.parent, "temporary-*.txt")
-        with path.open("xb") as file:
-            atexit.register(path.unlink, missing_ok=True)
-            file.writelines(chunks)
-    except OSError as error:
-        raise OutputError(f"cannot copy {label} to {escape(path)} ({reason(error)})") from error
+    remove_abandoned(path.parent, "temporary-*.txt")
+    atexit.register(path.unlink, missing_ok=True)
+    with cached_file(path) as file:
+        file.writelines(chunks)
     return Part(label, path, encoding)
 
 

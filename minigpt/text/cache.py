@@ -1,0 +1,24 @@
+"""Write files into the cache folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from minigpt.errors import OutputError, escape, reason
+from minigpt.files import publish, remove_abandoned, sync
+
+
+@contextmanager
+def cached_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file in the cache to write. It gets its name `path` at the end of the block, unless the block raises."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path.parent)
+        with publish(path) as temporary, open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            sync(file.fileno())
+    except OSError as error:
+        problem = f"cannot write to the cache: {escape(error.filename or path)} ({reason(error)})"
+        raise OutputError(f"{problem}; MINIGPT_CACHE can name another folder") from error
