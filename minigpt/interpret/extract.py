@@ -7,7 +7,6 @@ fast kernel never stores. `extract` compares the outputs of the two.
 Letters in shapes: T time (queries), S keys, H heads, D head size, C width, L layers, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minigpt.errors import NonFiniteError, UserError
-from minigpt.model.gpt import GPT, Attention, attention_weights, causal_mask, eval_mode
+from minigpt.model.gpt import GPT, Attention, attention_weights, eval_mode
 from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
 
@@ -52,14 +51,6 @@ class Activations:
     def head_outputs(self) -> Tensor:
         """The values weighted by attention, (L, H, T, D)."""
         return self.weights @ self.v
-
-    def attention_stages(self, layer: int, head: int) -> dict[str, Tensor]:
-        """Return the steps of one head, (T, S) each: `raw` q k^T, `scaled` by 1/sqrt(D), `masked`, and `softmax`."""
-        q, k = self.q[layer, head], self.k[layer, head]
-        raw = q @ k.T
-        scaled = raw / math.sqrt(q.size(-1))
-        masked = scaled.masked_fill(~causal_mask(len(q), len(k), q.device), -math.inf)
-        return {"raw": raw, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
 
 
 @torch.no_grad()

@@ -80,11 +80,11 @@ views.push({
     const number = value.toPrecision(2).replace('-', '−');
     if (state.relation === 'cosine')
       return `The embeddings of ${a} and ${b} have a cosine similarity of about ${number}.`;
-    const condition = layerNumber(state.layer) === 0 ? '' : ', if its input were the embedding alone';
+    const prefix = layerNumber(state.layer) === 0 ? '' : 'for bare embeddings, ';
     if (state.relation === 'qk')
-      return `In ${head}, query ${a} and key ${b} have a score of about ${number}${condition}.`;
-    const direction = value < 0 ? 'lowers' : 'raises';
-    return `If ${head} attends only to ${a}, it ${direction} the logit of ${b} by about ${number.replace('−', '')}${condition}.`;
+      return sentence(`${prefix}${head} gives query ${a} and key ${b} a score of about ${number}.`);
+    const effect = `${value < 0 ? 'lowers' : 'raises'} the logit of ${b} by about ${number.replace('−', '')}`;
+    return sentence(`${prefix}${head} ${effect} if it attends only to ${a}.`);
   },
   draw() {
     const value = relationTable();

@@ -123,4 +123,7 @@ const formatNumber = number =>
 const formatSigned = number => (number > 0 ? '+' : '') + formatNumber(number).replace('-', '−');
 const formatPercent = share => (share < 0.001 ? '<0.1%' : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`);
 
+/** Starts a text with a capital letter. */
+const sentence = text => text[0].toUpperCase() + text.slice(1);
+
 const argmax = values => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);

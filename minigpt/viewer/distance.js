@@ -20,7 +20,11 @@ views.push({
       const canvas = make('canvas', { role: 'img', 'aria-label': label });
       const description =
         name === 'distance without first' ? 'the same, ignoring the first character' : descriptions[name];
-      panel.append(make('h2', { text: name }), make('p', { text: `${description}. Means: ${means}.` }), canvas);
+      panel.append(
+        make('h2', { text: sentence(name) }),
+        make('p', { text: sentence(`${description}. Means: ${means}.`) }),
+        canvas,
+      );
       return [name, canvas];
     });
   },

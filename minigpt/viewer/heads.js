@@ -138,7 +138,7 @@ views.push({
       .sort((a, b) => distance(a) - distance(b));
     const name = other => `${headName(Math.floor(other / H), other % H)} (${formatNumber(distance(other))})`;
     this.nearest.textContent = others.length
-      ? `${headName(state.layer, state.head)} is most like ${name(others[0])} and least like ${name(others.at(-1))}.`
+      ? `${sentence(headName(state.layer, state.head))} is most like ${name(others[0])} and least like ${name(others.at(-1))}.`
       : 'The model has only one head.';
     this.heat.draw({
       name: 'divergence',

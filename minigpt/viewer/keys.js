@@ -11,7 +11,7 @@ const SHORTCUTS = [
   ['g', 'group by character, word or line'],
   ['m', 'switch between matrix and text'],
   ['+ −', 'zoom the matrix'],
-  ['Enter, Esc', 'pin the query, so that the pointer does not move it, or unpin it'],
+  ['Enter, Esc', 'pin the query against the pointer, or unpin it'],
   ['s', 'save the image as PNG'],
   ['?', 'show this help'],
 ];

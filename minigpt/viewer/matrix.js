@@ -132,7 +132,7 @@ views.push({
     }
     const count = lines.length === MAX_LINES ? `the ${MAX_LINES} largest weights` : `${lines.length} weights`;
     const part = n < T ? `, positions ${first} to ${first + n - 1}` : '';
-    this.note.textContent = `${headName(state.layer, state.head)}: ${count}${part}`;
+    this.note.textContent = `${sentence(headName(state.layer, state.head))}: ${count}${part}`;
     this.canvas.setAttribute('aria-label', `${summary(state.layer, state.head)} ${lines.length} lines.`);
   },
 });

@@ -18,12 +18,12 @@ const KINDS = {
 };
 const kindOf = (layer, head) => page.scores.kinds[layer][head];
 
-/** Describes a head: "layer 2 head 3: 87% of its attention on: previous character." */
+/** Describes a head: "Layer 2 head 3: 87% of its attention on: previous character." */
 function summary(layer, head) {
   const kind = kindOf(layer, head);
   const share = page.scores.values[kind]?.[layer][head];
   const isKnown = share !== undefined && share !== null;
-  return `${headName(layer, head)}: ${isKnown ? `${Math.round(share * 100)}% of its attention on: ` : ''}${KINDS[kind]}.`;
+  return `${sentence(headName(layer, head))}: ${isKnown ? `${Math.round(share * 100)}% of its attention on: ` : ''}${KINDS[kind]}.`;
 }
 
 const lossWithout = (layer, head) =>

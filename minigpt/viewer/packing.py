@@ -63,9 +63,7 @@ def pack_attention(weights: Tensor) -> Packed:
 
 def pack_integers(numbers: Tensor) -> Packed:
     """Pack integers from 0 to 65535."""
-    values = numbers.numpy()
-    is_small = values.max(initial=0) < 256
-    return _packed("u8", values.astype(np.uint8)) if is_small else _packed("u16", values.astype("<u2"))
+    return _packed_codes(numbers.numpy(), int(numbers.max()) if numbers.numel() else 0)
 
 
 def pack_scaled(tables: Tensor, steps: int) -> Packed:
@@ -74,8 +72,12 @@ def pack_scaled(tables: Tensor, steps: int) -> Packed:
     low, high = values.min(1), values.max(1)
     step = np.where(high > low, (high - low) / steps, 1.0)
     codes = np.rint((values - low[:, None]) / step[:, None])
-    packed = _packed("u8", codes.astype(np.uint8)) if steps < 256 else _packed("u16", codes.astype("<u2"))
+    packed = _packed_codes(codes, steps)
     return packed | {"shape": list(tables.shape), "low": _rounded(low), "step": _rounded(step)}
+
+
+def _packed_codes(codes: npt.NDArray[Any], largest: int) -> Packed:
+    return _packed("u8", codes.astype(np.uint8)) if largest < 256 else _packed("u16", codes.astype("<u2"))
 
 
 def _rounded(values: npt.NDArray[np.float64]) -> list[float]:

@@ -89,7 +89,7 @@ views.push({
     const errors = errorsOf({ raw, weights, ...work }, key);
     return [
       intro(
-        `${headName(state.layer, state.head)}, query ${positionName(query)}, key ${positionName(key)}. ` +
+        `${sentence(headName(state.layer, state.head))}, query ${positionName(query)}, key ${positionName(key)}. ` +
           'Select another key with Shift + ← →.',
       ),
       make('ol', {}, ...steps.map(text => make('li', { text }))),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_models import TEXT, checkpoint, excerpt
+from random_models import TEXT, attention_stages, checkpoint, excerpt
 
 from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.scores import divergence
@@ -330,7 +330,7 @@ def test_the_text_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
 @pytest.mark.parametrize("stage", ["raw", "scaled", "masked"])
 def test_stages_are_those_of_the_head(page: Shown, made: Made, stage: str) -> None:
     page.go(view="matrix", layer=1, head=2, stage=stage)
-    exact = made.activations.attention_stages(1, 2)[stage].numpy()
+    exact = attention_stages(made.activations, 1, 2)[stage].numpy()
     found = page.ask(
         """() => {
           const { value, n } = stageMatrix(state.stage);
@@ -412,7 +412,7 @@ def test_the_nearest_heads_are_named(page: Shown, made: Made) -> None:
     far[1] = 2
     most = int(far.argmin())
     text = page.tab.inner_text("#panel-heads p[aria-live]")
-    assert text.startswith(f"layer 0 head 1 is most like layer {most // 3} head {most % 3} (")
+    assert text.startswith(f"Layer 0 head 1 is most like layer {most // 3} head {most % 3} (")
     assert f"and least like layer {least // 3} head {least % 3} (" in text
     page.go(view="text")
 

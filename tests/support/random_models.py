@@ -9,6 +9,7 @@ from PIL import Image
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
 from minigpt.interpret import images
 from minigpt.interpret.excerpt import Excerpt, characters
+from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import CorpusInfo, Environment, Metadata, TrainState
@@ -60,6 +61,14 @@ def peaked_attention(layers: int, heads: int, T: int) -> torch.Tensor:
     scores = q @ k.transpose(-2, -1) / 4 - slope * distance
     scores[..., 0] += 2
     return scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+
+
+def attention_stages(activations: Activations, layer: int, head: int) -> dict[str, torch.Tensor]:
+    """Return the steps from queries and keys to weights, (T, T) each: raw, scaled, masked and softmax."""
+    q, k = activations.q[layer, head], activations.k[layer, head]
+    scaled = q @ k.T / q.size(-1) ** 0.5
+    masked = scaled.masked_fill(torch.ones_like(scaled).triu(1).bool(), -torch.inf)
+    return {"raw": q @ k.T, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
 
 
 def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pages import page_data, unpack
-from random_models import TEXT, checkpoint, excerpt
+from random_models import TEXT, attention_stages, checkpoint, excerpt
 
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.model.gpt import attention_weights
@@ -63,7 +63,7 @@ def test_qk_is_the_score_in_layer_0(family: str, position: str) -> None:
     activations = extract(model, text.ids)
     qk = unpack(views.characters_view(model, loaded.tokenizer, activations, [0, 1], views.Symbols())["qk"])
     for head in range(2):
-        score = activations.attention_stages(0, head)["scaled"][1, 0].item()
+        score = attention_stages(activations, 0, head)["scaled"][1, 0].item()
         assert qk[head][0, 1] == pytest.approx(score, abs=(qk[head].max() - qk[head].min()) / 15)
 
 
