@@ -202,20 +202,15 @@ class Training:
         return total
 
     def _skip_or_stop(self, loss: float) -> None:
-        """Count a step without an update, or raise DivergedError if skipping is not allowed or cannot help."""
+        """Count a step without an update, or raise DivergedError if the settings allow no more of them."""
         state, train = self.state, self.config.train
         problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            problem = "the weights are not finite"
-        elif train.on_nonfinite == "skip":
-            if state.skipped < train.max_skipped:
-                state.skipped += 1
-                self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
-                self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
-                self.optimizer.zero_grad()  # histograms of these gradients would fail
-                return
-            problem += f" after {state.skipped} skipped updates"
-        raise self._not_finite(problem)
+        if train.on_nonfinite == "stop" or state.skipped >= train.max_skipped:
+            raise self._diverged(problem + (f" after {state.skipped} skipped updates" if state.skipped else ""))
+        state.skipped += 1
+        self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
+        self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
+        self.optimizer.zero_grad()  # histograms of these gradients would fail
 
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
@@ -250,7 +245,7 @@ class Training:
         model = self.average or self.model
         result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
         if not math.isfinite(result.loss):
-            raise self._not_finite(f"the validation loss is {result.loss:g}")
+            raise self._diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
         is_best = state.observe(result.loss)
@@ -279,7 +274,7 @@ class Training:
             training |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
             weights = self.average.state_dict()
         if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
-            raise self._not_finite("the weights or the optimizer state are not finite")
+            raise self._diverged("the weights or the optimizer state are not finite")
         metadata = Metadata(
             characters_seen=round(state.tokens_seen * data.characters_per_token),
             corpus=CorpusInfo(name=escape(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
@@ -351,19 +346,13 @@ class Training:
         position, total, unit = self.length.position(self.state.step, self.clock.total)
         self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
 
-    def _not_finite(self, problem: str) -> DivergedError:
-        train, settings = self.config.train, []
-        if train.on_nonfinite == "stop":
-            settings.append("train.on_nonfinite=skip")
-        elif self.state.skipped >= train.max_skipped:
-            settings.append(f"train.max_skipped={2 * max(1, train.max_skipped)}")
-        if self.runtime.dtype != "float32":
-            settings.append("runtime.dtype=float32")
+    def _diverged(self, problem: str) -> DivergedError:
+        settings = ["train.on_nonfinite=skip"] if self.config.train.on_nonfinite == "stop" else []
+        settings += ["runtime.dtype=float32"] if self.runtime.dtype != "float32" else []
         rates = [f"{name.replace('_', ' ')} {p * self.lr_factor:.2g}" for name, p in self.optimizer.peak_rates.items()]
         figures = f"{', '.join(rates)}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
-        return DivergedError(
-            f"step {self.state.step}: {problem} ({figures})", self.run, newest_step(self.run), tuple(settings)
-        )
+        problem = f"step {self.state.step}: {problem} ({figures})"
+        return DivergedError(problem, self.run, newest_step(self.run), tuple(settings))
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:

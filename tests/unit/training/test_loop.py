@@ -252,10 +252,10 @@ def test_the_limit_of_skipped_updates_counts_over_all_sessions(
 ) -> None:
     disturb(monkeypatch, dict.fromkeys((4, 6, 8, 9), "nan"))
     settings = {"train__on_nonfinite": "skip", "train__max_skipped": most}
-    problem = rf"step {(4, 6, 8)[most]}: the loss is nan after {most} skipped updates"
-    with pytest.raises(TrainingError, match=problem) as error:
+    after = f" after {most} skipped updates" if most else ""
+    problem = rf"step {(4, 6, 8)[most]}: the loss is nan{after} \("
+    with pytest.raises(TrainingError, match=problem):
         go(**settings)
-    assert error.value.settings == (f"train.max_skipped={2 * max(1, most)}",)
     if most:
         with pytest.raises(TrainingError, match=problem):
             go(resume=True, **settings)
