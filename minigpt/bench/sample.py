@@ -1,4 +1,4 @@
-"""Sampling with guesses ahead, with the key-value cache alone, without it, and by transformers where installed."""
+"""Sampling with and without the KV cache, compared with transformers if it is installed."""
 
 import time
 import warnings
@@ -17,7 +17,7 @@ from minigpt.bench.report import Report, Round, report
 from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
-from minigpt.errors import UserError
+from minigpt.errors import ConfigError
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model
 from minigpt.model.memory import peak_memory
@@ -27,7 +27,7 @@ from minigpt.storage.checkpoint import load_checkpoint
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
-"""Characters drawn in a block, where the context is as long, and before anything is measured."""
+"""Characters to sample in a round, if the context allows, and before the first round."""
 DEFAULTS: ConfigSource = (
     "bench sample",
     {
@@ -41,23 +41,26 @@ DEFAULTS: ConfigSource = (
         "runtime.compile": False,
     },
 )
-"""As `minigpt sample` computes; random weights, which are as fast as others where nothing is guessed."""
+"""The settings of a new model. Its weights are random, which does not change its speed."""
 
 
 def run(
-    trained: str | None, assignments: Sequence[str], streams: int, length: int | None, rounds: int, log: Log
+    trained: str | None, assignments: Sequence[str], num_samples: int, length: int | None, rounds: int, log: Log
 ) -> Report:
-    """Measure blocks of `length` characters in each of `streams` streams, by the run `trained` if one is named.
+    """Measure `num_samples` samples of `length` characters at once, from the run `trained` or a new model.
 
-    Raises UserError.
+    Raises:
+        ConfigError: If a setting cannot be changed here, or `length` exceeds the context.
     """
     overrides = parse_overrides(assignments)
     for key in overrides[1]:
         if key not in ("runtime.device", "runtime.threads") and (trained or not key.startswith("model.")):
-            own = "" if trained else "model.*, "
-            raise UserError(f"--set {key}: here only {own}runtime.device and runtime.threads can be set")
+            allowed = "runtime.device and runtime.threads"
+            raise ConfigError(
+                f"{key} has no effect on this benchmark; use {allowed}{'' if trained else ', or model.*'}"
+            )
     config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
-    ways = [("minigpt", True), ("minigpt without its cache", False)]
+    variants = [("minigpt", True), ("minigpt without its cache", False)]
     loaded = load_checkpoint(trained) if trained else None
     if loaded:
         runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
@@ -65,16 +68,15 @@ def run(
         vocab_size = loaded.tokenizer.vocab_size
     context = config.model.context
     length = length or min(LENGTH, context)
-    if length > context:  # there each side would go on in its own way
-        longer = f" of {context}" if loaded else f"; --set model.context={length} makes that longer"
-        raise UserError(f"--length {length} exceeds the context{longer}")
-    common = (config, length, streams)
+    if length > context:  # beyond the context, the sides would use different windows
+        raise ConfigError(f"a length of {length} exceeds the context of {context} (model.context)")
+    common = (config, length, num_samples)
     with ExitStack() as stack:
         sides = [
             stack.enter_context(
-                start_side(name, f"{__name__}.build_minigpt", *common, loaded and loaded.path, *way, log=log)
+                start_side(name, f"{__name__}.build_minigpt", *common, loaded and loaded.path, cached, log=log)
             )
-            for name, *way in ways
+            for name, cached in variants
         ]
         if find_spec("transformers"):
             threads = torch.get_num_threads() if config.runtime.threads == "auto" else config.runtime.threads
@@ -82,36 +84,38 @@ def run(
             theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, *where, log=log)
             sides.append(stack.enter_context(theirs))
         else:
-            log("transformers is not installed: compared without it")
+            log("transformers is not installed, so the comparison does not include it")
         shape = f"{config.model.n_layer}/{config.model.n_head}/{config.model.n_embd}, {config.model.family}"
-        what = f"{shape}, {length} characters in {streams} {'streams' if streams > 1 else 'stream'}"
+        what = f"{shape}, {num_samples} x {length} characters"
         comparison = measure_interleaved(sides, rounds, "characters_per_second", what=what)
-        settings = {"run": trained, "model": config.model.model_dump(), "length": length, "streams": streams}
+        settings = {"run": trained, "model": config.model.model_dump(), "length": length, "num_samples": num_samples}
         return report("sample", settings, [comparison], sides[0].facts["device"])
 
 
-def build_minigpt(config: RunConfig, length: int, streams: int, path: Path | None, cached: bool, log: Log) -> Workload:
-    """Build a side that draws as `minigpt sample` does, by the checkpoint at `path` or a new model."""
+def build_minigpt(
+    config: RunConfig, length: int, num_samples: int, path: Path | None, cached: bool, log: Log
+) -> Workload:
+    """Build a side that samples like `minigpt sample`, from the checkpoint at `path` or from a new model."""
     loaded = load_checkpoint(path) if path else None
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
     model = load_model(loaded) if loaded else GPT(config.model, VOCABULARY).eval()
-    runtime = settle(model, config.runtime, streams)
+    runtime = settle(model, config.runtime, num_samples)
     prompt = torch.zeros(1, dtype=torch.long)
-    how = "with its cache" if cached else "each step computed afresh"
+    how = "with its KV cache" if cached else "without a cache"
 
-    def draw(length: int, seed: int) -> Tensor:
+    def sample(length: int, seed: int) -> Tensor:
         settings = SampleConfig(length=length, seed=seed)
-        steps = generate_ids(model, prompt, settings, num_samples=streams, cache=cached)
-        return torch.stack([drawn for drawn, _ in steps], dim=1)  # (B, length)
+        steps = generate_ids(model, prompt, settings, num_samples=num_samples, cache=cached)
+        return torch.stack([ids for ids, _ in steps], dim=1)  # (B, length)
 
     facts = {"about": f"{runtime.describe()}, {how}", "device": runtime.device, "threads": runtime.threads}
-    return _measuring(draw, length), facts
+    return _measurement(sample, length), facts
 
 
 def build_transformers(
-    config: RunConfig, length: int, streams: int, vocab_size: int, device: str, threads: int, log: Log
+    config: RunConfig, length: int, num_samples: int, vocab_size: int, device: str, threads: int, log: Log
 ) -> Workload:
-    """Build the side of transformers: a GPT-2 of the same shape, with its cache."""
+    """Build the side with a GPT-2 of the same shape in transformers, with its KV cache."""
     warnings.simplefilter("ignore")
     transformers = import_module("transformers")
     transformers.logging.set_verbosity_error()
@@ -128,9 +132,9 @@ def build_transformers(
             eos_token_id=None,
         )
     ).to(device)
-    prompt = torch.zeros(streams, 1, dtype=torch.long, device=device)
+    prompt = torch.zeros(num_samples, 1, dtype=torch.long, device=device)
 
-    def draw(length: int, seed: int) -> Tensor:
+    def sample(length: int, seed: int) -> Tensor:
         torch.manual_seed(seed)
         tokens: Tensor = model.eval().generate(
             prompt,
@@ -144,26 +148,26 @@ def build_transformers(
         )
         return tokens[:, 1:]
 
-    about = f"transformers {transformers.__version__}, GPT-2 of this shape, float32, with its cache"
-    return _measuring(draw, length), {"about": about}
+    about = f"transformers {transformers.__version__}, GPT-2 of this shape, float32, with its KV cache"
+    return _measurement(sample, length), {"about": about}
 
 
-def _measuring(draw: Callable[[int, int], Tensor], length: int) -> Callable[[], Round]:
-    """Return the function that measures a block of drawing `length` characters, each of another seed, once warm."""
-    draw(min(length, WARM_UP), 0)
+def _measurement(sample: Callable[[int, int], Tensor], length: int) -> Callable[[], Round]:
+    """Warm up, and return a function that measures one round. Each round has its own seed."""
+    sample(min(length, WARM_UP), 0)
     seeds = count(1)
 
     def measure() -> Round:
         started = time.perf_counter()
-        drawn = draw(length, next(seeds)).cpu()
+        sampled = sample(length, next(seeds)).cpu()
         elapsed = time.perf_counter() - started
         memory = peak_memory()
         return {
             "seconds": elapsed,
-            "ms_per_character": 1000 * elapsed / drawn.numel(),
-            "characters_per_second": drawn.numel() / elapsed,
-            "characters": drawn.numel(),
-            "crc32": zlib.crc32(drawn.contiguous().numpy().tobytes()),
+            "ms_per_character": 1000 * elapsed / sampled.numel(),
+            "characters_per_second": sampled.numel() / elapsed,
+            "characters": sampled.numel(),
+            "crc32": zlib.crc32(sampled.contiguous().numpy().tobytes()),
             **({"memory_bytes": memory} if memory else {}),
         }
 

@@ -121,6 +121,6 @@ CLAIMS = (
         "Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
         ("002",),
         layer_norm,
-        correction="It maps them to mean 0 and variance 1, so most are outside 0 to 1. Gain and bias are learned.",
+        correction="It maps them to mean 0 and variance 1, so most are outside 0 to 1. The rest is correct.",
     ),
 )

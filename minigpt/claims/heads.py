@@ -1,7 +1,7 @@
 """Several heads: attention in parallel, each head in its own subspace.
 
-The heads share the width of the model. Each head compares d_k numbers of every query and key. One head can follow
-the previous token while another looks for the last line break. The outputs of the heads are concatenated and
+The heads share the width of the model. Each head compares d_k numbers of every query and key. One head can attend
+to the previous token while another attends to the last line break. The outputs of the heads are concatenated and
 multiplied by one more matrix:
 
     concat(head_1, ..., head_H) W_O        (Vaswani et al. 2017, section 3.2.2)

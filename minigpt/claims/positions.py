@@ -149,7 +149,7 @@ def formula() -> Finding:
 def near_is_alike() -> Finding:
     """Compute the similarity of position vectors by distance. It falls on average, but not at every step.
 
-    Neighbors differ only in the short wavelengths.
+    Neighbors differ mostly in the short wavelengths.
     """
     table = sinusoidal_positions(512, 64).double()
     similarity = table @ table[0] / (table[0] @ table[0])  # (distances,), 1 at distance 0
@@ -227,7 +227,7 @@ CLAIMS = (
         "Positions are the only source of order.",
         ("003",),
         mask_tells_order,
-        correction="Not with two or more layers. The causal mask gives each position another past, which tells order.",
+        correction="Not with two or more layers. The causal mask gives each position a different past.",
     ),
     Claim(
         61,

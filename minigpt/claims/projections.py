@@ -61,7 +61,7 @@ def same_matrix_for_every_token() -> Finding:
     error = max(max_abs(old[:, :, order] - new) for old, new in zip(before, after, strict=True))
     short, long = (count_parameters(small_config(context=context), vocab_size=65) for context in (8, 1024))
     measured = (
-        f"shuffled tokens have the same q, k and v, shuffled, within {fmt(error)}; "
+        f"after shuffling, the rows of q, k and v differ by {fmt(error)}; "
         f"{short:,} parameters for a context of 8, {long:,} for 1,024"
     )
     return Finding(error < EXACT and short == long, measured)
@@ -140,7 +140,7 @@ CLAIMS = (
         "Three linear maps produce Q, K and V, usually with He initialization.",
         ("001",),
         first_weights,
-        correction="He's is for ReLU. Xavier initialization keeps the variance of a linear map; GPT-2 uses N(0, 0.02).",
+        correction="He initialization is for ReLU. Xavier keeps the variance of a linear map; GPT-2 uses N(0, 0.02).",
     ),
     Claim(
         30,

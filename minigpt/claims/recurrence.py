@@ -1,6 +1,7 @@
-"""Recurrence: the networks that attention replaced, which read one token after the other and must remember.
+"""Recurrence: the networks that attention replaced.
 
-A plain recurrent network (Elman 1990) keeps one state vector and updates it with each token:
+A recurrent network reads one token after the other. A plain one (Elman 1990) has one state vector, which it updates
+with each token:
 
     h_t = f(W h_(t-1) + x_t)
 

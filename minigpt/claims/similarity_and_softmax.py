@@ -1,8 +1,8 @@
 """How attention measures similarity and turns it into weights.
 
 A query describes what a token looks for. A key describes what a token offers. The dot product of the two is the
-score of the pair. The scores of one query are divided by the square root of their size and passed through a softmax.
-The resulting weights sum to 1, and the output is the weighted mean of the values:
+score of the pair. The scores are divided by the square root of the head size d_k, and a softmax turns the scores of
+each query into weights that sum to 1. The output is the weighted mean of the values:
 
     attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V        (Vaswani et al. 2017, section 3.2.1)
 

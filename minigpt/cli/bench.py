@@ -34,17 +34,19 @@ def bench_train(
 def bench_sample(
     run: Annotated[str | None, Argument(help="A trained model. Default: a new one.", metavar="RUN")] = None,
     set_: SetOption = None,
-    streams: Annotated[int, Option(min=1, help="Number of texts to sample at once.", metavar="N")] = 1,
+    num_samples: Annotated[
+        int, Option("--num-samples", "-n", min=1, help="Number of texts to sample at once.", metavar="N")
+    ] = 1,
     length: Annotated[
         int | None, Option(min=1, help="Characters per text. Default: 256, or the context.", metavar="N")
     ] = None,
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare sampling with and without its optimizations, and with transformers if it is installed."""
+    """Compare sampling with and without the KV cache, and with transformers if it is installed."""
     from minigpt.bench import sample
 
-    _print_report(sample.run(run, set_ or [], streams, length, rounds, notice), as_json)
+    _print_report(sample.run(run, set_ or [], num_samples, length, rounds, notice), as_json)
 
 
 @bench_app.command("data")

@@ -77,7 +77,7 @@ def test_sampling_draws_the_same_with_and_without_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
-    document = found("sample", *SHAPE, "--length", 16, "--streams", 2, "--rounds", 2)
+    document = found("sample", *SHAPE, "--length", 16, "--num-samples", 2, "--rounds", 2)
     check(document, "characters_per_second", 2)
     sides = document["comparisons"][0]["sides"]
     ours, afresh = ([one["crc32"] for one in side["rounds"]] for side in sides.values())
@@ -98,7 +98,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def test_a_trained_run_draws_the_same_with_and_without_the_cache(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
-    document = found("sample", trained, "--rounds", 2, "--streams", 2)
+    document = found("sample", trained, "--rounds", 2, "--num-samples", 2)
     check(document, "characters_per_second", 2)
     assert document["settings"]["length"] == 16  # the context, which is shorter than 256
     sides = document["comparisons"][0]["sides"]
@@ -152,8 +152,8 @@ def test_each_generated_text_has_a_table(monkeypatch: pytest.MonkeyPatch) -> Non
         (["train", "-c", "shakespear"], "no preset and no file"),
         (["train", "nowhere.txt"], "nowhere.txt"),
         (["train", "-s", "model.n_layr=1"], "did you mean model.n_layer"),
-        (["sample", "--length", "300"], "--length 300 exceeds the context; --set model.context=300"),
-        (["sample", "-s", "train.steps=3"], "--set train.steps: here only model"),
+        (["sample", "--length", "300"], "a length of 300 exceeds the context of 256"),
+        (["sample", "-s", "train.steps=3"], "train.steps has no effect on this benchmark"),
         (["sample", "-s", "model.n_head=5"], "must be divisible"),
         (["data", "nowhere.txt"], "nowhere.txt"),
         (["data", "empty.txt"], "empty"),
