@@ -117,7 +117,9 @@ views.push({
     panel.append(
       make('h2', { text: 'Differences between heads' }),
       make('p', {
-        text: 'The Jensen-Shannon divergence of two heads: 0 if they attend alike, 1 if they share no key. Point at a cell to see the number.',
+        text:
+          'The Jensen-Shannon divergence of two heads: 0 if they attend to the same keys, 1 if they share none. ' +
+          'Point at a cell to see its value.',
       }),
       this.nearest,
       this.note,
