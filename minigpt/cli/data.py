@@ -9,20 +9,20 @@ from typer import Argument
 from minigpt.cli.options import PLAIN, TEXT, EncodingOption, JsonOption
 from minigpt.cli.output import json_text, notice, table, write
 
-data_app = typer.Typer(**PLAIN, help="List, describe and fetch texts.")
+data_app = typer.Typer(**PLAIN, help="List, describe and download texts.")
 
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the texts that have names."""
+    """List the built-in texts and the known downloads."""
     from minigpt.text.download import downloads
     from minigpt.text.sources import BUILTINS
 
-    rows = [(f"builtin:{name}", what, "always here") for name, what in BUILTINS.items()]
+    rows = [(f"builtin:{name}", what, "built in") for name, what in BUILTINS.items()]
     for name, entry in downloads().items():
         where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
-    table(("name", "text", ""), rows)
+    table(("name", "text", "size or state"), rows)
 
 
 @data_app.command("info")
@@ -31,7 +31,7 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Describe a text: its size, its characters, and the settings that fit it."""
+    """Print the size and the characters of a text, and the settings that fit it."""
     from minigpt.config.presets import fit
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
@@ -48,22 +48,22 @@ def data_info(
     rare = sorted(char for char, count in counts.items() if count < 5)
     print(f"characters   {found.characters:,}")
     print(f"distinct     {len(counts):,}")
-    print(f"commonest    {_listed(list(counts))}")
-    print(f"rare         {len(rare):,} stand fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
+    print(f"most common  {_listed(list(counts))}")
+    print(f"rare         {len(rare):,} occur fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
     if "\r" in counts:
-        print(f"line ends    {counts[chr(13)]:,} carriage returns, kept as they are")
+        print(f"line ends    {counts[chr(13)]:,} carriage returns")
     print(f"fingerprint  {found.fingerprint}")
     print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="One of the downloads of `minigpt data list`.")]) -> None:
-    """Download a text into the cache, check it, and print where it is and under which terms."""
+def data_get(name: Annotated[str, Argument(help="A download in `minigpt data list`.")]) -> None:
+    """Download a text into the cache, and print its path and its license."""
     from minigpt.text.download import download, downloads
 
     name = name.removeprefix("download:")
     path = download(name)
-    notice(downloads()[name].licence)
+    notice(downloads()[name].license)
     print(path)
 
 

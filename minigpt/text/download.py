@@ -31,7 +31,7 @@ class Download:
     bytes: int
     """Size of the file at `url`."""
     sha256: str
-    licence: str
+    license: str
     encoding: str = "utf-8"
     member: str = ""
     """The name of the text in the zip archive, if `url` is one."""

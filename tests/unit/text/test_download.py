@@ -134,10 +134,10 @@ def registry(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> P
     Handler.requests = []
     names = [name.removeprefix("send_") for name in vars(Handler) if name.startswith("send_")]
     sha256 = hashlib.sha256(BODY).hexdigest()
-    plain = {"description": "d", "licence": "l", "bytes": len(BODY), "sha256": sha256}
+    plain = {"description": "d", "license": "l", "bytes": len(BODY), "sha256": sha256}
     entries: dict[str, dict[str, object]] = {name: plain | {"url": f"{address}/{name}.txt"} for name in names}
     entries["archive"] = {
-        "description": "d", "licence": "l", "bytes": len(ZIP), "sha256": hashlib.sha256(ZIP).hexdigest(),
+        "description": "d", "license": "l", "bytes": len(ZIP), "sha256": hashlib.sha256(ZIP).hexdigest(),
         "url": f"{address}/archive.zip", "member": "inside",
     }  # fmt: skip
     entries["refused"] = plain | {"url": "http://127.0.0.1:9/closed.txt"}
@@ -275,6 +275,6 @@ def test_the_shipped_registry_is_valid() -> None:
         assert item.bytes > 0
         assert re.fullmatch(r"[0-9a-f]{64}", item.sha256)
         assert item.description
-        assert item.licence
+        assert item.license
         assert codecs.lookup(item.encoding)
         assert bool(item.member) == (item.path.suffix == ".zip")
