@@ -1,34 +1,9 @@
-"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next.
-
-UserError
-├── ConfigError                 settings that are unknown, wrong, or contradict each other
-├── TextError                   a text that cannot be found or read
-│   ├── EncodingError           bytes that the encoding does not allow
-│   ├── UnknownCharacterError   characters outside the vocabulary
-│   ├── DownloadError           a download that failed
-│   └── TextMismatchError       a resumed run whose text is missing or has changed
-├── RunError                    a run that cannot be found, made or resumed
-│   ├── RunNotFoundError
-│   ├── RunExistsError
-│   ├── RunLockedError
-│   └── RunFinishedError
-├── CheckpointError             a checkpoint that is missing, damaged or does not fit
-│   └── NonFiniteError          a checkpoint whose model computes NaN or infinity
-├── TrainingError               a run that had to stop, for example on a full disk
-│   └── DivergedError           losses or gradients that are not finite
-├── DeviceError                 a device that is not available
-├── InsufficientMemoryError
-├── ViewError                   a page that cannot show this model or excerpt
-└── OutputError                 a file that cannot be written
-"""
+"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import shlex
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +23,10 @@ class UserError(Exception):
         return self.problem
 
 
-@dataclass(eq=False)
 class ConfigError(UserError):
     """Settings that are unknown, wrong, or contradict each other."""
 
 
-@dataclass(eq=False)
 class TextError(UserError):
     """A text that cannot be found or read."""
 
@@ -66,7 +39,6 @@ class EncodingError(TextError):
     """An encoding that may fit."""
 
 
-@dataclass(eq=False)
 class UnknownCharacterError(TextError):
     """Characters outside the vocabulary of a model."""
 
@@ -79,12 +51,10 @@ class DownloadError(TextError):
     """Where minigpt looks for the file, if someone puts it there by hand."""
 
 
-@dataclass(eq=False)
 class TextMismatchError(TextError):
     """The text of a resumed run is missing, or is not the text it was trained on."""
 
 
-@dataclass(eq=False)
 class RunError(UserError):
     """A run that cannot be found, made or resumed."""
 
@@ -107,7 +77,6 @@ class RunExistsError(RunError):
     is_resumable: bool = False
 
 
-@dataclass(eq=False)
 class RunLockedError(RunError):
     """Another process trains this run."""
 
@@ -129,7 +98,6 @@ class CheckpointError(UserError):
     """Steps of other checkpoints of the run that are intact."""
 
 
-@dataclass(eq=False)
 class NonFiniteError(CheckpointError):
     """A checkpoint whose model computes NaN or infinity."""
 
@@ -145,12 +113,10 @@ class TrainingError(UserError):
     """Settings, as KEY=VALUE, that may avoid the problem."""
 
 
-@dataclass(eq=False)
 class DivergedError(TrainingError):
     """A run whose loss or gradient is not finite."""
 
 
-@dataclass(eq=False)
 class DeviceError(UserError):
     """A device that is not available."""
 
@@ -171,7 +137,6 @@ class ViewError(UserError):
     """The longest excerpt that it can show."""
 
 
-@dataclass(eq=False)
 class OutputError(UserError):
     """A file that cannot be written."""
 
@@ -200,8 +165,3 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string."""
     near = nearest(word, names)
     return f"; did you mean {escape(near)}?" if near else ""
-
-
-def shell_quote(name: str) -> str:
-    """Quote `name` for this system's shell."""
-    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
+from minigpt.cli.hints import shell_quote
 from minigpt.cli.input import read_text
 from minigpt.cli.options import (
     CheckpointOption,
@@ -21,7 +22,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, write
-from minigpt.errors import UserError, escape, shell_quote
+from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
