@@ -15,11 +15,11 @@ def test_list_prints_every_named_text(cli: Cli) -> None:
     assert names == [*(f"builtin:{name}" for name in BUILTINS), *(f"download:{name}" for name in downloads())]
 
 
-def test_get_prints_the_path_and_the_licence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_prints_the_path_and_the_license(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.text.download.download", lambda name: Path(f"{name}.zip"))
     done = cli("data", "get", "download:text8")
     assert (done.code, done.out) == (0, "text8.zip\n")
-    assert downloads()["text8"].licence in done.err
+    assert downloads()["text8"].license in done.err
 
 
 def test_info_prints_rare_characters_and_fitted_settings(cli: Cli) -> None:
