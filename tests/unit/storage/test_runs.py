@@ -1,18 +1,20 @@
-"""Runs on disk: which folder a name means, which checkpoint, and a table that one damaged run does not break."""
+"""Runs: which folder a name means, which checkpoint, who may start or resume one."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
+from command_line import Cli
 
-from minigpt.errors import UserError, shell_quote
+from minigpt.errors import CheckpointError, RunError, RunExistsError, RunLockedError, RunNotFoundError, UserError
+from minigpt.paths import LOCK, containing_run, is_run
 from minigpt.storage.metadata import METADATA, digest
 from minigpt.storage.runs import (
     all_runs,
@@ -24,192 +26,163 @@ from minigpt.storage.runs import (
     pointed_step,
     record_start,
     step_folder,
-    summaries,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-DESCRIPTION: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "format": 1,
     "characters_seen": 100,
-    "validation_loss": 1.75,
     "corpus": {"name": "abc", "fingerprint": "f"},
     "vocab_size": 5,
     "parameters": 7,
     "runtime": {"device": "cpu", "dtype": "float32", "compile": False, "threads": 1},
 }
 
-
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9, **facts: Any) -> Path:
-    """A run as it lies on disk, without tensors; the last of `steps` is pointed to by last, the first by best."""
+def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9) -> Path:
+    """Make a run without tensors. `last` points to the last of `steps`, `best` to the first."""
     run = Path(path)
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("", encoding="utf-8")
     (run / "environment.json").write_text("[]", encoding="utf-8")
     for step in steps:
-        make_checkpoint(step_folder(run, step), step, **facts)
+        make_checkpoint(step_folder(run, step), step)
     if steps:
         (run / "checkpoints/last").write_text(f"{step_folder(run, steps[-1]).name}\n", encoding="utf-8")
         (run / "checkpoints/best").write_text(f"{step_folder(run, steps[0]).name}\n", encoding="utf-8")
-    for part in (run / "config.yaml", run / "checkpoints"):
-        if part.exists():
-            os.utime(part, (touched, touched))
+    os.utime(run / "config.yaml", (touched, touched))
     return run
 
 
-def make_checkpoint(folder: Path, step: int, **facts: Any) -> Path:
+def make_checkpoint(folder: Path, step: int) -> Path:
     folder.mkdir(parents=True)
-    meta = {**DESCRIPTION, "step": step, "state": {"step": step, "best_loss": 1.5}, **facts}
-    (folder / METADATA).write_text(json.dumps({**meta, "sha256": {METADATA: digest(meta)}}), encoding="utf-8")
+    fields = {**FIELDS, "state": {"step": step, "best_loss": 1.5}}
+    (folder / METADATA).write_text(json.dumps({**fields, "sha256": {METADATA: digest(fields)}}), encoding="utf-8")
     (folder / "config.yaml").write_text("", encoding="utf-8")
     return folder
 
 
-# --- runs --------------------------------------------------------------------------------------------
+# --- find runs ---------------------------------------------------------------------------------------
 
 
-def test_what_another_tool_keeps_in_runs_is_no_run() -> None:
-    make_run("runs/ours")
+def test_a_run_has_settings_or_checkpoints() -> None:
+    run = make_run("runs/ours", (5,))
     Path("runs/theirs").mkdir()
     Path("runs/theirs/config.yaml").write_text("lr: 1\n", encoding="utf-8")
-    assert [run.name for run in all_runs()] == ["ours"]
-    assert find_run("last") == Path("runs/ours")
+    assert all_runs() == [run]
+    assert not is_run(Path("runs/theirs"))
+    (run / "config.yaml").unlink()
+    assert all_runs() == [run], "lost its settings"
+    shutil.rmtree(run / "checkpoints")
+    assert all_runs() == []
 
 
-def test_a_run_is_meant_by_its_name_its_folder_or_last(tmp_path: Path) -> None:
-    make_run("runs/a", touched=3e8)
-    make_run("runs/b", touched=5e8)
-    make_run("runs/c", touched=4e8)
-    outside = make_run("elsewhere/d", touched=9e8)
-    assert find_run("a") == Path("runs/a")
-    assert find_run("runs/a") == Path("runs/a")
+def test_a_run_owns_only_what_training_writes() -> None:
+    run = make_run("runs/a", (5,)).resolve()
+    for name in ("config.yaml", "metrics.jsonl", "checkpoints/new/file"):
+        assert containing_run(Path("runs/a") / name) == run
+    for name in ("runs/a/notes.txt", "runs/b.txt", "config.yaml"):
+        assert containing_run(Path(name)) is None
+    Path("alias").symlink_to(run / "metrics.jsonl")
+    assert containing_run(Path("alias")) == run
+
+
+def test_a_run_is_found_by_its_name_its_folder_and_last(tmp_path: Path) -> None:
+    for name, touched in (("runs/a", 3e8), ("runs/b", 5e8), ("runs/c", 4e8), ("elsewhere/d", 9e8)):
+        make_run(name, touched=touched)
+    assert find_run("a") == find_run("runs/a") == Path("runs/a")
     assert find_run(str(tmp_path / "runs/a")) == tmp_path / "runs/a"
-    assert find_run("elsewhere/d") == outside
-    assert find_run("last") == Path("runs/b")
+    assert find_run("elsewhere/d") == Path("elsewhere/d")
     assert [run.name for run in all_runs()] == ["a", "c", "b"]
+    assert find_run("last") == Path("runs/b")
     (tmp_path / "runs/c/metrics.jsonl").touch()
     assert find_run("last") == Path("runs/c")
-
-
-def test_a_run_that_failed_before_its_first_checkpoint_does_not_hide_the_one_before() -> None:
-    make_run("runs/good", steps=(5,), touched=3e8)
-    make_run("runs/failed", touched=5e8)
-    assert find_checkpoint("last") == step_folder(Path("runs/good"), 5)
-
-
-def test_a_run_is_touched_by_training_only() -> None:
-    """A refused resume, which writes settings and puts them back, once made its run the last one."""
-    make_run("runs/a", steps=(5,), touched=3e8)
-    make_run("runs/b", steps=(5,), touched=5e8)
-    for name, when in (("a", 3e8), ("b", 5e8)):
-        (Path("runs") / name / "metrics.jsonl").touch()
-        os.utime(Path("runs") / name / "metrics.jsonl", (when, when))
-    (Path("runs/a/config.yaml")).touch()
+    os.utime("runs/c/metrics.jsonl", (1e8, 1e8))
+    (tmp_path / "runs/c/config.yaml").touch()  # a refused resume
     assert find_run("last") == Path("runs/b")
 
 
-def test_a_name_under_runs_goes_before_a_folder_here() -> None:
+def test_a_name_means_a_run_in_runs_and_a_path_means_a_folder() -> None:
     make_run("a")
     make_run("runs/a")
-    assert find_run("a") == Path("runs/a")
-
-
-@pytest.mark.parametrize("name", ["./a", "a/", f"..{os.sep}{{here}}{os.sep}a", f".{os.sep}a"])
-def test_a_path_goes_before_a_name_under_runs(name: str) -> None:
-    """A run in runs/ of the same name once was evaluated and resumed in its place."""
-    make_run("a")
-    make_run("runs/a")
-    assert find_run(name.format(here=Path.cwd().name)).resolve() == Path("a").resolve()
-    assert find_run("runs/a") == Path("runs/a")
-
-
-def test_last_is_the_newest_even_where_a_folder_has_that_name() -> None:
     make_run("runs/last", touched=3e8)
-    make_run("runs/b", touched=5e8)
-    assert find_run("last") == Path("runs/b")
+    assert find_run("a") == Path("runs/a")
+    for path in ("./a", "a/", os.path.join("..", Path.cwd().name, "a")):
+        assert find_run(path).resolve() == Path("a").resolve()
+    assert find_run("last").name != "last"
     assert find_run("runs/last") == Path("runs/last")
 
 
 @pytest.mark.parametrize("name", ["läuft", "日本", "with space", "a.b+c-d_e", "1", "-dash"])
-def test_odd_names_are_found(name: str) -> None:
+def test_unusual_names_are_found(name: str) -> None:
     make_run(f"runs/{name}")
     assert find_run(name) == Path("runs") / name
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("shakespaere", r"no run is called 'shakespaere'; did you mean shakespeare\?"),
-        ("xyz", "no run is called 'xyz'; runs here: quickstart-1, shakespeare"),
-        ("", "no run is called ''; runs here: "),
-        (".", r"no run is called '\.'; runs here: "),
-        ("two\nlines", r"no run is called 'two\\nlines'; runs here: "),
-        ("runs/shakespeare/checkpoints/step-00000005", "is a single checkpoint"),
-    ],
+    "name", ["shakespaere", "xyz", "", ".", "two\nlines", "x" * 5000, "runs"], ids=lambda name: name[:20]
 )
-def test_a_name_that_means_no_run_is_one_line(name: str, message: str) -> None:
+def test_an_unknown_name_is_one_line_with_the_nearest(name: str) -> None:
+    with pytest.raises(RunNotFoundError) as error:
+        find_run(name)
+    assert (error.value.nearest, error.value.names) == ("", ())
     make_run("runs/quickstart-1", touched=3e8)
     make_run("runs/shakespeare", (5,), touched=4e8)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(RunNotFoundError, match="no run has the name '") as error:
         find_run(name)
     assert "\n" not in str(error.value)
+    assert error.value.nearest == ("shakespeare" if name == "shakespaere" else "")
+    assert error.value.names == ("quickstart-1", "shakespeare")
 
 
-def test_without_any_run_one_is_told_how_to_start() -> None:
-    with pytest.raises(UserError, match=r"there is no run in .*runs yet; 'minigpt train' starts one"):
-        find_run("last")
-    with pytest.raises(UserError, match="no run is called 'a'; runs here: none"):
-        find_run("a")
-    assert all_runs() == []
-    assert list(summaries()) == []
+def test_a_checkpoint_is_not_a_run() -> None:
+    run = make_run("runs/a", (5,))
+    with pytest.raises(RunError, match="is a checkpoint; name the run"):
+        find_run(str(step_folder(run, 5)))
 
 
-# --- checkpoints -------------------------------------------------------------------------------------
+# --- find checkpoints --------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_meant_by_best_last_step_or_its_own_folder() -> None:
-    run = make_run("runs/a", (5, 10, 15))
-    for which, step in ((None, 5), ("best", 5), ("last", 15), ("10", 10), ("00000010", 10)):
+def test_a_checkpoint_is_found_by_best_last_step_and_its_folder() -> None:
+    run = make_run("runs/a", (5, 10, 15), touched=3e8)
+    for which, step in ((None, 5), ("best", 5), ("last", 15), ("10", 10), (10, 10), ("00000010", 10)):
         assert find_checkpoint("a", which) == step_folder(run, step)
-    assert find_checkpoint("last", "last") == step_folder(run, 15)
-    alone = make_checkpoint(Path("copy"), 3)
-    assert find_checkpoint("copy") == alone
     assert find_checkpoint(str(step_folder(run, 10))) == step_folder(run, 10)
-    for pointer, step in (("best", 5), ("last", 15)):  # as the tab key completes it
-        assert find_checkpoint(str(run / "checkpoints" / pointer)) == step_folder(run, step)
+    make_run("runs/failed", touched=5e8)
+    assert find_checkpoint("last", "last") == step_folder(run, 15), "a run without checkpoints does not hide others"
 
 
 @pytest.mark.parametrize(
-    ("name", "which", "message"),
+    ("name", "which", "problem"),
     [
-        ("a", "11", "run a has no checkpoint of step 11; it has 5, 10"),
-        ("a", "worst", "--checkpoint worst: expected best, last or a step"),
-        ("a", "-5", "--checkpoint -5: expected best, last or a step"),
-        ("a", "²", "--checkpoint ²: expected best, last or a step"),
-        ("a", "5.0", "expected best, last or a step"),
+        *(("a", which, f"run a has no checkpoint {which}, only 5, 10, best and last") for which in ("11", "-5", "²")),
         ("empty", None, "run empty has no checkpoint yet"),
-        ("copy", "best", "copy is a single checkpoint; --checkpoint best needs a run"),
-        ("b", None, "no run is called 'b'"),
+        ("copy", "best", "copy is a checkpoint, so it has no checkpoint best"),
+        ("b", None, "no run has the name 'b'"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_one_line(name: str, which: str | None, message: str) -> None:
+def test_a_missing_checkpoint_is_one_line(name: str, which: str | None, problem: str) -> None:
     make_run("runs/a", (5, 10))
     make_run("runs/empty")
     make_checkpoint(Path("copy"), 3)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(RunNotFoundError if name == "b" else CheckpointError) as error:
         find_checkpoint(name, which)
-    assert message in str(error.value)
+    assert str(error.value) == problem
 
 
 def test_only_published_checkpoints_count() -> None:
     run = make_run("runs/a", (5, 100_000_000))
-    folder = run / "checkpoints"
-    for name in (".saving-step-00000009", "step-00000007 copy", "step-²²²²²²²²", "step-7", "step-"):
-        make_checkpoint(folder / name, 7)
-    (folder / "step-00000008").mkdir()  # without metadata.json: not whole
-    (folder / "step-00000006").touch()
+    for name in (
+        ".step-00000009.1.tmp",
+        "step-00000007 copy",
+        "quarantined-step-00000008-1",
+        "step-²²²²²²²²",
+        "step-7",
+    ):
+        make_checkpoint(run / "checkpoints" / name, 7)
     assert checkpoint_steps(run) == [5, 100_000_000]
 
 
@@ -222,240 +195,218 @@ def test_a_pointer_to_nothing_means_the_newest(content: str) -> None:
     assert find_checkpoint("a") == find_checkpoint("a", "last") == step_folder(run, 10)
 
 
-# --- new runs ----------------------------------------------------------------------------------------
+# --- start runs --------------------------------------------------------------------------------------
 
 
-def started(name: str | None = None) -> Path:
-    """A new run that got as far as its first log line."""
+def start(name: str | None = None, files: tuple[str, ...] = ("metrics.jsonl",), fails: bool = False) -> Path:
+    """Start a run that writes some files, and fails then if asked to."""
     with new_run(name, "tiny") as folder:
-        (folder / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+        for file in files:
+            (folder / file).write_text('{"step": 0}\n', encoding="utf-8")
+        if fails:
+            raise UserError("refused later")
     return folder
 
 
-def refused(name: str | None, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """A start that wrote `files` and was refused then."""
-    with new_run(name, "tiny") as folder:
-        for file, content in files.items():
-            (folder / file).write_text(content, encoding="utf-8")
-        raise UserError("refused later")
-
-
 def test_a_new_run_gets_the_next_free_number() -> None:
-    assert [started().name for _ in range(3)] == ["tiny-1", "tiny-2", "tiny-3"]
+    assert [start().name for _ in range(3)] == ["tiny-1", "tiny-2", "tiny-3"]
     shutil.rmtree("runs/tiny-2")
-    assert started().name == "tiny-2"
-    assert started("läuft 2") == Path("runs/läuft 2")
+    assert start().name == "tiny-2"
+    assert start("läuft 2") == Path("runs/läuft 2")
 
 
-@pytest.mark.parametrize(
-    "name", ["last", "best", "", ".", "..", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"]
-)
-def test_a_name_that_cannot_be_a_folder_or_means_something_else_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a run: use letters, digits") as error, new_run(name, "tiny"):
-        pass
+@pytest.mark.parametrize("name", ["last", "best", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"])
+def test_a_name_with_another_meaning_is_refused(name: str) -> None:
+    with pytest.raises(RunError, match="cannot be the name of a run: use letters, digits") as error:
+        start(name)
     assert "\n" not in str(error.value)
     assert not Path("runs").exists()
-
-
-def test_a_name_in_use_is_refused_with_the_way_to_resume_it() -> None:
-    make_run("runs/a", (5,))
-    Path("runs/file").touch()
-    Path("runs/link").symlink_to("nowhere")
-    Path("runs/my run").mkdir()
-    Path("runs/my run/a file").touch()
-    make_run("runs/b c", (5,))
-    for name in ("a", "b c"):
-        resume = (
-            f"run '{name}' exists; go on with it: minigpt train --resume {shell_quote(name)}, or choose another --name"
-        )
-        with pytest.raises(UserError, match=f"^{resume}$"), new_run(name, "tiny"):
-            pass
-    for name in ("file", "link", "my run"):  # which nothing could go on with
-        with pytest.raises(UserError, match=f"^run '{name}' exists; choose another --name$"), new_run(name, "tiny"):
-            pass
-    assert Path("runs/link").is_symlink()
-
-
-@pytest.mark.parametrize("name", ["a", None])
-def test_where_no_folder_can_be_made_it_is_one_line(name: str | None) -> None:
-    """A numbered run once counted for ever where `runs` was a file on Windows."""
-    Path("runs").touch()
-    with pytest.raises(UserError, match=r"cannot make a run folder in .*runs: "), new_run(name, "tiny"):
-        pass
-
-
-EVENTS = "tensorboard/events.out.tfevents.1.host.1"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
     "files",
     [
-        ["notes.txt"],
-        ["config.yaml"],
-        ["config.yaml", "notes.txt"],
-        [EVENTS],
-        [".lock", "config.yaml", EVENTS],
-        ["checkpoints/quarantined-step-00000005/metadata.json"],
-        ["checkpoints/mine.txt"],
-        ["checkpoints/step-00000005/metadata.json"],
-        ["environment.json", "metrics.jsonl"],
+        *(["notes.txt"], ["config.yaml"], [LOCK, "notes.txt"], ["tensorboard/events.1"], [LOCK, "config.yaml"]),
+        *(["checkpoints/mine.txt"], ["checkpoints/step-00000005/metadata.json"], [LOCK, "metrics.jsonl"]),
     ],
     ids=" ".join,
 )
-def test_a_folder_that_holds_anything_of_the_users_is_never_taken(files: list[str]) -> None:
+def test_a_folder_with_any_file_is_never_taken_for_a_new_run(files: list[str]) -> None:
     for name in files:
         path = Path("runs/tiny-1", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine\n", encoding="utf-8")
-    before = contents(Path("runs"))
-    with pytest.raises(UserError, match="run 'tiny-1' exists"):
-        refused("tiny-1")
-    with pytest.raises(UserError, match="refused later"):
-        refused(None)
-    assert contents(Path("runs")) == before
-    assert not Path("runs/tiny-2").exists()
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    with pytest.raises(RunExistsError, match="run 'tiny-1' exists") as error:
+        start("tiny-1")
+    assert error.value.is_resumable is any("step-" in name for name in files)
+    assert start() == Path("runs/tiny-2")
+    assert {path: path.read_bytes() for path in Path("runs/tiny-1").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        [],
-        [".lock"],
-        [".lock", "config.yaml"],
-        [".lock", ".config.yaml.77"],
-        [".lock", "config.yaml", "environment.json", ".environment.json.77"],
-        [".lock", "config.yaml", "environment.json", "metrics.jsonl"],
-        [".lock", "config.yaml", "environment.json", "metrics.jsonl", "tensorboard/"],
-        [".lock", "config.yaml", "environment.json", "metrics.jsonl", "tensorboard/", EVENTS],  # while it compiled
-    ],
-    ids=" ".join,
-)
-def test_a_start_that_was_killed_before_its_first_line_leaves_its_name_free(left: list[str]) -> None:
-    """It once held the name for ever: neither to be resumed, for lack of a checkpoint, nor to be started."""
-    folder = Path("runs/tiny-1")
-    folder.mkdir(parents=True)
+def test_a_file_or_a_link_is_never_taken_for_a_new_run() -> None:
+    Path("runs").mkdir()
+    Path("runs/file").touch()
+    Path("runs/link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(RunExistsError):
+            start(name)
+    assert Path("runs/link").is_symlink()
+
+
+@pytest.mark.parametrize("left", [(), (LOCK,)])
+def test_a_start_that_was_killed_at_once_leaves_its_name_free(left: tuple[str, ...]) -> None:
+    Path("runs/tiny-1").mkdir(parents=True)
     for name in left:
-        if name.endswith("/"):
-            (folder / name).mkdir()
-        else:
-            (folder / name).write_text("" if name == "metrics.jsonl" else "x\n", encoding="utf-8")
-    with new_run("tiny-1", "tiny") as taken:
-        assert taken == folder
-    with new_run(None, "tiny") as taken:
-        assert taken == folder
+        (Path("runs/tiny-1") / name).touch()
+    assert start("tiny-1") == Path("runs/tiny-1")
 
 
-@pytest.mark.parametrize("wrote", [False, True])
-def test_a_start_that_fails_keeps_its_folder_only_where_training_wrote(wrote: bool) -> None:
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_start_that_fails_leaves_its_folder_only_after_training(is_trained: bool) -> None:
     with pytest.raises(UserError, match="refused later"):
-        refused("a", {"config.yaml": "x", "metrics.jsonl": "{}\n" if wrote else ""})
-    assert Path("runs/a").exists() is wrote
+        start("a", ("config.yaml", "metrics.jsonl") if is_trained else ("config.yaml",), fails=True)
+    assert Path("runs/a").exists() is is_trained
 
 
-def test_many_starts_at_once_get_a_name_each(tmp_path: Path) -> None:
-    """Real processes, since a lock lets go of a process as a whole."""
-    script = f"""
+@pytest.mark.parametrize("name", ["a", None])
+def test_a_folder_that_cannot_be_created_is_one_line(name: str | None) -> None:
+    Path("runs").touch()
+    with pytest.raises(RunError, match=r"cannot create a run in .*runs: "):
+        start(name)
+
+
+def test_simultaneous_starts_get_different_names(tmp_path: Path) -> None:
+    script = """
 import sys
-sys.path.insert(0, {str(ROOT)!r})
 from minigpt.storage.runs import new_run
 sys.stdin.readline()
 with new_run(None, "tiny") as folder:
     print(folder.name, flush=True)
     sys.stdin.readline()
 """
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]
-    starts = [
-        subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    names = []
-    for start in starts:  # all have imported what they need and wait for the line that sets them going
-        assert start.stdin
-        start.stdin.write("go\n")
-        start.stdin.flush()
-    for start in starts:
-        assert start.stdout
-        names.append(start.stdout.readline().strip())
-    for start in starts:
-        start.communicate("end\n")
-        assert start.returncode == 0
+    starts = [subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) for _ in range(3)]
+    for process in starts:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    names = [process.stdout.readline().strip() for process in starts]
+    assert [process.communicate("end\n") and process.returncode for process in starts] == [0, 0, 0]
     assert sorted(names) == ["tiny-1", "tiny-2", "tiny-3"]
 
 
-def test_a_run_in_training_is_refused_and_its_name_is_not_free() -> None:
-    with new_run("a", "tiny") as folder:
-        for way in (lambda: lock(folder), lambda: new_run("a", "tiny")):
-            with pytest.raises(UserError) as error, way():
-                pass
-            assert "\n" not in str(error.value)
-        with (
-            pytest.raises(UserError, match=rf"run a is in use by process {os.getpid()} on .+: wait for it"),
-            lock(folder),
-        ):
-            pass
-    with lock(make_run("runs/b")):
+# --- lock --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def holder(run: Path) -> "Iterator[subprocess.Popen[str]]":
+    """Another process that holds the lock of `run`."""
+    script = """
+import sys
+from pathlib import Path
+from minigpt.storage.runs import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    command, environment = [sys.executable, "-c", script, str(run)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def try_lock(run: Path) -> None:
+    with lock(run):
         pass
 
 
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "checkpoints/last", ".lock"]
-)
-def test_a_run_that_leads_out_of_its_folder_is_not_trained_in(tmp_path: Path, name: str) -> None:
-    run = make_run("runs/a", (5,))
-    path, outside = run / name, tmp_path / "outside"
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    path.symlink_to(outside)
-    with pytest.raises(UserError, match="is a link out of the run's folder"), lock(run):
-        pass
+def test_the_lock_names_its_holder_and_ends_with_the_process() -> None:
+    run = make_run("runs/a")
+    with holder(run) as other:
+        for _ in range(2):
+            with pytest.raises(RunLockedError, match=rf"^run a is in use by process {other.pid} on \S+$"):
+                try_lock(run)
+        with pytest.raises(RunExistsError):
+            start("a")
+        other.kill()
+        other.wait()
+        try_lock(run)
+
+
+def test_the_lock_holds_within_a_process_and_ends_with_an_error() -> None:
+    run = make_run("runs/a")
+    with lock(run), pytest.raises(RunLockedError, match=f"in use by process {os.getpid()} "):
+        try_lock(run)
+    with pytest.raises(ZeroDivisionError), lock(run):
+        _ = 1 / 0
+    try_lock(run)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x1b[2J\nsecond line"])
+def test_a_strange_lock_file_is_shown_in_one_printable_line(content: bytes) -> None:
+    run = make_run("runs/a")
+    with lock(run):
+        (run / LOCK).write_bytes(content)
+        with pytest.raises(RunLockedError) as error:
+            try_lock(run)
+    assert str(error.value).isprintable()
+    assert content or "another process" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "checkpoints/x", LOCK])
+def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: str) -> None:
+    run, outside = make_run("runs/a", (5,)), tmp_path / "outside"
+    shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    with pytest.raises(RunError, match="is a link out of the run's folder"):
+        try_lock(run)
     assert not outside.exists()
 
 
-# --- what is told about runs -------------------------------------------------------------------------
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no named pipes in folders")
+def test_a_pipe_instead_of_the_lock_is_refused() -> None:
+    run = make_run("runs/a")
+    os.mkfifo(run / LOCK)
+    with pytest.raises(RunError, match="is neither a file nor a folder"):
+        try_lock(run)
 
 
-def test_the_table_has_a_line_for_each_run_and_damage_leaves_gaps_in_one_line_only() -> None:
-    """One unreadable metadata.json once hid all other runs."""
+# --- what runs record --------------------------------------------------------------------------------
+
+
+def test_one_damaged_run_does_not_break_the_list_of_runs(cli: Cli) -> None:
     make_run("runs/a", (5, 10), touched=3e8)
     make_run("runs/empty", touched=4e8)
-    flipped = make_run("runs/flipped", (7,), touched=5e8)
-    description = step_folder(flipped, 7) / METADATA
-    description.write_text(description.read_text(encoding="utf-8").replace("1.5", "1.7"), encoding="utf-8")
-    binary = make_run("runs/binary", (8,), touched=6e8)
-    (step_folder(binary, 8) / METADATA).write_bytes(b"\xff\x00")
-    listed = make_run("runs/listed", (9,), touched=7e8)
-    (step_folder(listed, 9) / METADATA).write_text("[1]", encoding="utf-8")
+    damaged = make_run("runs/damaged", (7,), touched=5e8)
+    (step_folder(damaged, 7) / METADATA).write_bytes(b"\xff\x00")
     make_run("runs/z", (3,), touched=8e8)
-    rows = [(row.name, row.corpus, row.parameters, row.step, row.best_loss) for row in summaries()]
+    rows = [tuple(row.values()) for row in cli("runs", "--json").json]
     assert rows == [
-        ("a", "abc", 7, 10, 1.5),
-        ("empty", "", None, None, None),
-        ("flipped", "", None, 7, None),
-        ("binary", "", None, 8, None),
-        ("listed", "", None, 9, None),
-        ("z", "abc", 7, 3, 1.5),
+        ("a", "abc", 7, 10, 1.5, 3e8),
+        ("empty", None, None, None, None, 4e8),
+        ("damaged", None, None, 7, None, 5e8),
+        ("z", "abc", 7, 3, 1.5, 8e8),
     ]
-    assert [row.touched for row in summaries()] == [3e8, 4e8, 5e8, 6e8, 7e8, 8e8]
 
 
-def test_each_start_is_added_to_the_environment_file() -> None:
+def test_each_start_is_recorded() -> None:
     run = make_run("runs/a")
     record_start(run, 0, ["minigpt", "train"], "cpu")
     record_start(run, 500, ["minigpt", "train", "--resume", "a"], "cpu")
     first, second = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     assert (first["step"], second["step"]) == (0, 500)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
-    assert first["versions"].keys() == {"minigpt", "python", "torch", "numpy", "safetensors"}
-    assert {"started", "commit", "host", "system", "processor", "cpu_count"} <= first.keys()
+    assert {"started", "commit", "host", "system", "minigpt", "python", "torch"} <= first.keys()
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "5", '{"a": 1}'])
-def test_an_environment_file_that_was_damaged_is_one_line_and_stays(content: str) -> None:
+@pytest.mark.parametrize("content", ["", "{", "null", "5", '{"a": 1}', "[" * 100_000])
+def test_a_damaged_environment_file_is_one_line_and_stays(content: str) -> None:
     path = make_run("runs/a") / "environment.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=r"environment\.json is damaged; move it away to go on"):
+    with pytest.raises(RunError, match=r"environment\.json is damaged; move it away to resume the run"):
         record_start(path.parent, 5, ["minigpt"], "cpu")
     assert path.read_text(encoding="utf-8") == content
