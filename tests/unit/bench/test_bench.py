@@ -48,9 +48,6 @@ def check(document: Any, rate: str, rounds: int) -> None:
             assert ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
-# ---- the benchmarks ----
-
-
 def test_training_computes_the_same_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(MIXED, encoding="utf-8")
@@ -73,7 +70,7 @@ def test_training_computes_the_same_on_both_sides(tmp_path: Path) -> None:
     assert flops[0] == pytest.approx(flops[1])
 
 
-def test_sampling_draws_the_same_with_and_without_the_cache(
+def test_the_cache_does_not_change_the_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
@@ -96,7 +93,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return "small"
 
 
-def test_a_trained_run_draws_the_same_with_and_without_the_cache(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
+def test_the_cache_does_not_change_the_samples_of_a_trained_run(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
     document = found("sample", trained, "--rounds", 2, "--num-samples", 2)
     check(document, "characters_per_second", 2)
@@ -106,7 +103,7 @@ def test_a_trained_run_draws_the_same_with_and_without_the_cache(monkeypatch: py
     assert len({tuple(one["crc32"] for one in side["rounds"]) for side in sides.values()}) == 1
 
 
-def test_transformers_draws_as_many_characters_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_transformers_samples_as_many_characters_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     config = resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config
     with warnings.catch_warnings():
