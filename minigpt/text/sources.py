@@ -56,7 +56,8 @@ def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus
     notices = tuple(notice for corpus in found for notice in corpus.notices)
     found = [corpus for corpus in found if corpus.parts]
     if not found:
-        raise TextError("; ".join([f"no text in {', '.join(map(escape, entries))}", *notices]))
+        where = escape(entries[0]) if len(entries) == 1 else f"{len(entries)} sources"
+        raise TextError("; ".join([f"no text in {where}", *notices]))
     name = found[0].name if len(found) == 1 else f"{len(found)} texts"
     corpus = Corpus(name, tuple(part for one in found for part in one.parts), notices)
     if next(corpus.blocks(), None) is None:
@@ -232,27 +233,26 @@ def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
 
 
 def _python_sources() -> Iterator[bytes]:
-    """Yield the modules of the standard library in the order of their paths, with `\\n` as line end."""
+    """Yield the modules of the standard library in the order of their paths, with `\\n` as line end.
+
+    Skip tests, other packages, and files that differ between machines.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+    prefixes = ("test_", "_sysconfigdata", "sitecustomize", "usercustomize")
+    files: list[Path] = []
+    for parent, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped and not name.startswith("config-")]
+        files += [Path(parent, n) for n in names if n.endswith(".py") and not n.startswith(prefixes)]
     if not files:
         raise TextError(f"builtin:python: this Python has no source code of its library in {escape(root)}")
-    for path in files:
+    for path in sorted(files, key=lambda path: path.relative_to(root).as_posix()):
         try:
             with tokenize.open(path) as file:
                 source = file.read()
         except (SyntaxError, UnicodeDecodeError):
             continue  # some files of the library test how Python handles a wrong encoding
         yield source.encode()
-
-
-def _library_files(root: Path) -> Iterator[Path]:
-    """Yield the `.py` files of the library. Skip tests, other packages, and what differs between machines."""
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
-    prefixes = ("test_", "_sysconfigdata", "sitecustomize", "usercustomize")
-    for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in skipped and not name.startswith("config-")]
-        yield from (Path(parent, n) for n in names if n.endswith(".py") and not n.startswith(prefixes))
 
 
 def _pydoc_topics() -> Iterator[bytes]:

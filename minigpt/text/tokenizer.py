@@ -54,9 +54,12 @@ class CharTokenizer:
             ids = self._table.take(_code_points(text), mode="clip")
         if not (ids == self.vocab_size).any():
             return ids.astype(self.dtype, copy=False)
-        missing = dict.fromkeys(char for char in text if char not in self._known)
+        missing = list(dict.fromkeys(char for char in text if char not in self._known))
         if unknown == "error":
-            raise UnknownCharacterError(self._describe_unknown(list(missing), text, offset))
+            char, count = missing[0], len(missing) - 1
+            more = f", and {count} other characters" if count > 1 else ", and 1 other character" if count else ""
+            described = f"{_describe(char, offset + text.index(char))} (the nearest known is {self.nearest(char)!r})"
+            raise UnknownCharacterError(f"outside the vocabulary: {described}{more}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements))
 
@@ -78,14 +81,6 @@ class CharTokenizer:
         similar = (c for c in (char.swapcase(), plain, plain.swapcase()) if c in self._known)
         return next(similar, "") or min(self.chars, key=lambda c: abs(ord(c) - ord(char)))
 
-    def _describe_unknown(self, missing: list[str], text: str, offset: int) -> str:
-        described = [
-            f"{_describe(char)} at position {offset + text.index(char) + 1} (nearest: {self.nearest(char)!r})"
-            for char in missing[:5]
-        ]
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return f"outside the vocabulary: {', '.join(described)}{more}"
-
     def to_json(self) -> str:
         """Return JSON for `from_json`."""
         return json.dumps({"kind": "char", "chars": self.chars})
@@ -103,8 +98,8 @@ class ByteTokenizer:
         try:
             return np.frombuffer(text.encode("utf-8", handler), dtype=np.uint8)
         except UnicodeEncodeError as error:
-            surrogate, position = _describe(text[error.start]), offset + error.start + 1
-            raise UnknownCharacterError(f"outside the vocabulary: {surrogate} at position {position}") from error
+            described = _describe(text[error.start], offset + error.start)
+            raise UnknownCharacterError(f"outside the vocabulary: {described}") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
@@ -152,8 +147,8 @@ def _is_vocabulary(chars: str) -> bool:
     return bool(chars) and list(chars) == sorted(set(chars)) and not is_surrogate
 
 
-def _describe(char: str) -> str:
-    return f"{char!r} (U+{ord(char):04X} {unicodedata.name(char, 'no name')})"
+def _describe(char: str, index: int) -> str:
+    return f"{char!r} (U+{ord(char):04X} {unicodedata.name(char, 'no name')}) at position {index + 1}"
 
 
 def _smallest_dtype(size: int) -> type[np.unsignedinteger[Any]]:

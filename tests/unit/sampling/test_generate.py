@@ -572,7 +572,7 @@ def test_an_empty_prompt_is_a_line_end() -> None:
 
 def test_unknown_characters_in_the_prompt() -> None:
     model = model_of()
-    with pytest.raises(UserError, match="does not know 'Z'") as error:
+    with pytest.raises(UserError, match="outside the vocabulary: 'Z'") as error:
         draw(model, "abZc")
     assert "\n" not in str(error.value)
     assert draw(model, "abZc", unknown="skip") == draw(model, "abc")

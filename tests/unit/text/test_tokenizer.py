@@ -150,23 +150,19 @@ def test_skip_and_replace_change_only_what_is_unknown(text: str, vocabulary: str
     assert tokenizer.decode(tokenizer.encode(text, "skip")) == "".join(char for char in text if char in vocabulary)
 
 
-def test_an_error_names_unknown_characters_with_their_positions() -> None:
-    message = error_of(CharTokenizer("abcde \n"), "a bé é\n?")
-    assert "'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE) at position 4 (nearest: 'e')" in message
-    assert "'?' (U+003F QUESTION MARK) at position 8" in message
-    assert message.count("U+00E9") == 1
+def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
+    tokenizer = CharTokenizer("abcde \n")
+    assert error_of(tokenizer, "a bé é") == (
+        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE) at position 4 (the nearest known is 'e')"
+    )
+    assert error_of(tokenizer, "a bé é?").endswith(", and 1 other character")
+    assert error_of(tokenizer, "a bé é?!").endswith(", and 2 other characters")
 
 
 def test_positions_count_from_the_start_of_the_whole_text() -> None:
     """A text is encoded in blocks, and the position in a block would mislead."""
     assert "at position 1000003" in error_of(CharTokenizer("ab"), "abc", offset=1_000_000)
     assert "at position 1000003" in error_of(ByteTokenizer(), "ab\udcff", offset=1_000_000)
-
-
-def test_many_unknown_characters_are_counted_not_listed() -> None:
-    message = error_of(CharTokenizer("a"), "".join(map(chr, range(0x4E00, 0x4E40))))
-    assert message.count("U+4E") == 5
-    assert "and 59 more" in message
 
 
 def test_a_lone_surrogate_is_unknown() -> None:
