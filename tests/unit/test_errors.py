@@ -1,11 +1,41 @@
-"""Errors: one harmless line each."""
+"""Errors: one harmless line each, typed, and without the syntax of the command line."""
 
+import ast
+import re
 import sys
 import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import minigpt
 from minigpt.errors import did_you_mean, escape, reason, sanitize_terminal
+
+CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if path.parent.name != "cli"]
+COMMAND_LINE = re.compile(
+    r"(?<![\w-])--[a-z]|\bminigpt (train|sample|eval|attention|inspect|claims|runs|board|bench|data|config)\b"
+)
+
+
+def strings(source: str) -> Iterator[ast.Constant]:
+    """Yield the strings of a module that are no docstrings: those are statements of their own."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node
+
+
+def test_only_the_command_line_knows_its_syntax() -> None:
+    """A Python user of `load_checkpoint` must not read "--checkpoint"; `cli/hints.py` adds what to type."""
+    found = [
+        f"{path.name}:{node.lineno}: {node.value}"
+        for path in CORE
+        for node in strings(path.read_text(encoding="utf-8"))
+        if COMMAND_LINE.search(node.value)
+    ]
+    assert not found
 
 
 def test_escape_leaves_one_printable_line() -> None:
