@@ -1,4 +1,4 @@
-"""What every test gets: no reach into the user's own files, no time limit that a busy machine breaks; and fixtures."""
+"""Settings and fixtures for all tests. They keep tests away from the user's own files."""
 
 import io
 import os
@@ -21,12 +21,12 @@ from minigpt.storage.runs import checkpoint_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# In CI the same examples are drawn each time, so that a red run is the change's doing; elsewhere new ones are tried.
+# In CI Hypothesis tries the same examples each time, so that only a change can make them fail.
 hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("minigpt")
 
-# A shell starts what runs in its background deaf to Ctrl-C, and nohup deaf to a closed terminal; so would be all that
-# the tests start and interrupt.
+# A shell lets background processes ignore Ctrl-C, and nohup lets them ignore SIGHUP. The processes that tests start
+# and interrupt would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -41,7 +41,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """What a test draws does not depend on which others ran before it."""
+    """Make random numbers independent of the tests that ran before."""
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
@@ -49,24 +49,24 @@ def seeded() -> None:
 
 @pytest.fixture(scope="session")
 def shakespeare() -> Path:
-    """Tiny Shakespeare, which is measured with but not part of the repository."""
+    """Return the path of Tiny Shakespeare, which is not part of the repository."""
     named = os.environ.get("MINIGPT_SHAKESPEARE")
     path = Path(named) if named else ROOT / "../shared/data/tinyshakespeare.txt"
     if not path.is_file():
-        pytest.skip("Tiny Shakespeare is not here; MINIGPT_SHAKESPEARE can name the file")
+        pytest.skip("Tiny Shakespeare is missing; set MINIGPT_SHAKESPEARE to the file")
     return path.resolve()
 
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test of the command line begins, as a user does."""
+    """Run the test in an empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Call the command line in this process; `stdin` is what is piped into it."""
+    """Return a function that calls the command line in this process, with `stdin` as its standard input."""
 
     def call(*arguments: object, stdin: bytes = b"") -> Done:
         monkeypatch.setattr(sys, "argv", ["minigpt", *map(str, arguments)])
@@ -83,7 +83,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints of steps 2 and 4, trained in this process; only to be read."""
+    """Train a run with checkpoints of steps 2 and 4. Tests only read it."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "a.txt").write_text(TEXT, encoding="utf-8")
     smaller = ["-s", "train.keep_last=2", "-s", "model.n_embd=8", "-s", "model.context=8"]
@@ -94,7 +94,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No time spent on measuring this machine, and torch's global settings as they were."""
+    """Skip the measurement of the machine's speed, and restore torch's global settings."""
     monkeypatch.setattr(training, "measure_matmul", lambda runtime: 1e9)
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield

@@ -1,4 +1,4 @@
-"""What holds for any input: drawn by Hypothesis, and compared with what Python or the program itself says elsewhere."""
+"""Properties that hold for any input. Hypothesis generates it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ whole_text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(st.text(min_size=1), st.lists(st.integers(0, 10**9), max_size=40))
-def test_any_ids_come_back_from_their_text(vocabulary: str, numbers: list[int]) -> None:
+def test_decoded_ids_encode_to_the_same_ids(vocabulary: str, numbers: list[int]) -> None:
     tokenizer = CharTokenizer(vocabulary)
     ids = [number % tokenizer.vocab_size for number in numbers]
     text = tokenizer.decode(ids)
@@ -54,15 +54,14 @@ def test_any_ids_come_back_from_their_text(vocabulary: str, numbers: list[int]) 
 
 
 @given(st.lists(whole_text, max_size=5), whole_text, st.sampled_from(["char", "byte"]))
-def test_a_text_encoded_in_pieces_has_the_ids_of_the_whole(pieces: list[str], more: str, kind: str) -> None:
-    """As a corpus of several blocks is; also where one block is ASCII and the next is not."""
+def test_a_text_encodes_in_pieces_as_it_does_at_once(pieces: list[str], more: str, kind: str) -> None:
     tokenizer = CharTokenizer([*"".join(pieces), *more, "a"]) if kind == "char" else ByteTokenizer()
     in_pieces = [i for piece in pieces for i in tokenizer.encode(piece).tolist()]
     assert in_pieces == tokenizer.encode("".join(pieces)).tolist()
 
 
 @given(st.text(), st.text(), st.text(min_size=1))
-def test_the_place_of_an_unknown_character_does_not_depend_on_the_blocks(first: str, second: str, known: str) -> None:
+def test_the_position_of_an_unknown_character_counts_earlier_blocks(first: str, second: str, known: str) -> None:
     tokenizer = CharTokenizer(known)
     whole = first + second
     unknown = [i for i, char in enumerate(whole) if char not in known]
@@ -82,7 +81,7 @@ json_values = st.recursive(
 
 @given(st.text() | json_values.map(json.dumps) | st.text().map(lambda chars: CharTokenizer(chars).to_json()))
 @example('{"kind": "char", "chars": "ab", "kind": "byte"}')
-def test_any_json_is_a_tokenizer_that_reads_back_or_one_line(text: str) -> None:
+def test_any_json_is_a_tokenizer_or_an_error_of_one_line(text: str) -> None:
     try:
         tokenizer = from_json(text, "a file")
     except UserError as error:
@@ -146,7 +145,7 @@ trees = st.dictionaries(
 yaml_texts = st.one_of(
     st.text(),
     st.lists(words, max_size=30).map("".join),
-    trees.map(json.dumps),  # YAML reads JSON, but for what strays from it below
+    trees.map(json.dumps),  # most JSON is YAML
     trees.map(lambda tree: "".join(f"{section}:\n  {value}\n" for section, value in tree.items())),
 )
 
@@ -161,8 +160,8 @@ def read_back(config: RunConfig) -> None:
 @example('sample: {prompt: "\\ud800"}')
 @example("? {a: b}\n: c")
 @example("model: {n_layer: .1e400}")
-@settings(max_examples=400)
-def test_any_yaml_is_a_configuration_that_reads_back_or_one_line(text: str) -> None:
+@settings(max_examples=150)
+def test_any_yaml_is_a_configuration_or_an_error_of_one_line(text: str) -> None:
     try:
         config = from_yaml(text, "my\nfile.yaml")
     except UserError as error:
@@ -187,8 +186,8 @@ assignments = st.builds("{}={}".format, st.sampled_from(sorted(fields())) | st.t
 @example(["sample.prompt=\ud800"])
 @example(["model.n_embd=" + "9" * 4000])
 @example(["data.source=[*a]", "data.source=[&a x]"])
-@settings(max_examples=400)
-def test_any_overrides_are_a_configuration_that_reads_back_or_one_line(given_: list[str]) -> None:
+@settings(max_examples=150)
+def test_any_overrides_are_a_configuration_or_an_error_of_one_line(given_: list[str]) -> None:
     try:
         config = resolve(parse_overrides(given_)).config
     except UserError as error:
@@ -222,10 +221,10 @@ def blocks_of(size: int) -> Iterator[None]:
 
 
 def python_reads(data: bytes, encoding: str) -> str | None:
-    """What Python makes of these bytes in one piece, the mark at the start left out; None where it refuses."""
+    """Return what Python decodes from these bytes at once, without a byte order mark; None if it fails."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that unicode_escape does not know
+            warnings.simplefilter("ignore", DeprecationWarning)  # about unknown escapes
             text = data.decode(encoding)
     except UnicodeError:
         return None
@@ -241,16 +240,16 @@ def python_reads(data: bytes, encoding: str) -> str | None:
 @example(data=b"\xef\xbb\xbfa\xef\xbb\xbf", encoding="utf-8", size=1, zipped=False)
 @example(data=b"\xff\xfe", encoding="utf-16", size=1, zipped=True)
 @example(data=b"a\\", encoding="unicode_escape", size=1, zipped=False)
-@settings(IN_A_FOLDER, max_examples=400)
+@settings(IN_A_FOLDER, max_examples=150)
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
-def test_any_bytes_in_any_encoding_are_what_python_reads_or_one_line(
+def test_any_bytes_decode_as_in_python_or_give_an_error_of_one_line(
     tmp_path: Path, data: bytes, encoding: str, size: int, zipped: bool
 ) -> None:
     path = tmp_path / ("a.txt.gz" if zipped else "a.txt")
     path.write_bytes(gzip.compress(data, 1) if zipped else data)
     expected = python_reads(data, encoding)
     binary = "\0" in data.decode(encoding, "replace") if encoding[:6] in ("utf-16", "utf-32") else b"\0" in data
-    unmarked = encoding in ("utf-16", "utf-32") and not data.startswith(MARKS[1:])  # whose order nobody can know
+    unmarked = encoding in ("utf-16", "utf-32") and not data.startswith(MARKS[1:])  # the byte order is unknown
     try:
         with blocks_of(size):
             opened = open_corpus(str(path), encoding)
@@ -258,9 +257,9 @@ def test_any_bytes_in_any_encoding_are_what_python_reads_or_one_line(
             found = scan(opened)
     except UserError as error:
         read, why = None, one_line(error)
-    halves = any("\ud800" <= char <= "\udfff" for char in expected or "")
+    surrogates = any("\ud800" <= char <= "\udfff" for char in expected or "")
     if read is None:
-        assert not expected or binary or unmarked or halves, f"refused what Python reads: {why}"
+        assert not expected or binary or unmarked or surrogates, f"rejected what Python decodes: {why}"
     else:
         assert "".join(read) == expected
         assert found.characters == len(expected)
@@ -271,7 +270,7 @@ def test_any_bytes_in_any_encoding_are_what_python_reads_or_one_line(
 )
 @settings(IN_A_FOLDER)
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
-def test_any_name_of_an_encoding_reads_the_text_or_is_one_line(tmp_path: Path, name: str) -> None:
+def test_any_name_of_an_encoding_works_or_gives_an_error_of_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc")
     try:
         assert "".join(open_corpus(str(tmp_path / "a.txt"), name).blocks())
@@ -283,10 +282,10 @@ def test_any_name_of_an_encoding_reads_the_text_or_is_one_line(tmp_path: Path, n
     data=st.binary(max_size=200), members=st.integers(1, 3), damage=st.integers(0, 10_000), tail=st.binary(max_size=9)
 )
 @settings(IN_A_FOLDER)
-def test_a_gz_file_is_what_python_unpacks_or_one_line(
+def test_any_gz_file_is_unpacked_as_in_python_or_gives_an_error_of_one_line(
     tmp_path: Path, data: bytes, members: int, damage: int, tail: bytes
 ) -> None:
-    """Several members, a byte changed anywhere, anything behind the end."""
+    """Files with several members, a changed byte, or bytes after the end."""
     packed = bytearray(gzip.compress(data) * members + tail)
     if damage % 3 == 0:
         packed[damage % len(packed)] ^= 1 + damage % 255
@@ -316,7 +315,7 @@ def model_for(vocab_size: int, position: Any) -> GPT:
     for parameter in model.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.5)
-    return model.double().eval()  # so that the last bits, in which cached and plain differ, decide nothing
+    return model.double().eval()  # in float64 the rounding of the cache changes no token
 
 
 MODELS = {
@@ -344,8 +343,8 @@ options = st.builds(
     count=st.integers(1, 3),
     stop=st.lists(st.text(st.sampled_from(CHARS.chars), max_size=3), max_size=2),
 )
-@settings(max_examples=150)
-def test_any_options_draw_known_characters_the_same_ones_each_time_with_and_without_a_cache(
+@settings(max_examples=25)
+def test_any_options_sample_the_same_text_each_time_with_and_without_a_cache(
     which: tuple[Any, str], settings_: SampleConfig, prompt: str, count: int, stop: list[str]
 ) -> None:
     tokenizer, _ = which
@@ -373,8 +372,8 @@ numbers = st.integers() | st.floats() | st.sampled_from([math.nan, math.inf, -ma
 
 
 @given(st.dictionaries(st.sampled_from([key for key in fields() if key.startswith("sample.")]), numbers | scalars))
-@settings(max_examples=300)
-def test_any_values_for_sampling_draw_something_or_are_one_line(given_: dict[str, Any]) -> None:
+@settings(max_examples=60)
+def test_any_values_for_sampling_give_text_or_an_error_of_one_line(given_: dict[str, Any]) -> None:
     try:
         config = resolve(("command line", given_)).config.sample
     except UserError as error:
@@ -387,7 +386,7 @@ def test_any_values_for_sampling_draw_something_or_are_one_line(given_: dict[str
 @given(st.text(max_size=30), st.sampled_from(["error", "skip", "replace"]), st.sampled_from([CHARS, BYTES]))
 @example("\ud800", "replace", BYTES)
 @example(string.printable, "replace", CHARS)
-def test_any_prompt_is_continued_or_refused_in_one_line(prompt: str, unknown: Any, tokenizer: Any) -> None:
+def test_any_prompt_is_continued_or_gives_an_error_of_one_line(prompt: str, unknown: Any, tokenizer: Any) -> None:
     try:
         pieces = list(generate(MODELS[tokenizer, "rotary"], tokenizer, prompt, SampleConfig(length=4), unknown=unknown))
     except UserError as error:
