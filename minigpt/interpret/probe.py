@@ -18,8 +18,7 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
 
 PROBE_TOKENS = 128
-"""How many tokens from the start of the validation split are probed, at every evaluation the same."""
-
+"""How many tokens are probed, from the start of the validation split."""
 MAX_PROJECTED = 4096
 """Embeddings are logged for vocabularies of at most this size."""
 

@@ -31,14 +31,14 @@ const MARK = { light: '#B25200', dark: '#FFB057' };
 const darkMode = matchMedia('(prefers-color-scheme: dark)');
 const theme = () => (darkMode.matches ? 'dark' : 'light');
 
-/** Returns the color [r, g, b] of a depth from 0 to 1. */
+/** Return the color [r, g, b] of a depth from 0 to 1. */
 function ramp(depth) {
   const [low, middle, high] = RAMPS[theme()];
   const share = Math.min(Math.max(depth, 0), 1) * 2;
   return share < 1 ? mix(low, middle, share) : mix(middle, high, share - 1);
 }
 
-/** Returns the color of a difference from -1 (orange) to 1 (blue). */
+/** Return the color of a difference from -1 (orange) to 1 (blue). */
 function divergingRamp(difference) {
   const [below, zero, above] = DIVERGING[theme()];
   return mix(zero, difference < 0 ? below : above, Math.min(Math.abs(difference), 1));
@@ -49,7 +49,7 @@ const css = ([r, g, b]) => `rgb(${r}, ${g}, ${b})`;
 const headColor = head => HEAD_COLORS[head % HEAD_COLORS.length];
 const textColor = () => getComputedStyle(document.body).color;
 
-/** Returns black or white, whichever is readable on a color: one of them always has a contrast of 4.5. */
+/** Return black or white, whichever is readable on a color: one of them always has a contrast of 4.5. */
 function contrastColor(color) {
   const [r, g, b] = color.map(channel => {
     const share = channel / 255;
@@ -58,7 +58,7 @@ function contrastColor(color) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000' : '#fff';
 }
 
-/** Fills an element with a color, or clears it if the color is null. */
+/** Fill an element with a color, or clear it if the color is null. */
 function fill(element, color) {
   element.style.background = color ? css(color) : '';
   element.style.color = color ? contrastColor(color) : '';
@@ -67,7 +67,7 @@ function fill(element, color) {
 /** The shading depth of a weight: its square root, so that 1 % is visible. */
 const depthOf = weight => Math.sqrt(weight);
 
-/** Sets the size of a canvas in CSS pixels, sharp on any screen, and returns its context. */
+/** Set the size of a canvas in CSS pixels, sharp on any screen, and return its context. */
 function resize(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -84,7 +84,7 @@ function resize(canvas, width, height) {
   return context;
 }
 
-/** Returns a canvas with a pixel per cell of a table; `color(row, column)` may return null. */
+/** Return a canvas with a pixel per cell of a table; `color(row, column)` may return null. */
 function pixels(rows, columns, color) {
   const canvas = make('canvas', { width: columns, height: rows });
   const context = canvas.getContext('2d');
@@ -99,7 +99,7 @@ function pixels(rows, columns, color) {
   return canvas;
 }
 
-/** Draws a thumbnail of n x n levels. Cells above the diagonal stay empty. */
+/** Draw a thumbnail of n x n levels. Cells above the diagonal stay empty. */
 function drawThumbnail(canvas, n, level) {
   const color = (row, column) => (column > row ? null : ramp(depthOf(page.levels[level(row, column)])));
   const size = n * Math.max(1, Math.floor(96 / n));
@@ -110,7 +110,7 @@ function drawThumbnail(canvas, n, level) {
 }
 
 /**
- * Makes a heatmap of a table.
+ * Make a heatmap of a table.
  *
  * `draw({name, rows, columns, color, rowLabel, columnLabel, cross, from, width})` draws the cells from `from` on, as
  * large as `width` allows. Pixels are only recomputed if `name` changes. `cross` marks the row and column of a cell.
@@ -170,7 +170,7 @@ function heatmap(onpoint) {
   return { canvas, draw, cellAt };
 }
 
-/** Makes a legend of the color ramp. */
+/** Make a legend of the color ramp. */
 function legend(low, high) {
   const canvas = make('canvas', { role: 'img', 'aria-label': `Shades from ${low} to ${high}` });
   updaters.push(() => {
@@ -186,14 +186,14 @@ function legend(low, high) {
   return make('span', { class: 'legend' }, make('span', { text: low }), canvas, make('span', { text: high }));
 }
 
-/** Makes a legend entry: a colored chip with a text. */
+/** Make a legend entry: a colored chip with a text. */
 function chip(color, text) {
   const box = make('span', { class: 'chip' });
   box.style.backgroundColor = color;
   return make('span', { class: 'legend' }, box, make('span', { text }));
 }
 
-/** Draws curves of {values, color} over `xs`, with numbers at both ends of each axis. */
+/** Draw curves of {values, color} over `xs`, with numbers at both ends of each axis. */
 function plot(canvas, curves, { low, high, xLabel, xs }) {
   const width = Math.min(640, canvas.parentElement.clientWidth),
     height = 180,

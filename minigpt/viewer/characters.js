@@ -4,7 +4,7 @@ state.relation = 'qk';
 state.row = 0;
 state.column = 0;
 
-/** Returns the selected table as a function of row and column. */
+/** Return the selected table as a function of row and column. */
 function relationTable() {
   const { symbols, cosine } = page.characters;
   const n = symbols.length;
@@ -13,7 +13,7 @@ function relationTable() {
   return (row, column) => page.characters[state.relation][start + row * n + column];
 }
 
-/** Returns the columns with the largest values of a row. Python found them, because the stored values are rounded. */
+/** Return the columns with the largest values of a row. Python found them, because the stored values are rounded. */
 function topColumns(row) {
   const top = page.characters.top[state.relation];
   const [, n, count] = top.shape;

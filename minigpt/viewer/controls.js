@@ -1,6 +1,6 @@
 // Elements: text, tables, and controls for the state.
 
-/** Makes an element: `make('p', { class: 'note', text: 'words' }, child, …)`. Text never becomes markup. */
+/** Make an element: `make('p', { class: 'note', text: 'words' }, child, …)`. Text never becomes markup. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -17,7 +17,7 @@ const note = () => make('p', { class: 'note', 'aria-live': 'polite' });
 const button = (text, onclick, attributes = {}) => make('button', { type: 'button', text, onclick, ...attributes });
 const controls = (...children) => make('div', { class: 'controls' }, ...children);
 
-/** Makes a menu for one part of the state. `options` maps values to labels, as an object or as pairs. */
+/** Make a menu for one part of the state. `options` maps values to labels, as an object or as pairs. */
 function choice(label, name, options) {
   const pairs = Array.isArray(options) ? options : Object.entries(options);
   const toValue = text => (/^\d+$/.test(text) ? Number(text) : text);
@@ -32,7 +32,7 @@ function choice(label, name, options) {
   return make('label', { class: 'choice' }, make('span', { text: label }), select);
 }
 
-/** Makes a checkbox. `isChecked` reads its value; `onchange` gets the new value. */
+/** Make a checkbox. `isChecked` reads its value; `onchange` gets the new value. */
 function checkbox(isChecked, onchange, ...label) {
   const box = make('input', { type: 'checkbox', onchange: () => onchange(box.checked) });
   updaters.push(() => {
@@ -41,7 +41,7 @@ function checkbox(isChecked, onchange, ...label) {
   return make('label', { class: 'choice' }, box, ...label);
 }
 
-/** Makes a table. `rows` are lists of strings or elements; the first of each is a header. */
+/** Make a table. `rows` are lists of strings or elements; the first of each is a header. */
 function table(caption, headings, rows) {
   const cell = (content, column) => make(column ? 'td' : 'th', column ? {} : { scope: 'row' }, content);
   return make(
@@ -53,7 +53,7 @@ function table(caption, headings, rows) {
   );
 }
 
-/** Makes a list of terms and descriptions. */
+/** Make a list of terms and descriptions. */
 const definitions = pairs =>
   make(
     'dl',
@@ -61,15 +61,15 @@ const definitions = pairs =>
     ...pairs.map(([term, text]) => make('div', {}, make('dt', { text: term }), make('dd', { text }))),
   );
 
-/** Makes the only line of a view without data. */
+/** Make the only line of a view without data. */
 const unavailable = (what, option) =>
   make('p', { class: 'note', text: `To add ${what}, run: minigpt inspect ${option}` });
 
-/** Makes an area that scrolls sideways, also by keyboard. */
+/** Make an area that scrolls sideways, also by keyboard. */
 const scrollArea = (label, ...children) =>
   make('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': label }, ...children);
 
-/** Makes a character of the text, isolated so that its script does not reorder its neighbors. */
+/** Make a character of the text, isolated so that its script does not reorder its neighbors. */
 function characterAt(position, extraClass = '') {
   const names = `character ${isReplaced(position) ? 'replaced ' : ''}${extraClass}`;
   return make('span', { class: names, dir: 'ltr', text: glyphAt(position) });
@@ -80,7 +80,7 @@ function markCurrent(element, isCurrent) {
   else element.removeAttribute('aria-current');
 }
 
-/** Makes a card for each head, with a canvas and a badge: [{layer, head, canvas, badge, element}]. */
+/** Make a card for each head, with a canvas and a badge: [{layer, head, canvas, badge, element}]. */
 function headCards(onclick) {
   return range(L * H, i => {
     const [layer, head] = [Math.floor(i / H), i % H];
@@ -98,7 +98,7 @@ function headCards(onclick) {
   });
 }
 
-/** Makes a grid of cards. With the class by-layer, each layer has its own row. */
+/** Make a grid of cards. With the class by-layer, each layer has its own row. */
 function cardGrid(cards) {
   const grid = make('div', { class: H <= 8 ? 'cards by-layer' : 'cards' }, ...cards.map(card => card.element));
   grid.style.setProperty('--heads', String(H));

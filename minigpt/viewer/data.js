@@ -9,7 +9,7 @@ const H = page.heads;
 
 const range = (count, of = i => i) => Array.from({ length: count }, (_, i) => of(i));
 
-/** Replaces each packed array in `tree` by its numbers. */
+/** Replace each packed array in `tree` by its numbers. */
 async function unpackAll(tree) {
   if (tree === null || typeof tree !== 'object') return tree;
   if (typeof tree.data === 'string' && tree.shape) return unpack(tree);
@@ -27,7 +27,7 @@ const digitValue = new Uint8Array(128);
   digitValue[digit.charCodeAt(0)] = value;
 });
 
-/** Decodes base 85: five digits for four bytes (RFC 1924, with . , : in place of < > &). */
+/** Decode base 85: five digits for four bytes (RFC 1924, with . , : in place of < > &). */
 function decode(text) {
   const groups = Math.ceil(text.length / 5);
   const bytes = new DataView(new ArrayBuffer(4 * groups));
@@ -41,7 +41,7 @@ function decode(text) {
   return new Uint8Array(bytes.buffer, 0, Math.floor((text.length * 4) / 5));
 }
 
-/** Returns the numbers of a packed array as a flat typed array with the property `shape`. */
+/** Return the numbers of a packed array as a flat typed array with the property `shape`. */
 async function unpack({ type, shape, data, low, step }) {
   const stream = new Blob([decode(data)]).stream().pipeThrough(new DecompressionStream('deflate'));
   const bytes = await new Response(stream).arrayBuffer();
@@ -57,16 +57,16 @@ const triangle = q => (q * (q + 1)) / 2;
 const layerNumber = layer => page.layers[layer];
 const headName = (layer, head) => `layer ${layerNumber(layer)} head ${head}`;
 
-/** Returns the weights of query q over keys 0 to q. `source` is `page.attention` or `page.compare`. */
+/** Return the weights of query q over keys 0 to q. `source` is `page.attention` or `page.compare`. */
 function weightsOf(layer, head, q, source = page.attention, heads = H) {
   const start = (layer * heads + head) * triangle(T) + triangle(q);
   return Float32Array.from(source.weights.subarray(start, start + q + 1), level => page.levels[level]);
 }
 
-/** Returns the strongest key of a query. Python found it, because rounded weights have ties. */
+/** Return the strongest key of a query. Python found it, because rounded weights have ties. */
 const strongestKey = (layer, head, q) => page.attention.strongest[(layer * H + head) * T + q];
 
-/** Returns the share of each key up to q in the head's output, by norm: |a v W_O|. */
+/** Return the share of each key up to q in the head's output, by norm: |a v W_O|. */
 function normSharesOf(layer, head, q) {
   const start = (layer * H + head) * T;
   const norms = weightsOf(layer, head, q).map((weight, key) => weight * page.attention.output_norms[start + key]);
@@ -87,7 +87,7 @@ function meanOfHeads(layer) {
 }
 
 /**
- * Returns the share of each position in query q after `layer`: attention rollout (Abnar and Zuidema 2020, section 3).
+ * Return the share of each position in query q after `layer`: attention rollout (Abnar and Zuidema 2020, section 3).
  * Each layer keeps half of its input and takes the other half from where its heads attend.
  */
 function rollout(layer, q) {
@@ -108,12 +108,12 @@ const symbolAt = position => page.symbols[page.text.symbols[position]];
 const glyphAt = position => symbolAt(position)[0];
 const nameAt = position => symbolAt(position)[1];
 const isReplaced = position => symbolAt(position)[2] === 1;
-/** Names a position: "17 e". */
+/** Name a position: "17 e". */
 const positionName = position => `${position} ${nameAt(position)}`;
 
-/** Formats a weight with the two decimals that the page stores. */
+/** Format a weight with the two decimals that the page stores. */
 const formatWeight = weight => (weight > 0 && weight < 0.005 ? '<0.01' : weight.toFixed(2));
-/** Formats a number with three significant digits. */
+/** Format a number with three significant digits. */
 const formatNumber = number =>
   number === null || number === undefined || Number.isNaN(number)
     ? '–'
@@ -123,7 +123,7 @@ const formatNumber = number =>
 const formatSigned = number => (number > 0 ? '+' : '') + formatNumber(number).replace('-', '−');
 const formatPercent = share => (share < 0.001 ? '<0.1%' : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`);
 
-/** Starts a text with a capital letter. */
+/** Start a text with a capital letter. */
 const sentence = text => text[0].toUpperCase() + text.slice(1);
 
 const argmax = values => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);

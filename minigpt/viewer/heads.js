@@ -2,7 +2,7 @@
 
 const STRONGEST = 10;
 
-/** Makes the table of the strongest keys, which shows the shading as numbers. */
+/** Make the table of the strongest keys, which shows the shading as numbers. */
 function strongestKeys() {
   const rows = range(STRONGEST, () => range(3, () => document.createTextNode('')));
   const made = table('', ['position', 'character', 'weight'], rows);
@@ -24,7 +24,7 @@ function strongestKeys() {
   return made;
 }
 
-/** Returns all scores as CSV. The first row is the baseline of uniform attention. */
+/** Return all scores as CSV. The first row is the baseline of uniform attention. */
 function scoresAsCsv() {
   const { values, uniform, kinds } = page.scores;
   const names = Object.keys(values);
@@ -40,7 +40,7 @@ function scoresAsCsv() {
   return [['layer', 'head', 'kind', ...names], baseline, ...heads.flat()].map(row => row.join(',')).join('\n') + '\n';
 }
 
-/** Formats a score, with its ratio to the baseline. */
+/** Format a score, with its ratio to the baseline. */
 function formatScore(name, layer, head) {
   const value = page.scores.values[name][layer][head],
     uniform = page.scores.uniform[name];

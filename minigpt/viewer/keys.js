@@ -72,7 +72,7 @@ function showHelp() {
   dialog.showModal();
 }
 
-/** Saves the canvas of the view as PNG, or the matrix of the head if the view has none. */
+/** Save the canvas of the view as PNG, or the matrix of the head if the view has none. */
 function saveImage() {
   const shown = document.querySelector(`#panel-${state.view} canvas.heatmap, #panel-${state.view} > canvas`);
   const weight = (query, key) => (key > query ? 0 : weightsOf(state.layer, state.head, query)[key]);

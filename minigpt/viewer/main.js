@@ -26,7 +26,7 @@ function tabBar() {
   return bar;
 }
 
-/** Makes the bar that shows and moves the selection. */
+/** Make the bar that shows and moves the selection. */
 function selectionBar() {
   const query = make('input', {
     type: 'number',
@@ -72,7 +72,7 @@ function selectionBar() {
   return bar;
 }
 
-/** Makes the side panel: the selected head in words, and the strongest keys of the query. */
+/** Make the side panel: the selected head in words, and the strongest keys of the query. */
 function sidePanel() {
   const head = make('p');
   const side = make('aside', { 'aria-label': 'Selected head and query' }, head, strongestKeys());
@@ -85,7 +85,7 @@ function sidePanel() {
   return side;
 }
 
-/** Draws the state: the controls, the open view, and the status line. */
+/** Draw the state: the controls, the open view, and the status line. */
 function draw(isOtherRow = false) {
   const hidesFocus = [...panels].some(([name, panel]) => name !== state.view && panel.contains(document.activeElement));
   for (const [name, tab] of tabs) {

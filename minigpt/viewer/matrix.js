@@ -1,6 +1,6 @@
 // One head as a matrix with a row per query, and as lines from queries to keys.
 
-/** Returns the matrix of the selected head at a stage: its size, the value and the shading depth (0 to 1) of a cell. */
+/** Return the matrix of the selected head at a stage: its size, the value and the shading depth (0 to 1) of a cell. */
 function stageMatrix(stage) {
   const { layer, head } = state;
   if (stage === 'softmax') {
@@ -20,7 +20,7 @@ function stageMatrix(stage) {
   return { n, value, depth: (q, k) => (scores[q * n + k] - low) / (high - low || 1) };
 }
 
-/** Returns the first of `count` shown rows, so that row `at` of `total` is visible, close to the `current` one. */
+/** Return the first of `count` shown rows, so that row `at` of `total` is visible, close to the `current` one. */
 function scrollTo(at, current, count, total) {
   const start = Math.min(Math.max(current, at - count + 1), at);
   return Math.min(Math.max(start, 0), total - count);

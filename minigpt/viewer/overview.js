@@ -18,7 +18,7 @@ const KINDS = {
 };
 const kindOf = (layer, head) => page.scores.kinds[layer][head];
 
-/** Describes a head: "Layer 2 head 3: 87% of its attention on: previous character." */
+/** Describe a head: "Layer 2 head 3: 87% of its attention on: previous character." */
 function summary(layer, head) {
   const kind = kindOf(layer, head);
   const share = page.scores.values[kind]?.[layer][head];
@@ -29,7 +29,7 @@ function summary(layer, head) {
 const lossWithout = (layer, head) =>
   page.ablation ? `${formatSigned(page.ablation.increases[layer][head])} nats` : 'not measured (add --ablate)';
 
-/** Draws the thumbnail of a head. Each pixel is the largest weight under it. */
+/** Draw the thumbnail of a head. Each pixel is the largest weight under it. */
 function drawHead(canvas, layer, head) {
   const n = Math.min(T, THUMBNAIL);
   const levels = new Float32Array(n * n);

@@ -32,7 +32,7 @@ views.push({
     panel.append(make('h2', { text: title }), make('p', { text }), heat.canvas);
     this.heatmaps.push([heat, { name: title, ...spec }]);
   },
-  /** Adds the cosine similarities of the vectors with numbers `valueAt(position, i)`. */
+  /** Add the cosine similarities of the vectors with numbers `valueAt(position, i)`. */
   addSimilarity(panel, title, text, valueAt) {
     const { width } = page.positions;
     const vectors = range(T, position => {

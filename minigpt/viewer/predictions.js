@@ -1,6 +1,6 @@
 // The most likely next characters, by the model and after each layer (logit lens).
 
-/** Returns the top next characters after `position`, read after layer `row` - 1: {glyph, name, probability}. */
+/** Return the top next characters after `position`, read after layer `row` - 1: {glyph, name, probability}. */
 function topNext(row, position) {
   const { symbols, permille } = page.predictions;
   const top = permille.shape[2];

@@ -40,7 +40,7 @@ const CHOICES = {
 
 let addressTimer; // browsers reject frequent address changes
 
-/** Changes the selection, clamps it to its range, and redraws. */
+/** Change the selection, clamp it to its range, and redraw. */
 function change(changes) {
   const rowBefore = rowName();
   Object.assign(state, changes);
@@ -68,7 +68,7 @@ function address() {
   return '#' + parts.join('&');
 }
 
-/** Reads an address like #l=2&h=3&q=17&v=text. Missing or invalid parts get their initial values. */
+/** Read an address like #l=2&h=3&q=17&v=text. Missing or invalid parts get their initial values. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.initial;
   const found = { layer, head, query, key: null, several: range(Math.min(H, 4)), byNorm: false };

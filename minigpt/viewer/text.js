@@ -8,7 +8,7 @@ const isByNorm = () => isTextView() && state.byNorm && state.mode !== 'rollout';
 const isByCharacter = () => currentGroup() === 'character';
 const isOneHead = () => currentMode() === 'one' || currentMode() === 'several';
 
-/** Returns the share of each key up to `query` in the selected mode. */
+/** Return the share of each key up to `query` in the selected mode. */
 function selectedRow(query = state.query) {
   if (currentMode() === 'rollout') return rollout(state.layer, query);
   const sharesOf = isByNorm() ? normSharesOf : weightsOf;
@@ -24,7 +24,7 @@ function selectedRow(query = state.query) {
 const isRowExact = () => !isByNorm() && (isOneHead() || currentMode() === 'max');
 const isExact = () => isRowExact() && isByCharacter();
 
-/** Returns the first and last position of the group of a position. */
+/** Return the first and last position of the group of a position. */
 function groupOf(position) {
   if (isByCharacter()) return [position, position];
   const starts = currentGroup() === 'word' ? page.text.words : page.text.lines;
@@ -34,7 +34,7 @@ function groupOf(position) {
 }
 
 /**
- * Returns the share of each key. For words and lines: the mean over the queries of the selected group, and the sum over
+ * Return the share of each key. For words and lines: the mean over the queries of the selected group, and the sum over
  * the keys of each group. `rowOf(query)` gives the shares of one query.
  */
 function groupedRow(rowOf = selectedRow) {
@@ -58,13 +58,13 @@ function groupedRow(rowOf = selectedRow) {
 /** The selected key, or else the strongest. */
 const currentKey = () => state.key ?? strongestIn(groupedRow());
 
-/** Returns the strongest key of a row. For the weights of one head, this is the exact one from Python. */
+/** Return the strongest key of a row. For the weights of one head, this is the exact one from Python. */
 function strongestIn(row, head = state.head, isGrouped = !isByCharacter()) {
   const isExactRow = !isGrouped && isOneHead() && !isByNorm();
   return isExactRow ? strongestKey(state.layer, head, state.query) : argmax(row);
 }
 
-/** Names what the selected row shows. */
+/** Name what the selected row shows. */
 function rowName() {
   if (currentMode() === 'rollout') return `rollout up to layer ${layerNumber(state.layer)}`;
   const scope = state.scope === 'layer' ? `layer ${layerNumber(state.layer)}` : 'all layers';
@@ -80,7 +80,7 @@ function groupName(position) {
   return `${currentGroup()} \u2068${range(last - first + 1, i => glyphAt(first + i)).join('')}\u2069`;
 }
 
-/** Describes the selection for the status line: "query 17 e, strongest key 16 h, 0.43". */
+/** Describe the selection for the status line: "query 17 e, strongest key 16 h, 0.43". */
 function describeSelection() {
   const row = groupedRow();
   const best = strongestIn(row);
@@ -89,7 +89,7 @@ function describeSelection() {
   return `query ${groupName(state.query)}, strongest key ${groupName(best)}, ${share(best)}${selected}`;
 }
 
-/** Makes the text as a list of characters with one tab stop. The selected character is the query. */
+/** Make the text as a list of characters with one tab stop. The selected character is the query. */
 function textStrip(label, shade) {
   const strip = make('div', { class: 'strip', role: 'listbox', 'aria-label': label, 'aria-orientation': 'horizontal' });
   const cells = range(T, position => {
@@ -154,7 +154,7 @@ function shadeByAttention(cells, strip) {
   });
 }
 
-/** Returns a background with a stripe per head, in the head's color; more opaque means more attention. */
+/** Return a background with a stripe per head, in the head's color; more opaque means more attention. */
 function stripes(rows, position) {
   const stripe = ([head, row], i) => {
     const opacity = Math.round(depthOf(row[position]) * 255);
@@ -209,7 +209,7 @@ views.push({
   },
 });
 
-/** Adds a head to those shown together, or removes it. */
+/** Add a head to those shown together, or remove it. */
 function toggleHead(head) {
   if (head >= H) return;
   const several = range(H).filter(other => (other === head) !== state.several.includes(other));

@@ -1,13 +1,13 @@
 // The worked example: one query of one head with all numbers, checked against the model's own.
 
-/** Returns q, k or v of one position of the selected head. */
+/** Return q, k or v of one position of the selected head. */
 function vectorOf(name, position) {
   const D = page.positions.head_size;
   const start = ((state.layer * H + state.head) * T + position) * D;
   return page.detail[name].subarray(start, start + D);
 }
 
-/** Computes the output of the selected query from q, k, v and W_O. */
+/** Compute the output of the selected query from q, k, v and W_O. */
 function computeHead() {
   const D = page.positions.head_size,
     query = state.query;
@@ -22,7 +22,7 @@ function computeHead() {
   return { q, raw, scaled, weights, mixed, output: project(mixed), max, sum };
 }
 
-/** Multiplies a vector of the head by its rows of W_O. */
+/** Multiply a vector of the head by its rows of W_O. */
 function project(vector) {
   const { head_size: D, width: C } = page.positions;
   const start = (state.layer * H + state.head) * D * C;
@@ -30,7 +30,7 @@ function project(vector) {
   return range(C, c => vector.reduce((sum, number, d) => sum + number * weights[start + d * C + c], 0));
 }
 
-/** Returns the largest differences from the model's own scores, weights and output norm, relative to the largest. */
+/** Return the largest differences from the model's own scores, weights and output norm, relative to the largest. */
 function errorsOf(work, key) {
   const { layer, head, query } = state;
   const first = (layer * H + head) * T;
