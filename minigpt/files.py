@@ -149,10 +149,11 @@ def leaves(path: Path, folder: Path) -> bool:
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
     """Return the content of a file of at most `limit` bytes, opened with `open_within`. Raises UserError."""
     with open_within(path, folder) as file:
-        if os.fstat(file.fileno()).st_size > limit:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
             raise UserError(f"{escape(path)} is larger than {limit:,} bytes")
         try:
-            return file.read(limit)
+            return file.read(size)
         except OSError as error:
             raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config import yaml
 from minigpt.config.schema import MOST_THREADS
-from minigpt.errors import CheckpointError, escape
+from minigpt.errors import CheckpointError, InsufficientMemoryError, escape
 from minigpt.files import read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
@@ -180,6 +181,10 @@ def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
         if name == OPTIMIZER:
             raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
         raise CheckpointError(f"checkpoint {escape(checkpoint)} is incomplete: {name} is missing")
+    with suppress(AttributeError, OSError, ValueError):  # Windows does not tell its memory
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if 2 * os.path.getsize(checkpoint / name) > memory:
+            raise InsufficientMemoryError(f"{escape(checkpoint / name)} does not fit into memory")
     arrays = OPTIMIZER_ARRAYS if name == OPTIMIZER else 1
     content = read_within(checkpoint / name, checkpoint, LIMITS.get(name, 4 * arrays * metadata.parameters + HEADER))
     if hashlib.sha256(content).hexdigest() != metadata.sha256.get(name):

@@ -234,8 +234,18 @@ def test_no_array_is_read_from_a_pickle(tmp_path: Path, intact: Path) -> None:
 def test_a_file_larger_than_its_model_is_not_read(tmp_path: Path, intact: Path) -> None:
     """A sparse file costs a stranger nothing and could take all memory."""
     shutil.copytree(intact, tmp_path / "copy")
-    os.truncate(tmp_path / "copy/model.safetensors", 1 << 40)
+    os.truncate(tmp_path / "copy/model.safetensors", 8 << 20)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is larger than [0-9,]+ bytes"):
+        load_checkpoint(tmp_path / "copy")
+
+
+def test_a_claim_of_many_parameters_costs_nothing(tmp_path: Path, intact: Path) -> None:
+    shutil.copytree(intact, tmp_path / "copy")
+    fields = json.loads((intact / METADATA).read_text(encoding="utf-8"))
+    forge(tmp_path / "copy", metadata={**fields, "parameters": (1 << 63) - 1})
+    assert load_optimizer(load_checkpoint(tmp_path / "copy"))
+    os.truncate(tmp_path / "copy/model.safetensors", 1 << 40)
+    with pytest.raises(InsufficientMemoryError, match=r"model\.safetensors does not fit into memory"):
         load_checkpoint(tmp_path / "copy")
 
 
