@@ -12,7 +12,9 @@ TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NA
 ConfigOption = Annotated[
     str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="PRESET|FILE")
 ]
-SetOption = Annotated[list[str] | None, Option("--set", "-s", help="Set a value; repeatable.", metavar="KEY=VALUE")]
+SetOption = Annotated[
+    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
+]
 RunArgument = Annotated[
     str, Argument(help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN")
 ]
