@@ -62,12 +62,12 @@ def _train(run: Path, prepared: "PreparedRun") -> None:
         from minigpt.interpret.probe import attention_probe
 
         probes.append(attention_probe(data))
-    saved = runs.written_checkpoints(run)
+    saved = runs.checkpoint_steps(run)
     try:
         with signals_as_exit():
             outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
     except (KeyboardInterrupt, SystemExit):
-        if runs.written_checkpoints(run) <= saved:
+        if set(runs.checkpoint_steps(run)) <= set(saved):
             kept = "the run has not changed" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise

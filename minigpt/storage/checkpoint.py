@@ -171,12 +171,10 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
 
 def _other_intact(path: Path) -> tuple[int, ...]:
     """Return the steps of the other checkpoints of the same run that are intact."""
-    if path.parent.name != CHECKPOINTS:
-        return ()
-    intact = []
-    for step in checkpoint_steps(path.parent.parent):
-        if (other := step_folder(path.parent.parent, step)) != path:
+    run, intact = path.parent.parent, list[int]()
+    for step in checkpoint_steps(run) if path.parent.name == CHECKPOINTS else ():
+        if step_folder(run, step) != path:
             with suppress(UserError):
-                verify(other)
+                verify(step_folder(run, step))
                 intact.append(step)
     return tuple(intact)

@@ -33,11 +33,8 @@ from minigpt.paths import CHECKPOINTS, LOCK, RUN_FILES, RUNS, is_run
 from minigpt.storage.metadata import METADATA, TrainState, step_name
 
 POINTERS = ("last", "best")
-QUARANTINED = "quarantined-"
-"""Prefix of checkpoints that are no longer part of a run."""
 ENVIRONMENT_LIMIT = 16 << 20
 """The largest environment.json, in bytes. Each start of the run adds about a kilobyte."""
-NAMES_SHOWN = 8
 
 
 # --- find runs ---------------------------------------------------------------------------------------
@@ -73,7 +70,7 @@ def find_run(name: str) -> Path:
     names = [run.name for run in runs]
     is_last = name == "last"
     problem = f"there is no run in {escape(RUNS.absolute())}" if is_last else f"no run has the name '{escape(name)}'"
-    raise RunNotFoundError(problem, nearest(name, names), tuple(names[-NAMES_SHOWN:]))
+    raise RunNotFoundError(problem, nearest(name, names), tuple(names[-8:]))
 
 
 def find_checkpoint(name: str, which: str | int | None = None) -> Path:
@@ -124,11 +121,6 @@ def newest_step(run: Path) -> int | None:
     return next(reversed(checkpoint_steps(run)), None)
 
 
-def written_checkpoints(run: Path) -> set[tuple[int, int]]:
-    """Return the step of each checkpoint, and when it was written."""
-    return {(step, step_folder(run, step).stat().st_mtime_ns) for step in checkpoint_steps(run)}
-
-
 def pointed_step(run: Path, pointer: str) -> int | None:
     """Return the step that the pointer `last` or `best` names, or None if there is no such checkpoint."""
     with suppress(UserError, ValueError):
@@ -161,7 +153,7 @@ def repair(run: Path, state: TrainState) -> list[Path]:
     steps, quarantined = checkpoint_steps(run), []
     for step in steps:
         if step > state.step:
-            unique = f"{QUARANTINED}{step_name(step)}-{uuid4().hex[:8]}"
+            unique = f"quarantined-{step_name(step)}-{uuid4().hex[:8]}"
             quarantined.append(step_folder(run, step).rename(run / CHECKPOINTS / unique))
     if state.step in steps:
         point(run, state)

@@ -1,9 +1,8 @@
 """Check that the files of runs have not changed since they were written."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from minigpt.config.resolve import from_yaml
@@ -29,43 +28,43 @@ class Checked:
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
     """Check the settings, metrics, checkpoints and pointers of every run in `root`."""
     for run in all_runs(root):
-        for what, check in _checks(run):
+        steps = checkpoint_steps(run)
+        parts = ["config.yaml", "environment.json"]
+        parts += ["metrics.jsonl"] if steps or (run / "metrics.jsonl").exists() else []
+        parts += [f"step {step}" for step in steps] + [f"pointer {name}" for name in POINTERS if steps]
+        for what in parts:
+            problem = None
             try:
-                check()
+                _check(run, what)
             except (UserError, OSError) as error:
-                is_pruned = what.startswith("step ") and int(what[5:]) not in checkpoint_steps(run)
-                if not is_pruned:
-                    yield Checked(run.name, what, str(error))
-            else:
-                yield Checked(run.name, what, None)
+                problem = str(error)
+            is_pruned = what.startswith("step ") and int(what[5:]) not in checkpoint_steps(run)
+            if not is_pruned:
+                yield Checked(run.name, what, problem)
 
 
-def _checks(run: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    yield "config.yaml", partial(_check_config, run)
-    yield "environment.json", partial(_check_environment, run)
-    if checkpoint_steps(run) or (run / "metrics.jsonl").exists():
-        yield "metrics.jsonl", partial(_check_metrics, run)
-    for step in checkpoint_steps(run):
-        yield f"step {step}", partial(verify, step_folder(run, step))
-    for pointer in POINTERS if checkpoint_steps(run) else ():
-        yield f"pointer {pointer}", partial(_check_pointer, run, pointer)
+def _check(run: Path, what: str) -> None:
+    path = run / what
+    match what.split():
+        case ["config.yaml"]:
+            from_yaml(read_text_within(path, run, LIMITS[what]), str(path))
+        case ["environment.json"]:
+            try:
+                json.loads(read_within(path, run, ENVIRONMENT_LIMIT))
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{escape(path)} is not valid JSON") from error
+        case ["metrics.jsonl"]:
+            _check_metrics(path, run)
+        case ["step", step]:
+            verify(step_folder(run, int(step)))
+        case ["pointer", name] if pointed_step(run, name) is None:
+            raise UserError(f"{escape(run / CHECKPOINTS / name)} names no checkpoint; the next save repairs it")
 
 
-def _check_config(run: Path) -> None:
-    from_yaml(read_text_within(run / "config.yaml", run, LIMITS["config.yaml"]), str(run / "config.yaml"))
-
-
-def _check_environment(run: Path) -> None:
-    try:
-        json.loads(read_within(run / "environment.json", run, ENVIRONMENT_LIMIT))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{escape(run / 'environment.json')} is not valid JSON") from error
-
-
-def _check_metrics(run: Path) -> None:
+def _check_metrics(path: Path, run: Path) -> None:
     """Check that each line has a step, in order. A kill may leave an incomplete last line."""
     last, number = 0, 0
-    with open_within(run / "metrics.jsonl", run) as file:
+    with open_within(path, run) as file:
         while line := file.readline(LINE_LIMIT):
             number += 1
             if not line.endswith(b"\n") and len(line) < LINE_LIMIT:
@@ -76,10 +75,5 @@ def _check_metrics(run: Path) -> None:
             except (ValueError, KeyError, TypeError, RecursionError):
                 in_order = False
             if not in_order:
-                raise UserError(f"{escape(run / 'metrics.jsonl')}: line {number} is damaged")
+                raise UserError(f"{escape(path)}: line {number} is damaged")
             last = step
-
-
-def _check_pointer(run: Path, pointer: str) -> None:
-    if pointed_step(run, pointer) is None:
-        raise UserError(f"{escape(run / CHECKPOINTS / pointer)} names no checkpoint; the next save repairs it")

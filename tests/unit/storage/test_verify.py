@@ -93,7 +93,7 @@ def test_a_kill_leaves_no_damage(run: Path, cut: int) -> None:
 
 
 def test_an_unreadable_file_is_named_and_the_others_are_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad_sector(run: Path) -> None:
+    def bad_sector(*_: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(verify, "_check_metrics", bad_sector)
