@@ -259,7 +259,7 @@ def test_an_assignment_needs_an_equals_sign() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_bad_file_is_one_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
+def test_a_bad_file_is_an_error(tmp_path: Path, text: str | bytes, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve(read_preset(file(tmp_path, text)))
     assert expected in one_line(caught)
@@ -316,7 +316,7 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
     assert rows["sample.prompt"] == (r"'\n'", "default")
 
 
-def test_the_last_family_decides_and_single_switches_stay() -> None:
+def test_the_last_family_wins_and_other_settings_stay() -> None:
     preset = ("preset p", {"model.family": "classic", "model.qk_norm": True})
     model = resolve(preset, parse_overrides(["model.family=modern", "model.bias=true"])).config.model
     assert model == ModelConfig(family="modern", qk_norm=True, bias=True)
@@ -329,7 +329,7 @@ def test_the_classic_family_is_gpt2() -> None:
 
 
 @pytest.mark.parametrize("length", ["steps=7", "epochs=2.5", "minutes=3"])
-def test_a_later_length_overrules_every_earlier_one(length: str) -> None:
+def test_a_later_length_replaces_an_earlier_one(length: str) -> None:
     key, value = length.split("=")
     for earlier in ("steps", "epochs", "minutes"):
         resolved = resolve(("preset p", {f"train.{earlier}": 11}), parse_overrides([f"train.{length}"]))
@@ -434,7 +434,7 @@ ODD_VALUES = st.one_of(
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(c.fields())), ODD_VALUES)
 def test_the_schema_and_the_program_accept_the_same_values(key: str, value: Any) -> None:
-    """An editor that checks the file against the schema must neither miss nor invent an error."""
+    """Editors check a configuration against the schema."""
     section, name = key.split(".")
     _, wrong = c._validate({key: value})
     has_no_text = key == "data.source" and value == []

@@ -197,12 +197,12 @@ def test_files_in_the_cache_have_the_usual_permissions(tmp_path: Path, cache: Pa
 
 
 @pytest.mark.parametrize("what", ["a file stands in the way", "no permission"])
-def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     folder = tmp_path / "closed"
     if what == "no permission":
         folder.mkdir(mode=0o500)
         if os.access(folder, os.W_OK):
-            pytest.skip("nothing is closed to this user")
+            pytest.skip("this user may write anywhere")
     else:
         folder.write_text("", encoding="utf-8")
     monkeypatch.setenv("MINIGPT_CACHE", str(folder / "cache"))
@@ -221,7 +221,7 @@ def test_the_position_of_an_unknown_character_counts_from_the_start_of_the_text(
 
 
 def test_tiny_shakespeare_has_the_usual_split(shakespeare: Path) -> None:
-    """The sizes that published losses on this text refer to."""
+    """Published losses on this text use this split."""
     found = data.load_dataset(DataConfig(source=(str(shakespeare),)))
     assert (len(found.train), len(found.validation)) == (1_003_854, 111_540)
     assert (found.characters, found.tokenizer.vocab_size) == (1_115_394, 65)
@@ -236,7 +236,7 @@ def test_tiny_shakespeare_has_the_usual_split(shakespeare: Path) -> None:
 @example(4, 0.999999)
 @example(4, 1e-300)
 @example(3, 0.5)
-def test_the_two_parts_never_overlap_and_lose_nothing(length: int, fraction: float) -> None:
+def test_the_split_loses_nothing(length: int, fraction: float) -> None:
     tokens = np.arange(length, dtype=np.uint16)
     if length < 4:
         with pytest.raises(UserError, match="the text is too short"):
@@ -248,8 +248,8 @@ def test_the_two_parts_never_overlap_and_lose_nothing(length: int, fraction: flo
     assert abs(len(validation) - fraction * length) < 3
 
 
-def test_a_validation_text_of_its_own(tmp_path: Path) -> None:
-    """All of the source trains, and what only the validation text has is in the vocabulary too."""
+def test_a_separate_validation_text(tmp_path: Path) -> None:
+    """All of the source is training text. The vocabulary has the characters of both."""
     config = DataConfig(source=(write(tmp_path, "aabb", "a.txt"),), val_source=(write(tmp_path, "abé", "b.txt"),))
     found = data.load_dataset(config)
     assert found.tokenizer.decode(found.train) == "aabb"
@@ -288,7 +288,7 @@ def test_a_file_in_both_texts_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "val"), [("abc", None), ("a", "abc"), ("abc", "a")])
-def test_a_text_too_short_for_one_prediction_is_one_line(tmp_path: Path, text: str, val: str | None) -> None:
+def test_a_text_too_short_for_one_prediction_is_an_error(tmp_path: Path, text: str, val: str | None) -> None:
     val_source = (write(tmp_path, val, "v.txt"),) if val else ()
     with pytest.raises(UserError) as caught:
         data.load_dataset(DataConfig(source=(write(tmp_path, text),), val_source=val_source))

@@ -39,7 +39,7 @@ ZIP = zipped(BODY)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers each path in the way its name says."""
+    """Answer each path with the response in its name."""
 
     protocol_version = "HTTP/1.1"
     requests: list[str]
@@ -158,7 +158,7 @@ def error(name: str, timeout: float = 5.0) -> str:
     return message
 
 
-def test_a_download_is_fetched_once_and_again_when_its_size_is_wrong(registry: Path) -> None:
+def test_a_download_is_cached_until_its_size_is_wrong(registry: Path) -> None:
     path = download("whole")
     assert path == cache_folder() / "downloads" / "whole.txt"
     assert path.read_bytes() == BODY

@@ -38,7 +38,7 @@ def text(source: str | list[str], encoding: str = "utf-8") -> str:
 
 
 def error(source: str | list[str], encoding: str = "utf-8") -> str:
-    """The message for a source that cannot be read: always a single line."""
+    """Return the one-line error for a source that cannot be read."""
     with pytest.raises(UserError) as caught:
         text(source, encoding)
     message = str(caught.value)
@@ -52,7 +52,7 @@ any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="
 @given(text_in=any_text.filter(lambda s: not s.startswith("\ufeff")))
 @example(text_in=MANY_SCRIPTS)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_reads_back_identical(folder: Path, text_in: str) -> None:
+def test_any_text_round_trips(folder: Path, text_in: str) -> None:
     stored = text_in.encode()
     Path("a.txt").write_bytes(stored)
     Path("a.txt.gz").write_bytes(gzip.compress(stored))
@@ -67,7 +67,7 @@ def test_any_text_reads_back_identical(folder: Path, text_in: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["é", "日", "\U0001f600"])
-def test_characters_split_between_reads_survive(character: str) -> None:
+def test_characters_may_straddle_two_reads(character: str) -> None:
     width = len(character.encode())
     for shift in range(width):
         whole = "x" * shift + character * (BLOCK // width + 2)
@@ -102,7 +102,7 @@ def test_byte_order_mark_at_the_start_of_each_file_is_removed(mark: bytes, encod
     assert text(["a.txt", "a.txt"], encoding) == "a\ufeffb\r\n" * 2
 
 
-def test_line_ends_stay_as_they_are() -> None:
+def test_line_ends_do_not_change() -> None:
     Path("a.txt").write_bytes(b"dos\r\nmac\runix\n\x0cpage\x1a")
     assert text("a.txt") == "dos\r\nmac\runix\n\x0cpage\x1a"
 
@@ -135,7 +135,7 @@ def test_suggested_encodings_end_with_one_that_reads_the_file(byte: int) -> None
     assert caught.value.suggestion == "utf-8"
 
 
-def test_a_character_cut_off_by_the_end_of_the_file_is_reported() -> None:
+def test_an_incomplete_character_at_the_end_of_a_file_is_an_error() -> None:
     Path("a.txt").write_bytes(b"x" * (BLOCK - 1) + "日".encode()[:2])
     assert error("a.txt").startswith(f"a.txt: byte {BLOCK - 1} (0xe697) is not valid utf-8")
     Path("b.txt").write_bytes("日本".encode("utf-16")[:-1])
@@ -221,7 +221,7 @@ def test_globs(folder: Path) -> None:
     assert text(str(folder / "?.txt")) == "ab"
     Path(".hidden.txt").touch()
     assert text("**") == "[abcd"
-    assert text("[x].txt") == "[", "an existing file is meant literally"
+    assert text("[x].txt") == "[", "an existing file is not a pattern"
     assert error("*.rst") == "no text in *.rst"
     assert error("dee?") == "no text in dee?", "a folder is not a file"
 
@@ -275,7 +275,7 @@ def test_a_binary_file_named_directly_is_refused() -> None:
 
 
 @pytest.mark.parametrize("keep", [3, 20, -9])
-def test_a_damaged_gz_is_one_line(keep: int) -> None:
+def test_a_damaged_gz_is_an_error(keep: int) -> None:
     Path("a.gz").write_bytes(gzip.compress(os.urandom(50_000).hex().encode())[:keep])
     assert error("a.gz").startswith("a.gz: the compressed file is damaged or incomplete")
     Path("b.gz").write_bytes(b"not compressed at all")
@@ -290,7 +290,7 @@ def test_no_permission_to_read(folder: Path) -> None:
     (folder / "secret.txt").chmod(0)
     (folder / "notes/sub").chmod(0)
     root = os.geteuid() == 0
-    if root:  # root may read everything: be somebody else for a moment
+    if root:  # root may read everything, so become another user
         os.seteuid(65534)
     try:
         assert error("secret.txt") == "secret.txt: cannot be read (Permission denied)"
