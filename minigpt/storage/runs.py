@@ -283,10 +283,7 @@ def record_start(run: Path, step: int, command: Sequence[str], device: str) -> N
 def _commit() -> str | None:
     """Return the commit of the checkout that minigpt runs from, or None if it is installed."""
     root = Path(__file__).parents[2]
+    git = ["git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD"]
     with suppress(OSError):
-        if (root / ".git").exists():
-            found = subprocess.run(
-                ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-            )
-            return found.stdout.strip() or None
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     return None
