@@ -55,7 +55,6 @@ class Runtime:
 
     @property
     def model_kernels(self) -> Kernels:
-        """The argument of `GPT.use_kernels`."""
         return KERNELS[self.kernels]
 
     def autocast(self) -> AbstractContextManager[Any]:

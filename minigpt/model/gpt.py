@@ -22,8 +22,6 @@ from minigpt.model.kernels import DEFAULT, Kernels, squared_relu
 LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
 POSITION_BASE = 10_000.0
 
-# --- the parts of a block ----------------------------------------------------------------------------
-
 
 class RMSNorm(nn.RMSNorm):
     """Divide by the root mean square of the last dimension and multiply by learned gains."""
@@ -136,9 +134,6 @@ class Block(nn.Module):
         return out
 
 
-# --- the whole network -------------------------------------------------------------------------------
-
-
 class GPT(nn.Module):
     """Map token ids (B, T) to logits (B, T, V) of the next token at each position."""
 
@@ -227,9 +222,6 @@ def _position_angles(context: int, size: int) -> Tensor:
     """Return each position times each frequency (context, size / 2), in float64."""
     rate = POSITION_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     return torch.arange(context, dtype=torch.float64)[:, None] * rate
-
-
-# --- for those who inspect or train it ---------------------------------------------------------------
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -38,9 +38,6 @@ class Kernels:
     """Rotate each pair (x[i], x[i + D/2]) of x (..., D) by its angle; cos_sin is (2, ..., D/2)."""
 
 
-# --- PyTorch's own -----------------------------------------------------------------------------------
-
-
 def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Return attention by PyTorch's fused kernel."""
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -59,10 +56,6 @@ def apply_rope(x: Tensor, cos_sin: Tensor) -> Tensor:
 
 
 TORCH = Kernels(sdpa_fused, F.dropout, rms_norm, apply_rope)
-"""PyTorch's implementations."""
-
-
-# --- faster on a CPU ---------------------------------------------------------------------------------
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
@@ -153,14 +146,13 @@ def byte_dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def dropout_mask(x: Tensor, probability: float) -> Tensor:
-    """Return a mask in the shape of x: zeros with a probability, the factor that scales up the rest elsewhere.
+    """Return a mask in the shape of x: zero with a probability, elsewhere the factor that scales up the rest.
 
-    The probability is rounded to a multiple of 1/256, between 1/256 and 255/256. PyTorch draws a random number for
-    each element. This draws one for eight elements, a byte for each.
+    PyTorch draws a random number for each element. This draws one for eight elements and uses a byte for each.
     """
     dropped = min(255, max(1, round(256 * probability)))
     drawn = torch.randint(-(2**63), 2**63 - 1, ((x.numel() + 7) // 8,), device=x.device)
-    kept = drawn.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped
+    kept = drawn.view(torch.uint8)[: x.numel()].view(x.shape) >= dropped  # a byte per element
     return kept.to(x.dtype) * (256 / (256 - dropped))
 
 
@@ -259,7 +251,6 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast, apply_rope_fast)
-"""The faster implementations for a CPU."""
 
 
 def _by_device(name: str) -> Callable[..., Tensor]:
@@ -270,6 +261,5 @@ def _by_device(name: str) -> Callable[..., Tensor]:
 
 
 DEFAULT = Kernels(*(_by_device(field.name) for field in fields(Kernels)))
-"""`CPU` for tensors on the CPU, `TORCH` for all others."""
 KERNELS = {"torch": TORCH, "cpu": CPU}
 """The values of `runtime.kernels`."""
