@@ -6,15 +6,28 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import minigpt
+from minigpt.cli.main import app
 from minigpt.errors import did_you_mean, escape, reason, sanitize_terminal
 
 CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if path.parent.name != "cli"]
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def syntax(command: Any) -> Iterator[str]:
+    """Yield the long options of a command and its subcommands."""
+    yield from (option for param in command.params for option in param.opts if option.startswith("--"))
+    for below in getattr(command, "commands", {}).values():
+        yield from syntax(below)
+
+
 COMMAND_LINE = re.compile(
-    r"(?<![\w-])--[a-z]|\bminigpt (train|sample|eval|attention|inspect|claims|runs|board|bench|data|config)\b"
+    rf"(?<![\w-])({'|'.join(map(re.escape, syntax(COMMANDS)))})(?![\w-])|\bminigpt ({'|'.join(COMMANDS.commands)})\b"
 )
 
 
