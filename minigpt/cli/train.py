@@ -12,7 +12,6 @@ from minigpt.cli.hints import as_argument, resume_command, shell_quote
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
 from minigpt.errors import UnknownCharacterError, UserError
-from minigpt.training.signals import signals_as_exit
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
@@ -64,9 +63,8 @@ def _train(run: Path, prepared: "PreparedRun") -> None:
         probes.append(attention_probe(data))
     saved = runs.checkpoint_steps(run)
     try:
-        with signals_as_exit():
-            outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
-    except (KeyboardInterrupt, SystemExit):
+        outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
+    except KeyboardInterrupt:
         if set(runs.checkpoint_steps(run)) <= set(saved):
             kept = "the run has not changed" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
@@ -112,7 +110,7 @@ def _report(run: Path, outcome: "Outcome") -> None:
         raise typer.Exit(128 + outcome.signal)
     ending = "stopped early" if outcome.is_early else "finished"
     notice(
-        f"{ending} at step {state.step} after {state.seconds:.0f} s, {outcome.evaluation_share:.0%} in evaluation",
+        f"{ending} at step {state.step} after {state.seconds:.0f} s",
         f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}",
     )
     if state.overfitting:

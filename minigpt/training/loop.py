@@ -49,7 +49,7 @@ def train(
     run: Path,
     data: TokenDataset,
     *,
-    resume: Path | None = None,
+    resume: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
 ) -> Outcome:
@@ -62,11 +62,12 @@ def train(
         TrainingError: The loss or gradient is not finite, or the disk refuses to write. Saved checkpoints stay.
         InsufficientMemoryError: The model or the batch does not fit.
     """
-    checkpoint = checkpoints.load_checkpoint(resume) if resume else None
     try:
-        training = Training(config, run, data, checkpoint)
-        quarantined = repair(run, training.state)  # of a finished run, too: its last save may be incomplete
+        training = Training(config, run, data, resume)
+        if newest_step(run) == training.state.step:
+            repair(run, training.state)  # complete the last save, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
+        quarantined = repair(run, training.state)
         with Metrics(run, training.state.step) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")
@@ -146,11 +147,10 @@ class Training:
                 self.save()
         if train.hparams and is_done:
             self.metrics.to_tensorboard("add_hparams", *hparams(self.config, state), run_name=".")
-        share = self.clock.evaluating / max(1e-9, self.clock.session)
         signal = None if is_done else interrupts.signal
-        is_early = not self.length.is_reached(state.step, state.seconds) and is_out_of_patience(self.config, state)
+        is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)
-        return Outcome(state, step_folder(self.run, state.step), signal, share, is_early, settings)
+        return Outcome(state, step_folder(self.run, state.step), signal, is_early, settings)
 
     def step(self) -> None:
         """Make one update. Skip it if it is not finite and `train.on_nonfinite` is "skip".

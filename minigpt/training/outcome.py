@@ -20,8 +20,6 @@ class Outcome:
     checkpoint: Path
     signal: int | None
     """The signal that interrupted the run, if any."""
-    evaluation_share: float
-    """Share of the time of this session that evaluations took."""
     is_early: bool
     """Whether validation stopped improving before the run reached its length."""
     resume_settings: tuple[str, ...]

@@ -9,12 +9,11 @@ from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, ConfigError, UserError, escape
-from minigpt.files import read_text_within
 from minigpt.model.device import pick_device
-from minigpt.storage.metadata import LIMITS, Metadata, verify
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
-from minigpt.text.tokenizer import from_json
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class PreparedRun:
     """The start of a new run's name, before its number."""
     notices: tuple[str, ...]
     """What minigpt chose or skipped, one line each."""
-    checkpoint: Path | None = None
+    checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
 
 
@@ -76,31 +75,28 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         ConfigError: A setting would make it another run.
         TextMismatchError: The text is missing or has changed.
     """
-    checkpoint, metadata, notices = newest_intact(run)
-    stored_config = checkpoint / "config.yaml"
+    checkpoint, notices = newest_intact(run)
     overrides = resolve.parse_overrides(assignments)
     try:
         stored = presets.read_preset(str(run / "config.yaml"))
         resolve.resolve(stored)
     except UserError as error:
-        raise ConfigError(f"{error} (the checkpoint has a copy: {stored_config})") from error
-    resolved = resolve.resolve(stored, overrides)
+        raise ConfigError(f"{error} (the checkpoint has a copy: {checkpoint.path / 'config.yaml'})") from error
+    config = resolve.resolve(stored, overrides).config
     # Compare with the checkpoint's copy, which is hashed: someone may have edited the run's.
-    trained = resolve.from_yaml(read_text_within(stored_config, checkpoint, LIMITS["config.yaml"]), str(stored_config))
-    if changes := resolve.changed_on_resume(trained, resolved.config):
+    if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
-    vocabulary = checkpoint / "tokenizer.json"
-    tokenizer = from_json(read_text_within(vocabulary, checkpoint, LIMITS["tokenizer.json"]), str(vocabulary))
-    data = reload_dataset(resolved.config.data, metadata.corpus.fingerprint, tokenizer)
-    return PreparedRun(resolved.config, data, run.name, (*notices, *data.notices), checkpoint)
+    data = reload_dataset(config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)
+    return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 
-def newest_intact(run: Path) -> tuple[Path, Metadata, list[str]]:
-    """Return the newest intact checkpoint, its metadata, and a line for each newer one that is damaged."""
+def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the newest intact checkpoint, and a line for each newer one that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:
-            return step_folder(run, step), verify(step_folder(run, step)), notices
+            verify(step_folder(run, step))
+            return load_checkpoint(step_folder(run, step)), notices
         except UserError as error:
             notices.append(f"skipping the checkpoint of step {step}: {error}")
     why = f"no checkpoint is intact ({notices[0]})" if notices else "it has no checkpoint"

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -27,7 +27,11 @@ class Interrupts:
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self.previous = _set_handlers([signal.SIGINT, *_end_signals()], self._note)
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            signals = [signal.SIGINT, signal.SIGTERM]
+            if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+                signals.append(SIGHUP)
+            self.previous = {number: signal.signal(number, self._note) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,21 +52,6 @@ class Interrupts:
 
 
 @contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """Within the block, let SIGTERM and SIGHUP raise SystemExit, so that cleanup runs as it does for Ctrl-C."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    previous = _set_handlers(_end_signals(), end)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def ignore_broken_stderr() -> Iterator[None]:
     """Within the block, ignore that a line cannot be written: the reader may be gone, or a disk full."""
     try:
@@ -72,14 +61,3 @@ def ignore_broken_stderr() -> Iterator[None]:
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, 2)
             os.close(devnull)
-
-
-def _end_signals() -> list[int]:
-    """Return the signals that ask a process to end. Under nohup, SIGHUP is not one of them."""
-    return [signal.SIGTERM, *([SIGHUP] if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN else [])]
-
-
-def _set_handlers(numbers: Sequence[int], handler: Any) -> dict[int, Any]:
-    """Set the handler of these signals, in the main thread only. Return the previous handlers."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return {number: signal.signal(number, handler) for number in numbers} if is_main else {}

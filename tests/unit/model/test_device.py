@@ -159,7 +159,7 @@ def test_training_resumes_with_the_recorded_runtime(tmp_path: Path) -> None:
     train(make_config(train__steps=2, runtime__dtype="bfloat16", runtime__threads=1), tmp_path, make_data())
     torch.set_num_threads(2)
     first, second = (tmp_path / f"checkpoints/step-0000000{step}" for step in (2, 4))
-    train(make_config(train__steps=4, **auto), tmp_path, make_data(), resume=first)
+    train(make_config(train__steps=4, **auto), tmp_path, make_data(), resume=load_checkpoint(first))
     assert load_checkpoint(second).metadata.runtime == Runtime("cpu", "bfloat16", False, 1, "cpu").environment()
     assert torch.get_num_threads() == 1
 

@@ -21,6 +21,7 @@ from torch import Tensor
 import minigpt.training.loop as loop
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
+from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import TrainState, read_metadata
 from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
@@ -43,7 +44,7 @@ def go(tmp_path: Path) -> Callable[..., tuple[Path, Outcome]]:
     def start(name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> Any:
         run = tmp_path / name
         run.mkdir(exist_ok=True)
-        checkpoint = step_folder(run, checkpoint_steps(run)[-1]) if resume else None
+        checkpoint = load_checkpoint(step_folder(run, checkpoint_steps(run)[-1])) if resume else None
         return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes)
 
     return start

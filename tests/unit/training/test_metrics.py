@@ -22,6 +22,7 @@ from small_runs import make_config, make_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import TrainState
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
@@ -63,7 +64,7 @@ def line_scalars(run: Path) -> dict[tuple[str, int], float]:
 
 def start(run: Path, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> TrainState:
     run.mkdir(exist_ok=True)
-    checkpoint = step_folder(run, checkpoint_steps(run)[-1]) if resume else None
+    checkpoint = load_checkpoint(step_folder(run, checkpoint_steps(run)[-1])) if resume else None
     return train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes).state
 
 

@@ -12,6 +12,7 @@ from small_runs import ending, make_config, make_data, stop_at
 import minigpt.training.loop as training
 from minigpt.config.schema import RunConfig
 from minigpt.model.device import Runtime, has_compiler
+from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
@@ -40,7 +41,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batch_at", interrupted)
-        resume = step_folder(run, steps[-1]) if steps else None
+        resume = load_checkpoint(step_folder(run, steps[-1])) if steps else None
         return train(config, run, make_data(), resume=resume, probes=probes).signal
 
 

@@ -90,11 +90,11 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
     assert re.findall(r"^skipping the checkpoint of step (\d+): ", done.err, re.M) == [str(step) for step in skipped]
     for step, name, _ in damaged:
         assert not (step > start) or re.search(rf"^skipping .* step {step}: .*{name}", done.err, re.M)
-    kept = sorted(path.name for path in (run / "checkpoints").glob("quarantined-*"))
+    kept = sorted(path.name.rpartition("-")[0] for path in (run / "checkpoints").glob("quarantined-*"))
     assert kept == sorted(f"quarantined-{step_folder(run, step).name}" for step in skipped)
-    assert re.findall(r"^quarantined .*(quarantined-step-\d+)$", done.err, re.M) == kept
+    assert re.findall(r"^quarantined .*(quarantined-step-\d+)-\w+$", done.err, re.M) == kept
     if skipped:
-        aside = run / "checkpoints/quarantined-step-00000006"
+        (aside,) = (run / "checkpoints").glob("quarantined-step-00000006-*")
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
     found, expected = ending(run), ending(saved / "runs/whole")
     assert {key for key in expected if found[key] != expected[key]} == set()
@@ -134,8 +134,8 @@ def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
 @pytest.mark.parametrize("name", [*FILES, METADATA])
 def test_each_file_of_a_checkpoint_decides_whether_it_is_gone_on_from(run: Path, name: str) -> None:
     spoil(run, 6, name)
-    checkpoint, meta, (notice,) = newest_intact(run)
-    assert (checkpoint, meta.step) == (step_folder(run, 4), 4)
+    checkpoint, (notice,) = newest_intact(run)
+    assert (checkpoint.path, checkpoint.metadata.state.step) == (step_folder(run, 4), 4)
     assert notice.startswith("skipping the checkpoint of step 6: ")
     assert name in notice
 
@@ -185,7 +185,7 @@ def test_sample_and_eval_of_what_is_damaged_say_what_to_type(cli: Cli, run: Path
     spoil(run, 6, "model.safetensors")
     for command in (["sample", "stopped", "-l", "3"], ["eval", "stopped"]):
         error = cli(*command, "--checkpoint", "last").error
-        assert "model.safetensors changed since it was written" in error
+        assert "model.safetensors has changed since it was saved" in error
         assert cli(*command, "--checkpoint", "4").code == 0
 
 
@@ -219,4 +219,4 @@ def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) ->
         first.kill()
         first.stderr.read()
     with lock(run):
-        assert newest_intact(run)[1].step >= 6
+        assert newest_intact(run)[0].metadata.state.step >= 6
