@@ -158,7 +158,7 @@ def reason(error: Exception) -> str:
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return the name most similar to `word`, or an empty string."""
-    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.75)), "")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

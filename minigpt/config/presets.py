@@ -1,7 +1,7 @@
 """Presets: shipped ones by name, a user's file by path, and one fitted to the size of a text."""
 
-import os
 from math import inf
+from pathlib import Path
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.resolve import ConfigSource, dotted
@@ -26,19 +26,16 @@ def shipped_preset(name: str) -> ConfigSource:
 
 def read_preset(name: str) -> ConfigSource:
     """Read a YAML file by its path, or a shipped preset by its name."""
-    is_shipped = name in presets() and not os.path.isfile(name)
     try:
-        with open(resource_path("configs", f"{name}.yaml") if is_shipped else name, encoding="utf-8-sig") as file:
-            text = file.read(plain_yaml.LIMIT + 1)  # `parse` refuses a longer text
+        is_shipped = name in presets() and not Path(name).is_file()
+        path = resource_path("configs", f"{name}.yaml") if is_shipped else Path(name)
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
         raise ConfigError(f"no preset and no file is called '{escape(name)}'{hint}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {escape(name)}: {reason(error)}") from error
     return f"{'preset' if is_shipped else 'file'} {name}", dotted(plain_yaml.parse(text, name), name)
-
-
-# --- presets fitted to a text --------------------------------------------------------------------------
 
 
 KEYS = (

@@ -3,17 +3,18 @@
 Later sources win: defaults, then model family, preset, command line.
 """
 
-import difflib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.schema import FAMILIES, RunConfig
-from minigpt.errors import ConfigError, escape
+from minigpt.errors import ConfigError, escape, nearest
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 DEFAULT_STEPS = 2000
@@ -63,12 +64,9 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, entries in tree.items():
         if isinstance(entries, dict):
-            found = {f"{section}.{key}": value for key, value in entries.items()}
-        else:
-            found = {} if entries is None and section in RunConfig.model_fields else {str(section): entries}
-        if duplicates := values.keys() & found.keys():
-            raise ConfigError(f"{escape(origin)}: {escape(min(duplicates))} is set twice")
-        values |= found
+            values |= {f"{section}.{key}": value for key, value in entries.items()}
+        elif entries is not None or section not in RunConfig.model_fields:
+            values[str(section)] = entries
     return values
 
 
@@ -80,13 +78,10 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
     values, known = {}, fields()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        key = key.strip()
         if not equals:
             raise ConfigError(f"expected KEY=VALUE such as model.n_layer=6, got {escape(assignment)!r}")
         annotation = known[key].annotation if key in known else None
         is_list = annotation == tuple[str, ...] and text.startswith("[") and text.endswith("]")
-        if type(None) in get_args(annotation) and not text.strip():  # perhaps an unset shell variable
-            raise ConfigError(f"{escape(assignment)} has no value; {key}=null unsets it")
         is_text = annotation in (str, tuple[str, ...]) and not is_list
         values[key] = text if is_text else plain_yaml.parse(text, key)
     return "command line", values
@@ -108,71 +103,56 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         ConfigError: Lists all unknown keys, wrong values and contradictions.
     """
     family = next((values["model.family"] for _, values in reversed(sources) if "model.family" in values), "modern")
-    values: dict[str, Any] = {f"model.{key}": value for key, value in FAMILIES.get(str(family), {}).items()}
-    origins = dict.fromkeys(values, f"family {family}")
+    defaults = {f"model.{key}": value for key, value in FAMILIES.get(str(family), {}).items()}
+    chosen: dict[str, tuple[Any, str]] = {}
     problems = []
-    for label, source in sources:
-        lengths = [key for key in LENGTHS if source.get(key) is not None]
+    for label, values in ((f"family {family}", defaults), *sources):
+        lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
             problems.append(f"{' and '.join(lengths)} are set together; set one")
         if lengths:
-            for key in LENGTHS:
-                values.pop(key, None)
-                origins.pop(key, None)
-        values |= source
-        origins |= dict.fromkeys(source, label)
-    if all(values.get(key) is None for key in LENGTHS):
-        values["train.steps"] = DEFAULT_STEPS
-        origins.pop("train.steps", None)
-    config, wrong = _validate(values)
-    problems += wrong.values()
-    # A wrong value has its default in `config`, which may contradict a right one: do not report that.
-    found = contradictions(config) if complete else []
-    problems += [line for line in found if not any(key in line for key in wrong)]
+            chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
+        chosen |= {key: (value, label) for key, value in values.items()}
+    if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):
+        chosen["train.steps"] = (DEFAULT_STEPS, "default")
+    tree: dict[str, dict[str, Any]] = {}
+    for key, (value, _) in chosen.items():
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = value
+    try:
+        config = RunConfig.model_validate(tree)
+        problems += contradictions(config) if complete else []
+    except ValidationError as error:
+        problems += _problems(error)
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(f"configuration: {count}{'; '.join(problems)}")
-    return Resolved(config, {key: origins.get(key, "default") for key in fields()})
+    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
 
 
-def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
-    """Return a configuration without the wrong values, and a problem for each of their keys."""
-    known = fields()
-    problems = {key: _unknown_key(key) for key in values if key not in known}
-    tree: dict[str, dict[str, Any]] = {section: {} for section in RunConfig.model_fields}
-    for key, value in values.items():
-        if key in known:
-            section, name = key.split(".")
-            tree[section][name] = value
-    try:
-        return RunConfig.model_validate(tree), problems
-    except ValidationError as error:
-        messages: dict[str, list[str]] = {}
-        for one in error.errors():
-            messages.setdefault(".".join(str(part) for part in one["loc"][:2]), []).append(one["msg"])
-    for key, found in messages.items():
-        section, name = key.split(".")
-        problems[key] = f"{key}: {_wrong_value(found, known[key], tree[section].pop(name))}"
-    return RunConfig.model_validate(tree), problems
-
-
-def _wrong_value(messages: list[str], field: FieldInfo, value: Any) -> str:
-    """Return what is wrong with a value, from the messages of pydantic."""
-    message = messages[0].removeprefix("Value error, ")
-    if "pattern" in message:
-        return f"expected {field.description}"[:-1] + f", got {show(value)}"
-    if len(messages) > 1 or "valid" in message:
-        return f"expected {type_name(field.annotation)}, got {repr(value) if isinstance(value, str) else show(value)}"
-    return f"{message[0].lower()}{message[1:]}, got {show(value)}"
+def _problems(error: ValidationError) -> list[str]:
+    """Return what is wrong with each key."""
+    problems: dict[str, str] = {}
+    for one in error.errors():
+        is_section = len(one["loc"]) == 1  # an unknown one, whose input is a dictionary
+        key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
+        message = re.sub(r"^(Input|String|Tuple) ", "", one["msg"])
+        if one["type"] == "extra_forbidden":
+            problems[key] = _unknown_key(key)
+        elif key in problems and message.startswith("should be '"):  # the alternative to another type
+            problems[key] += message.replace("should be", " or")
+        elif key not in problems:
+            problems[key] = f"{key} is {show(one['input'])[:60]}, but {message}"
+    return list(problems.values())
 
 
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key}: is a section; set a key in it"
-    by_name = {name.split(".")[-1]: name for name in fields()}
-    near = difflib.get_close_matches(key, [*fields(), *RunConfig.model_fields], n=1, cutoff=0.8)
-    near = near or [by_name[name] for name in difflib.get_close_matches(key.split(".")[-1], by_name, n=1, cutoff=0.7)]
-    return f"{escape(key)}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+    names = {name: name for name in (*fields(), *RunConfig.model_fields)}
+    names |= {name.split(".")[-1]: name for name in fields()}
+    near = nearest(key, names)
+    return f"{escape(key)}: unknown key" + (f", did you mean {names[near]}?" if near else "")
 
 
 def contradictions(config: RunConfig) -> list[str]:
@@ -237,16 +217,10 @@ def describe_settings() -> list[tuple[str, str]]:
 
 
 def show(value: Any) -> str:
-    """Return `value` in one line, like in YAML."""
+    """Return `value` in one line, as JSON, but texts and lists of texts without quotes."""
     if isinstance(value, tuple):
         return ", ".join(map(show, value)) or "[]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return value if value and value.isprintable() and " " not in value else repr(value)
-    if isinstance(value, (list, dict)):
-        return "keys below it" if isinstance(value, dict) else "a list" if value else "[]"
-    return str(value)
+    return value if isinstance(value, str) and value.isprintable() and value else json.dumps(value)
 
 
 def type_name(annotation: Any) -> str:
@@ -255,5 +229,7 @@ def type_name(annotation: Any) -> str:
         return "text, or a list of texts"
     if get_origin(annotation) is Literal:
         return " or ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is Annotated:
+        return type_name(get_args(annotation)[0])
     names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
     return names.get(annotation) or " or ".join(map(type_name, get_args(annotation)))

@@ -5,16 +5,10 @@ The docstring of a field appears in --help, in the JSON schema and in docs/confi
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+
+MOST_THREADS = 1024
+"""The most threads that torch supports without a crash."""
 
 
 class Section(BaseModel):
@@ -43,13 +37,6 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _valid_unicode(text: str) -> str:
-    """Reject lone surrogates, which Python makes of invalid bytes: they cannot be encoded as UTF-8."""
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise ValueError("has bytes that are not valid text")
-    return text
-
-
 Texts = Annotated[
     tuple[str, ...],
     BeforeValidator(_one_or_many),
@@ -60,7 +47,7 @@ Texts = Annotated[
 class DataConfig(Section):
     """The text and its tokenizer."""
 
-    source: Texts = ("builtin:python",)
+    source: Texts = Field(("builtin:python",), min_length=1)
     """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME`, or a list."""
     tokenizer: Literal["char", "byte"] = "char"
     """`char`: one token per distinct character of the text. `byte`: one token per byte of UTF-8, for any text."""
@@ -70,13 +57,6 @@ class DataConfig(Section):
     """Validation text, in the forms of `source`. All of `source` is then training text. `[]`: none."""
     encoding: str = "utf-8"
     """Encoding of the text files, by its name in Python."""
-
-    @field_validator("source")
-    @classmethod
-    def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("needs a text")
-        return value
 
 
 class ModelConfig(Section):
@@ -189,7 +169,7 @@ class TrainConfig(Section):
 class SampleConfig(Section):
     """Sampling: the preview at each evaluation, and the defaults of `minigpt sample`."""
 
-    prompt: Annotated[str, AfterValidator(_valid_unicode)] = "\n"
+    prompt: str = Field("\n", max_length=100_000)  # a limit also makes pydantic reject lone surrogates
     """Text to continue."""
     length: int = Field(500, ge=1)
     """Tokens to generate with `minigpt sample`."""
@@ -225,15 +205,8 @@ class RuntimeConfig(Section):
     """Use torch.compile. `auto`: if it saves time within the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
     """`torch`: operations of PyTorch. `cpu`: faster ones for a CPU; the dropout probability is a multiple of 1/256."""
-    threads: int | Literal["auto"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads."""
-
-    @field_validator("threads")
-    @classmethod
-    def _check_threads(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= MOST_THREADS:
-            raise ValueError(f"must be 1 to {MOST_THREADS}")
-        return value
 
 
 class RunConfig(Section):
@@ -258,5 +231,3 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "zero_init": False,
     },
 }
-MOST_THREADS = 1024
-"""The most threads that torch supports without a crash."""

@@ -31,28 +31,23 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
-        keys = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in keys:
-                raise yaml.MarkedYAMLError(problem=f"duplicate key {key!r}", problem_mark=key_node.start_mark)
-            keys.add(key)
+        if len(mapping) < len(node.value):
+            raise yaml.MarkedYAMLError(problem="a key appears twice", problem_mark=node.start_mark)
         return mapping
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quote texts that a reader could take for something else, such as 1e-3."""
+    """Quote all texts but words, so that 1e-3 stays a text."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isidentifier() else '"')
 
 
 _Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
 for _type, _pattern in _TYPES.items():
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(rf"(?:{_pattern})$"), None)
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(rf"(?:{_pattern})$"), None)
 
 
 def parse(text: str, origin: str) -> Any:
