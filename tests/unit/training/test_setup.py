@@ -162,6 +162,16 @@ def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run
     assert contents(run) == before
 
 
+def test_a_resume_of_a_finished_run_completes_its_last_save(cli: Cli, run: Path) -> None:
+    """A kill after the checkpoint is published leaves old pointers and hidden folders."""
+    after = contents(run)
+    (run / "checkpoints/last").write_text("step-00000004\n", encoding="utf-8")
+    (run / "checkpoints/.step-00000002.0123abcd.tmp").mkdir()
+    assert "run stopped is finished" in cli("train", "--resume", "stopped", "-s", "train.steps=6").error
+    assert contents(run) == after
+    assert list((run / "checkpoints").glob(".*")) == []
+
+
 def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
