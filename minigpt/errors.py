@@ -55,34 +55,28 @@ class TextMismatchError(TextError):
     """The text of a resumed run is missing, or is not the text it was trained on."""
 
 
-class RunError(UserError):
-    """A run that cannot be found, made or resumed."""
-
-
 @dataclass(eq=False)
-class RunNotFoundError(RunError):
+class RunNotFoundError(UserError):
     """No run has this name."""
 
-    nearest: str = ""
-    """The most similar name of a run."""
     names: tuple[str, ...] = ()
     """The names of the newest runs."""
 
 
 @dataclass(eq=False)
-class RunExistsError(RunError):
+class RunExistsError(UserError):
     """A run has this name already."""
 
     run: Path
     is_resumable: bool = False
 
 
-class RunLockedError(RunError):
+class RunLockedError(UserError):
     """Another process trains this run."""
 
 
 @dataclass(eq=False)
-class RunFinishedError(RunError):
+class RunFinishedError(UserError):
     """The run has reached its length, or stopped early."""
 
     run: Path
@@ -96,10 +90,6 @@ class CheckpointError(UserError):
 
     intact: tuple[int, ...] = ()
     """Steps of other checkpoints of the run that are intact."""
-
-
-class NonFiniteError(CheckpointError):
-    """A checkpoint whose model computes NaN or infinity."""
 
 
 @dataclass(eq=False)
@@ -137,10 +127,6 @@ class ViewError(UserError):
     """The longest excerpt that it can show."""
 
 
-class OutputError(UserError):
-    """A file that cannot be written."""
-
-
 def escape(name: object) -> str:
     """Escape line breaks and other unprintable characters in `name`, for a one-line message."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))
@@ -156,12 +142,11 @@ def reason(error: Exception) -> str:
     return escape(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """Return the name most similar to `word`, or an empty string."""
-    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.75)), "")
-
-
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string."""
-    near = nearest(word, names)
-    return f"; did you mean {escape(near)}?" if near else ""
+    """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string.
+
+    `word` may lack the start of a name, up to its dot or colon.
+    """
+    known = {part: name for name in names for part in (re.split("[.:]", name)[-1], name)}
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    return f"; did you mean {escape(known[near[0]])}?" if near else ""

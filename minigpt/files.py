@@ -1,11 +1,9 @@
 """Write files that are complete or absent, even after a crash, and read files without trusting them."""
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,29 +13,23 @@ from uuid import uuid4
 
 from minigpt.errors import UserError, escape, reason
 
-if sys.platform == "darwin":
-    import fcntl
-
-BLOCK = 1 << 20
-DAY = 86_400
-TEMPORARY = ".*.tmp"
-"""Pattern of the names that `publish` uses until a file is complete."""
-
 
 @contextmanager
 def publish(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. Rename it to `path` at the end of the block, or remove it on an error.
 
-    The block creates a file or a folder there and flushes each file. A file or folder at `path` is replaced.
+    The block creates a file or a folder of files there. A file or folder at `path` is replaced.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         yield temporary
-        if temporary.is_dir():
-            sync_folder(temporary)
+        is_folder = temporary.is_dir()
+        for part in (*temporary.iterdir(), temporary) if is_folder else (temporary,):
+            sync(part)
+        if is_folder:
             withdraw(path)  # rename does not replace a folder
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     finally:
         remove(temporary)
 
@@ -47,7 +39,7 @@ def withdraw(folder: Path) -> None:
     if folder.is_dir():
         hidden = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
         os.rename(folder, hidden)
-        sync_folder(folder.parent)  # or a power cut could bring back the name without the files
+        sync(folder.parent)  # or a power cut could bring back the name without the files
         remove(hidden)
 
 
@@ -60,52 +52,32 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: Path, pattern: str = TEMPORARY, age: float = DAY) -> None:
-    """Remove temporary files of killed processes: those that match `pattern` and are older than `age` seconds."""
-    for path in folder.glob(pattern):
+def remove_abandoned(folder: Path, age: float = 86_400) -> None:
+    """Remove temporary files of killed processes: those that are older than `age` seconds."""
+    for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if path.lstat().st_mtime <= time.time() - age:
-                sync_folder(folder)  # as in `withdraw`
+                sync(folder)  # as in `withdraw`
                 remove(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file. A crash leaves the old content or the new, never a part."""
     with publish(path) as temporary:
-        write_synced(temporary, text)
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Create a text file and flush it to the disk. It must not exist."""
-    with open(path, "x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        sync(file.fileno())
-
-
-def sync(descriptor: int) -> None:
-    """Flush an open file or folder to the disk."""
-    os.fsync(descriptor)
-    if sys.platform == "darwin":  # fsync stops at the memory of the drive
-        with suppress(OSError):  # some file systems lack this call
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-
-
-def sync_file(path: Path) -> None:
-    """Flush a closed file to the disk."""
-    with open(path, "rb+") as file:
-        sync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, so that new, renamed and removed files survive a power cut."""
-    if os.name != "posix":
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk. New, renamed and removed files then survive a power cut."""
+    is_folder = path.is_dir()
+    if is_folder and os.name != "posix":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
-        sync(descriptor)
+        os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):  # some network file systems cannot
+        # Some network file systems cannot flush a folder.
+        if not is_folder or error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)
@@ -116,7 +88,7 @@ def make_folders(folder: Path) -> None:
     if not folder.is_dir():
         make_folders(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def open_within(path: Path, folder: Path) -> BinaryIO:
@@ -140,10 +112,7 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
 
 def leaves(path: Path, folder: Path) -> bool:
     """Return whether `path` leads out of `folder` through a link."""
-    try:
-        return not path.resolve().is_relative_to(folder.resolve())
-    except RuntimeError:  # a loop of links, before Python 3.13
-        return True
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
@@ -169,11 +138,3 @@ def decode(content: bytes, path: Path) -> str:
 def read_text_within(path: Path, folder: Path, limit: int) -> str:
     """Return the UTF-8 text of a file, read with `read_within`. Raises UserError."""
     return decode(read_within(path, folder, limit), path)
-
-
-def sha256(file: BinaryIO) -> str:
-    """Return the SHA-256 of the rest of an open file, in hexadecimal."""
-    digest = hashlib.sha256()
-    while block := file.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()

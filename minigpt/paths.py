@@ -42,7 +42,5 @@ def resource_path(*parts: str) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be rebuilt: $MINIGPT_CACHE, or else the user's cache. It may not exist."""
-    chosen = os.environ.get("MINIGPT_CACHE")
-    if chosen:
-        return Path(os.path.expanduser(chosen)).absolute()
-    return platformdirs.user_cache_path("minigpt", appauthor=False)
+    chosen = os.environ.get("MINIGPT_CACHE") or platformdirs.user_cache_path("minigpt", appauthor=False)
+    return Path(chosen).expanduser().absolute()

@@ -17,7 +17,6 @@ from minigpt.errors import (
     DownloadError,
     EncodingError,
     InsufficientMemoryError,
-    NonFiniteError,
     RunExistsError,
     RunFinishedError,
     RunNotFoundError,
@@ -84,8 +83,6 @@ def hint(error: UserError, command: str) -> str:
             return "to evaluate on another text: minigpt eval RUN TEXT"
         case TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT"
-        case RunNotFoundError(nearest=name) if name:
-            return f"did you mean {shell_quote(name)}?"
         case RunNotFoundError(names=()):
             return "to train one: minigpt train"
         case RunNotFoundError(names=names):
@@ -98,8 +95,6 @@ def hint(error: UserError, command: str) -> str:
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
-        case NonFiniteError():
-            return "choose another checkpoint with --checkpoint"
         case ViewError(max_tokens=int(count)):
             return f"try --max-tokens {count}"
         case DivergedError():

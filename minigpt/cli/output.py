@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minigpt.errors import OutputError, UserError, escape, reason, sanitize_terminal
+from minigpt.errors import UserError, escape, reason, sanitize_terminal
 from minigpt.training.signals import ignore_broken_stderr
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
     """Check, before any work, that a command can write its output files.
 
     Raises:
-        OutputError: A file cannot be written, belongs to a run, or is `read` or written twice by the command.
+        UserError: A file cannot be written, belongs to a run, or is `read` or written twice by the command.
     """
     from minigpt.paths import containing_run
 
@@ -99,7 +99,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
 
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
-    """Raise OutputError if an output file is a text of the run, which could then not be resumed."""
+    """Raise UserError if an output file is a text of the run, which could then not be resumed."""
     from minigpt.text.sources import open_corpus
 
     existing = [out for out in outs if out is not None and out.is_file()]
@@ -114,7 +114,7 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
 
 
 def write(text: str, out: Path | None = None) -> None:
-    """Write `text` to a file or to stdout. Raises OutputError if the file cannot be written.
+    """Write `text` to a file or to stdout. Raises UserError if the file cannot be written.
 
     A terminal gets no control characters: a model may generate escape sequences.
     """
@@ -125,12 +125,12 @@ def write(text: str, out: Path | None = None) -> None:
 
 
 def write_bytes(content: bytes, out: Path) -> None:
-    """Write a file. Raises OutputError if it cannot be written."""
+    """Write a file. Raises UserError if it cannot be written."""
     try:
         out.write_bytes(content)
     except OSError as error:
         raise _cannot_write(out, reason(error)) from error
 
 
-def _cannot_write(out: Path, why: str) -> OutputError:
-    return OutputError(f"cannot write {escape(out)}: {escape(why)}")
+def _cannot_write(out: Path, why: str) -> UserError:
+    return UserError(f"cannot write {escape(out)}: {escape(why)}")

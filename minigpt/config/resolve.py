@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.schema import FAMILIES, RunConfig
-from minigpt.errors import ConfigError, escape, nearest
+from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 DEFAULT_STEPS = 2000
@@ -149,10 +149,7 @@ def _problems(error: ValidationError) -> list[str]:
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key}: is a section; set a key in it"
-    names = {name: name for name in (*fields(), *RunConfig.model_fields)}
-    names |= {name.split(".")[-1]: name for name in fields()}
-    near = nearest(key, names)
-    return f"{escape(key)}: unknown key" + (f", did you mean {names[near]}?" if near else "")
+    return f"{escape(key)}: unknown key{did_you_mean(key, [*fields(), *RunConfig.model_fields])}"
 
 
 def contradictions(config: RunConfig) -> list[str]:

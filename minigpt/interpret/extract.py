@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.errors import NonFiniteError, UserError
+from minigpt.errors import CheckpointError, UserError
 from minigpt.model.gpt import GPT, Attention, attention_weights, eval_mode
 from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
@@ -58,7 +58,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
     """Run `model` on the tokens `ids` (T,) without dropout and return its activations.
 
     Raises:
-        NonFiniteError: The activations are not finite.
+        CheckpointError: The activations are not finite.
         UserError: Kernel and reference disagree, so the weights would not be the model's own.
     """
     assert 0 < len(ids) <= model.config.context, f"{len(ids)} tokens, the context is {model.config.context}"
@@ -76,7 +76,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
     with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
     if not all(part.isfinite().all() for part in (*residual, logits)):
-        raise NonFiniteError("the model's activations are not finite")
+        raise CheckpointError("the model's activations are not finite")
     dtype = captured[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*captured, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.config.schema import RuntimeConfig, SampleConfig
-from minigpt.errors import NonFiniteError
+from minigpt.errors import CheckpointError
 from minigpt.model.device import Runtime, choose_runtime, configure_torch
 from minigpt.model.gpt import GPT, eval_mode
 from minigpt.sampling.decode import KVCache, decoder
@@ -203,7 +203,7 @@ class _Drawing:
                 seen = self._tensor(np.stack([stream.window for stream in streams]))  # (B, S)
             logits = (self._read(self.cache) if self.cache else self.model(seen)[:, -1:]).float()  # (B, T, V)
             if not bool(logits.isfinite().all()):
-                raise NonFiniteError("the model's outputs are not finite")
+                raise CheckpointError("the model's outputs are not finite")
             B, T, _ = logits.shape
             gumbel = torch.cat([stream.gumbel.of(stream.length - self.begin, T) for stream in streams])  # (B T, V)
             drawn = next_token(logits.flatten(0, 1), seen, self.settings, gumbel).view(B, T)

@@ -4,6 +4,7 @@ A checkpoint is a folder. `save_checkpoint` writes it under a temporary name, fl
 it. So a checkpoint is complete or absent, and any later change to a file is noticed.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingError, UserError, escape, reason
-from minigpt.files import decode, make_folders, publish, sha256, sync_file, write_synced
+from minigpt.files import decode, make_folders, publish
 from minigpt.paths import CHECKPOINTS
 from minigpt.storage.metadata import METADATA, MODEL, OPTIMIZER, Metadata, digest, read_checked, read_metadata, verify
 from minigpt.storage.runs import checkpoint_steps, find_checkpoint, point, prune, step_folder
@@ -74,14 +75,13 @@ def save_checkpoint(
         make_folders(folder.parent)
         with publish(folder) as building:
             building.mkdir()
-            write_synced(building / "config.yaml", to_yaml(config))
-            write_synced(building / "tokenizer.json", tokenizer.to_json())
+            (building / "config.yaml").write_text(to_yaml(config), encoding="utf-8", newline="\n")
+            (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
             for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
                 arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
                 safetensors.numpy.save_file(arrays, building / name)
                 shutil.copymode(building / "config.yaml", building / name)  # safetensors denies access to other users
-                sync_file(building / name)
-            write_synced(building / METADATA, _with_hashes(metadata, building))
+            (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
         point(run, metadata.state)
 
     for pause in (*RETRY_PAUSES, None):
@@ -105,8 +105,7 @@ def _with_hashes(metadata: Metadata, folder: Path) -> str:
     """Return the content of metadata.json, with the hashes of the files in `folder`."""
     fields, hashes = metadata.model_dump(exclude={"sha256"}), {}
     for path in sorted(folder.iterdir()):
-        with open(path, "rb") as file:
-            hashes[path.name] = sha256(file)
+        hashes[path.name] = hashlib.sha256(np.memmap(path, mode="r").data).hexdigest()
     return json.dumps({**fields, "sha256": {**hashes, METADATA: digest(fields)}}, indent=1)
 
 

@@ -19,13 +19,11 @@ from filelock import FileLock, Timeout
 from minigpt import __version__
 from minigpt.errors import (
     CheckpointError,
-    RunError,
     RunExistsError,
     RunLockedError,
     RunNotFoundError,
     UserError,
     escape,
-    nearest,
     reason,
 )
 from minigpt.files import leaves, make_folders, read_within, remove_abandoned, withdraw, write_atomically
@@ -66,11 +64,10 @@ def find_run(name: str) -> Path:
             if is_run(folder):
                 return folder
     if os.path.isfile(Path(name) / METADATA):
-        raise RunError(f"{escape(name)} is a checkpoint; name the run")
-    names = [run.name for run in runs]
+        raise UserError(f"{escape(name)} is a checkpoint; name the run")
     is_last = name == "last"
     problem = f"there is no run in {escape(RUNS.absolute())}" if is_last else f"no run has the name '{escape(name)}'"
-    raise RunNotFoundError(problem, nearest(name, names), tuple(names[-8:]))
+    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 
 def find_checkpoint(name: str, which: str | int | None = None) -> Path:
@@ -171,7 +168,7 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
 
     Raises:
         RunExistsError: The name is taken.
-        RunError: The name is not allowed, or the folder cannot be created.
+        UserError: The name is not allowed, or the folder cannot be created.
     """
     if name is not None:
         check_name(name)
@@ -191,10 +188,10 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
 
 
 def check_name(name: str) -> None:
-    """Raise RunError if a new run cannot have this name."""
+    """Raise UserError if a new run cannot have this name."""
     if not re.fullmatch(r"\w[\w.+ -]*", name) or name in POINTERS:
         allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces; not 'last' or 'best'"
-        raise RunError(f"'{escape(name)}' cannot be the name of a run: use {allowed}")
+        raise UserError(f"'{escape(name)}' cannot be the name of a run: use {allowed}")
     if not _is_free(RUNS / name):
         raise _exists(RUNS / name)
 
@@ -213,7 +210,7 @@ def _claim(folder: Path, held: ExitStack) -> bool:
     except RunLockedError:
         return False
     except OSError as error:
-        raise RunError(f"cannot create a run in {escape(folder.parent.absolute())}: {reason(error)}") from error
+        raise UserError(f"cannot create a run in {escape(folder.parent.absolute())}: {reason(error)}") from error
     if _is_free(folder):
         return True
     held.close()  # another process was faster, and has finished
@@ -232,13 +229,13 @@ def lock(run: Path) -> Iterator[None]:
 
     Raises:
         RunLockedError: Another process trains this run.
-        RunError: The folder has a link through which training would write elsewhere, or cannot be locked.
+        UserError: The folder has a link through which training would write elsewhere, or cannot be locked.
     """
     for path in (*(run / name for name in RUN_FILES), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() and leaves(path, run):
-            raise RunError(f"{escape(path)} is a link out of the run's folder")
+            raise UserError(f"{escape(path)} is a link out of the run's folder")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise RunError(f"{escape(path)} is neither a file nor a folder")
+            raise UserError(f"{escape(path)} is neither a file nor a folder")
     file = run / LOCK
     try:
         with FileLock(file, timeout=0):
@@ -256,7 +253,7 @@ def record_start(run: Path, step: int, command: Sequence[str], device: str) -> N
     """Append to environment.json what the run is started or resumed with.
 
     Raises:
-        RunError: The file is damaged.
+        UserError: The file is damaged.
     """
     path = run / "environment.json"
     try:
@@ -264,7 +261,7 @@ def record_start(run: Path, step: int, command: Sequence[str], device: str) -> N
     except (ValueError, RecursionError):
         starts = None
     if not isinstance(starts, list):
-        raise RunError(f"{escape(path)} is damaged; move it away to resume the run")
+        raise UserError(f"{escape(path)} is damaged; move it away to resume the run")
     starts.append({
         "step": step,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),

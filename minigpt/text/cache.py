@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from minigpt.errors import OutputError, escape, reason
-from minigpt.files import publish, remove_abandoned, sync
+from minigpt.errors import UserError, escape, reason
+from minigpt.files import publish, remove_abandoned
 
 
 @contextmanager
@@ -17,8 +17,6 @@ def cached_file(path: Path) -> Iterator[BinaryIO]:
         remove_abandoned(path.parent)
         with publish(path) as temporary, open(temporary, "xb") as file:
             yield file
-            file.flush()
-            sync(file.fileno())
     except OSError as error:
         problem = f"cannot write to the cache: {escape(error.filename or path)} ({reason(error)})"
-        raise OutputError(f"{problem}; MINIGPT_CACHE can name another folder") from error
+        raise UserError(f"{problem}; MINIGPT_CACHE can name another folder") from error

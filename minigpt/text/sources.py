@@ -18,8 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from uuid import uuid4
 
-from minigpt.errors import EncodingError, TextError, did_you_mean, escape, nearest, reason
-from minigpt.files import remove_abandoned
+from minigpt.errors import EncodingError, TextError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
@@ -105,12 +104,10 @@ def _find(entry: str, encoding: str) -> Corpus:
 
 def _similar(path: Path) -> str:
     """Return a hint at a file with a similar name, or at a source whose prefix is missing."""
-    known = [f"builtin:{name}" for name in BUILTINS] + [f"download:{name}" for name in downloads()]
-    names = {name: name for name in known} | {name.partition(":")[2]: name for name in known}
+    names = [f"builtin:{name}" for name in BUILTINS] + [f"download:{name}" for name in downloads()]
     with suppress(OSError):  # the folder is missing too
-        names |= {name: name for name in os.listdir(path.parent)}
-    near = nearest(path.name, names)
-    return f"; did you mean {escape(names[near])}?" if near else ""
+        names += os.listdir(path.parent)
+    return did_you_mean(path.name, names)
 
 
 # --- files, folders and globs --------------------------------------------------------------------------
@@ -224,8 +221,7 @@ def _builtin(name: str) -> Corpus:
 
 def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
     """Copy bytes to a file in the cache, and delete it when this process ends."""
-    path = cache_folder() / f"temporary-{uuid4().hex}.txt"
-    remove_abandoned(path.parent, "temporary-*.txt")
+    path = cache_folder() / f".{uuid4().hex}.tmp"
     atexit.register(path.unlink, missing_ok=True)
     with cached_file(path) as file:
         file.writelines(chunks)

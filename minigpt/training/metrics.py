@@ -13,7 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
-from minigpt.files import sync
 from minigpt.training.signals import ignore_broken_stderr
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
@@ -89,7 +88,7 @@ class Metrics:
         self.to_tensorboard("flush")
         if not self.is_silent and self._write_pending():
             try:
-                sync(self.lines.fileno())
+                os.fsync(self.lines.fileno())
             except OSError as error:
                 self._complain(error)
 

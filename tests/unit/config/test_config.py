@@ -195,8 +195,8 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("model.norm=batch", "model.norm is batch, but should be 'layernorm' or 'rmsnorm'"),
         ("data.source=[]", "data.source is [], but should have at least 1 item after validation, not 0"),
         ("data.source=[1]", "data.source is 1, but should be a valid string"),
-        ("n_layer=6", "n_layer: unknown key, did you mean model.n_layer?"),
-        ("modle.n_layer=6", "modle.n_layer: unknown key, did you mean model.n_layer?"),
+        ("n_layer=6", "n_layer: unknown key; did you mean model.n_layer?"),
+        ("modle.n_layer=6", "modle.n_layer: unknown key; did you mean model.n_layer?"),
         ("optim.learning_rate=1", "optim.learning_rate: unknown key"),
         ("model=6", "model: is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
@@ -265,7 +265,7 @@ def test_an_assignment_needs_an_equals_sign() -> None:
         ("model: {n_layer: " + "9" * 5000 + "}\n", "not valid YAML"),
         ("model: {n_layer: " + "[" * 5000, "not valid YAML: maximum recursion depth"),
         ("model: {? [a] : 1}\n", "not valid YAML: found unhashable key"),
-        ("modle:\n", "modle: unknown key, did you mean model?"),
+        ("modle:\n", "modle: unknown key; did you mean model?"),
         ("model: {1: 2}\n", "model.1: unknown key"),
         ("sample: {prompt: 123}\n", "sample.prompt is 123, but should be a valid string"),
         ("a\0b: 1\n", "not valid YAML"),
@@ -327,7 +327,7 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
     assert rows["model.dropout"] == ("0.1", "command line")
     assert rows["train.steps"] == ("2000", "default")
     assert rows["train.minutes"] == ("null", "default")
-    assert rows["sample.prompt"] == (r"'\n'", "default")
+    assert rows["sample.prompt"] == ('"\\n"', "default")
 
 
 def test_the_last_family_wins_and_other_settings_stay() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command_line import Cli
 
-from minigpt.errors import CheckpointError, RunError, RunExistsError, RunLockedError, RunNotFoundError, UserError
+from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError
 from minigpt.paths import LOCK, containing_run, is_run
 from minigpt.storage.metadata import METADATA, digest
 from minigpt.storage.runs import (
@@ -124,22 +124,21 @@ def test_unusual_names_are_found(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["shakespaere", "xyz", "", ".", "two\nlines", "x" * 5000, "runs"], ids=lambda name: name[:20]
 )
-def test_an_unknown_name_is_one_line_with_the_nearest(name: str) -> None:
+def test_an_unknown_name_is_one_line_with_the_names_of_runs(name: str) -> None:
     with pytest.raises(RunNotFoundError) as error:
         find_run(name)
-    assert (error.value.nearest, error.value.names) == ("", ())
+    assert error.value.names == ()
     make_run("runs/quickstart-1", touched=3e8)
     make_run("runs/shakespeare", (5,), touched=4e8)
     with pytest.raises(RunNotFoundError, match="no run has the name '") as error:
         find_run(name)
     assert "\n" not in str(error.value)
-    assert error.value.nearest == ("shakespeare" if name == "shakespaere" else "")
     assert error.value.names == ("quickstart-1", "shakespeare")
 
 
 def test_a_checkpoint_is_not_a_run() -> None:
     run = make_run("runs/a", (5,))
-    with pytest.raises(RunError, match="is a checkpoint; name the run"):
+    with pytest.raises(UserError, match="is a checkpoint; name the run"):
         find_run(str(step_folder(run, 5)))
 
 
@@ -217,7 +216,7 @@ def test_a_new_run_gets_the_next_free_number() -> None:
 
 @pytest.mark.parametrize("name", ["last", "best", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"])
 def test_a_name_with_another_meaning_is_refused(name: str) -> None:
-    with pytest.raises(RunError, match="cannot be the name of a run: use letters, digits") as error:
+    with pytest.raises(UserError, match="cannot be the name of a run: use letters, digits") as error:
         start(name)
     assert "\n" not in str(error.value)
     assert not Path("runs").exists()
@@ -272,7 +271,7 @@ def test_a_start_that_fails_leaves_its_folder_only_after_training(is_trained: bo
 @pytest.mark.parametrize("name", ["a", None])
 def test_a_folder_that_cannot_be_created_is_one_line(name: str | None) -> None:
     Path("runs").touch()
-    with pytest.raises(RunError, match=r"cannot create a run in .*runs: "):
+    with pytest.raises(UserError, match=r"cannot create a run in .*runs: "):
         start(name)
 
 
@@ -362,7 +361,7 @@ def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: st
     run, outside = make_run("runs/a", (5,)), tmp_path / "outside"
     shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(outside)
-    with pytest.raises(RunError, match="is a link out of the run's folder"):
+    with pytest.raises(UserError, match="is a link out of the run's folder"):
         try_lock(run)
     assert not outside.exists()
 
@@ -371,7 +370,7 @@ def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: st
 def test_a_pipe_instead_of_the_lock_is_refused() -> None:
     run = make_run("runs/a")
     os.mkfifo(run / LOCK)
-    with pytest.raises(RunError, match="is neither a file nor a folder"):
+    with pytest.raises(UserError, match="is neither a file nor a folder"):
         try_lock(run)
 
 
@@ -407,6 +406,6 @@ def test_each_start_is_recorded() -> None:
 def test_a_damaged_environment_file_is_one_line_and_stays(content: str) -> None:
     path = make_run("runs/a") / "environment.json"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(RunError, match=r"environment\.json is damaged; move it away to resume the run"):
+    with pytest.raises(UserError, match=r"environment\.json is damaged; move it away to resume the run"):
         record_start(path.parent, 5, ["minigpt"], "cpu")
     assert path.read_text(encoding="utf-8") == content

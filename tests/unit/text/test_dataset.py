@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 
 from minigpt.config.schema import DataConfig
-from minigpt.errors import OutputError, TextMismatchError, UserError
+from minigpt.errors import TextMismatchError, UserError
 from minigpt.text import dataset as data
 from minigpt.text.corpus import Corpus, scan
 from minigpt.text.sources import open_corpus
@@ -206,7 +206,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     else:
         folder.write_text("", encoding="utf-8")
     monkeypatch.setenv("MINIGPT_CACHE", str(folder / "cache"))
-    with pytest.raises(OutputError, match=r"^cannot write to the cache: .*MINIGPT_CACHE") as caught:
+    with pytest.raises(UserError, match=r"^cannot write to the cache: .*MINIGPT_CACHE") as caught:
         encode(write(tmp_path, "some text"))
     one_line(caught)
 

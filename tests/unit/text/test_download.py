@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from minigpt.errors import DownloadError, OutputError, UserError
+from minigpt.errors import DownloadError, UserError
 from minigpt.paths import cache_folder
 from minigpt.text.download import download, downloads
 from minigpt.text.sources import open_corpus
@@ -233,7 +233,7 @@ def test_parallel_downloads_end_with_one_complete_file(registry: Path) -> None:
 
 def test_a_cache_that_cannot_be_a_folder(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file is in the way", encoding="utf-8")
-    with pytest.raises(OutputError, match=r"cannot write .*cache.*MINIGPT_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write .*cache.*MINIGPT_CACHE"):
         download("whole")
 
 

@@ -148,7 +148,7 @@ def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
 
 def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
     error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
-    assert error == "configuration: train.step: unknown key, did you mean train.steps?"
+    assert error == "configuration: train.step: unknown key; did you mean train.steps?"
     (run / "config.yaml").write_text("train: {step: 8}\n", encoding="utf-8")
     assert "(the checkpoint has a copy: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
 
