@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["GPT", "RunConfig", "UserError", "generate", "load_checkpoint", "load_model"]
+__all__ = ["GPT", "Engine", "RunConfig", "UserError", "generate", "load_checkpoint", "load_model"]
 
 _HOME = {
     "GPT": "model.gpt",
+    "Engine": "sampling.engine",
     "RunConfig": "config.schema",
     "UserError": "errors",
     "generate": "sampling.generate",
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from minigpt.errors import UserError
     from minigpt.model.gpt import GPT
     from minigpt.model.load import load_model
+    from minigpt.sampling.engine import Engine
     from minigpt.sampling.generate import generate
     from minigpt.storage.checkpoint import load_checkpoint
 

@@ -1,4 +1,4 @@
-"""Sampling with and without the KV cache, compared with transformers if it is installed."""
+"""Sampling with NumPy, compared with transformers if it is installed."""
 
 import time
 import warnings
@@ -10,20 +10,22 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from minigpt.bench.report import Report, Round, report
 from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
+from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import ConfigError
-from minigpt.model.gpt import GPT
-from minigpt.model.load import load_model
 from minigpt.model.memory import peak_memory
-from minigpt.sampling.generate import generate_ids, settle
+from minigpt.sampling.engine import Engine
+from minigpt.sampling.generate import generate_ids
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import load_checkpoint
+
+Ints = NDArray[np.int64]
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
@@ -36,9 +38,6 @@ DEFAULTS: ConfigSource = (
         "model.n_head": 6,
         "model.n_embd": 384,
         "model.context": 256,
-        "runtime.device": "cpu",
-        "runtime.dtype": "float32",
-        "runtime.compile": False,
     },
 )
 """The settings of a new model. Its weights are random, which does not change its speed."""
@@ -54,34 +53,23 @@ def run(
     """
     overrides = parse_overrides(assignments)
     for key in overrides[1]:
-        if key not in ("runtime.device", "runtime.threads") and (trained or not key.startswith("model.")):
-            allowed = "runtime.device and runtime.threads"
-            raise ConfigError(
-                f"{key} has no effect on this benchmark; use {allowed}{'' if trained else ', or model.*'}"
-            )
+        if trained or not key.startswith("model."):
+            allowed = "" if trained else "; use model.*"
+            raise ConfigError(f"{key} has no effect on this benchmark{allowed}")
     config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
-    variants = [("minigpt", True), ("minigpt without its cache", False)]
     loaded = load_checkpoint(trained) if trained else None
     if loaded:
-        runtime = config.runtime.model_copy(update={"kernels": loaded.config.runtime.kernels})
-        config = config.model_copy(update={"model": loaded.config.model, "runtime": runtime})
-        vocab_size = loaded.tokenizer.vocab_size
+        config, vocab_size = config.model_copy(update={"model": loaded.config.model}), loaded.tokenizer.vocab_size
     context = config.model.context
     length = length or min(LENGTH, context)
     if length > context:  # beyond the context, the sides would use different windows
         raise ConfigError(f"a length of {length} exceeds the context of {context} (model.context)")
     common = (config, length, num_samples)
     with ExitStack() as stack:
-        sides = [
-            stack.enter_context(
-                start_side(name, f"{__name__}.build_minigpt", *common, loaded and loaded.path, cached, log=log)
-            )
-            for name, cached in variants
-        ]
+        ours = start_side("minigpt", f"{__name__}.build_minigpt", *common, loaded and loaded.path, log=log)
+        sides = [stack.enter_context(ours)]
         if find_spec("transformers"):
-            threads = torch.get_num_threads() if config.runtime.threads == "auto" else config.runtime.threads
-            where = (sides[0].facts["device"], threads)
-            theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, *where, log=log)
+            theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, log=log)
             sides.append(stack.enter_context(theirs))
         else:
             log("transformers is not installed, so the comparison does not include it")
@@ -89,37 +77,33 @@ def run(
         what = f"{shape}, {num_samples} x {length} characters"
         comparison = measure_interleaved(sides, rounds, "characters_per_second", what=what)
         settings = {"run": trained, "model": config.model.model_dump(), "length": length, "num_samples": num_samples}
-        return report("sample", settings, [comparison], sides[0].facts["device"])
+        return report("sample", settings, [comparison], "cpu")
 
 
-def build_minigpt(
-    config: RunConfig, length: int, num_samples: int, path: Path | None, cached: bool, log: Log
-) -> Workload:
-    """Build a side that samples like `minigpt sample`, from the checkpoint at `path` or from a new model."""
-    loaded = load_checkpoint(path) if path else None
-    torch.manual_seed(mix_seed(config.train.seed, "weights"))
-    model = load_model(loaded) if loaded else GPT(config.model, VOCABULARY).eval()
-    runtime = settle(model, config.runtime, num_samples)
-    prompt = torch.zeros(1, dtype=torch.long)
-    how = "with its KV cache" if cached else "without a cache"
+def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path | None, log: Log) -> Workload:
+    """Build the side that samples like `minigpt sample`, from the checkpoint at `path` or with random weights."""
+    if path:
+        engine = Engine(config.model, load_checkpoint(path).weights)
+    else:
+        rng = np.random.default_rng(mix_seed(config.train.seed, "weights"))
+        shapes = parameter_shapes(config.model, VOCABULARY)
+        engine = Engine(config.model, {name: rng.normal(0, 0.02, shape).astype("f4") for name, shape in shapes.items()})
+    prompt = np.zeros(1, dtype=np.int64)
 
-    def sample(length: int, seed: int) -> Tensor:
+    def sample(length: int, seed: int) -> Ints:
         settings = SampleConfig(length=length, seed=seed)
-        steps = generate_ids(model, prompt, settings, num_samples=num_samples, cache=cached)
-        return torch.stack([ids for ids, _ in steps], dim=1)  # (B, length)
+        return np.stack([ids for ids, _ in generate_ids(engine, prompt, settings, num_samples=num_samples)], axis=1)
 
-    facts = {"about": f"{runtime.describe()}, {how}", "device": runtime.device, "threads": runtime.threads}
-    return _measurement(sample, length), facts
+    return _measurement(sample, length), {"about": f"NumPy {np.__version__}, float32, with its KV cache"}
 
 
-def build_transformers(
-    config: RunConfig, length: int, num_samples: int, vocab_size: int, device: str, threads: int, log: Log
-) -> Workload:
+def build_transformers(config: RunConfig, length: int, num_samples: int, vocab_size: int, log: Log) -> Workload:
     """Build the side with a GPT-2 of the same shape in transformers, with its KV cache."""
+    import torch
+
     warnings.simplefilter("ignore")
     transformers = import_module("transformers")
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(threads)
     shape = config.model
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
@@ -131,12 +115,12 @@ def build_transformers(
             bos_token_id=0,
             eos_token_id=None,
         )
-    ).to(device)
-    prompt = torch.zeros(num_samples, 1, dtype=torch.long, device=device)
+    )
+    prompt = torch.zeros(num_samples, 1, dtype=torch.long)
 
-    def sample(length: int, seed: int) -> Tensor:
+    def sample(length: int, seed: int) -> Ints:
         torch.manual_seed(seed)
-        tokens: Tensor = model.eval().generate(
+        tokens = model.eval().generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=True,
@@ -146,28 +130,29 @@ def build_transformers(
             max_new_tokens=length,
             pad_token_id=0,
         )
-        return tokens[:, 1:]
+        sampled: Ints = tokens[:, 1:].numpy()
+        return sampled
 
     about = f"transformers {transformers.__version__}, GPT-2 of this shape, float32, with its KV cache"
     return _measurement(sample, length), {"about": about}
 
 
-def _measurement(sample: Callable[[int, int], Tensor], length: int) -> Callable[[], Round]:
+def _measurement(sample: Callable[[int, int], Ints], length: int) -> Callable[[], Round]:
     """Warm up, and return a function that measures one round. Each round has its own seed."""
     sample(min(length, WARM_UP), 0)
     seeds = count(1)
 
     def measure() -> Round:
         started = time.perf_counter()
-        sampled = sample(length, next(seeds)).cpu()
+        sampled = sample(length, next(seeds))
         elapsed = time.perf_counter() - started
         memory = peak_memory()
         return {
             "seconds": elapsed,
-            "ms_per_character": 1000 * elapsed / sampled.numel(),
-            "characters_per_second": sampled.numel() / elapsed,
-            "characters": sampled.numel(),
-            "crc32": zlib.crc32(sampled.contiguous().numpy().tobytes()),
+            "ms_per_character": 1000 * elapsed / sampled.size,
+            "characters_per_second": sampled.size / elapsed,
+            "characters": sampled.size,
+            "crc32": zlib.crc32(sampled.tobytes()),
             **({"memory_bytes": memory} if memory else {}),
         }
 

@@ -15,6 +15,7 @@ from minigpt.config.presets import presets, shipped_preset
 from minigpt.config.resolve import contradictions, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.model.gpt import Block, make_norm
+from minigpt.model.reference import TorchEngine
 from minigpt.model.size import count_parameters
 from minigpt.sampling.generate import generate
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
@@ -25,7 +26,9 @@ def any_alphabet() -> Finding:
     text = "我想吃酸菜鱼"
     tokenizer, as_bytes = CharTokenizer(text), ByteTokenizer()
     ids, model = tokenizer.encode(text), small_gpt(85, vocab_size=6)
-    generated = "".join(piece.text for piece in generate(model, tokenizer, text[:2], SampleConfig(length=6)))
+    generated = "".join(
+        piece.text for piece in generate(TorchEngine(model), tokenizer, text[:2], SampleConfig(length=6))
+    )
     measured = (
         f"{text} has the ids {', '.join(map(str, ids))} or {len(as_bytes.encode(text))} bytes, and decodes to "
         f"{tokenizer.decode(ids)}; after {text[:2]} an untrained model generates {generated}"

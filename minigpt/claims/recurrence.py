@@ -23,6 +23,7 @@ from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs,
 from minigpt.config.schema import SampleConfig
 from minigpt.model.gpt import attention_weights
 from minigpt.model.kernels import TORCH
+from minigpt.model.reference import TorchEngine
 from minigpt.sampling.generate import generate_ids
 
 WIDTH, STEPS = 32, 64
@@ -162,7 +163,12 @@ def steps_counted() -> Finding:
 
     steps = [
         len(record_inputs(model.token_embedding, lambda: model(ids[None]))),
-        len(record_inputs(model.token_embedding, lambda: list(generate_ids(model, ids[:1], SampleConfig(length=100))))),
+        len(
+            record_inputs(
+                model.token_embedding,
+                lambda: list(generate_ids(TorchEngine(model), ids[:1].numpy(), SampleConfig(length=100))),
+            )
+        ),
         len(record_inputs(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
         len(record_inputs(cell, lambda: recur(None))),
     ]

@@ -84,14 +84,15 @@ def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     """Return a probe that continues the same prompt at each evaluation, to show progress."""
     from minigpt.model.gpt import GPT
+    from minigpt.model.reference import numpy_engine
     from minigpt.sampling.generate import generate
     from minigpt.training.metrics import Metrics
 
     short = settings.model_copy(update={"length": settings.preview})
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
-        text = "".join(piece.text for piece in generate(model, tokenizer, settings.prompt, short, unknown="replace"))
-        lines = (settings.prompt + text).splitlines()
+        chars = generate(numpy_engine(model), tokenizer, settings.prompt, short, unknown="replace")
+        lines = (settings.prompt + "".join(char.text for char in chars)).splitlines()
         metrics.to_tensorboard("add_text", "sample", "\n".join(f"    {line}" for line in lines), step)  # as code
 
     return probe

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig
+from minigpt.config.shapes import hidden_width
 from minigpt.model.kernels import DEFAULT, Kernels, squared_relu
 
 LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
@@ -70,12 +71,6 @@ class Attention(nn.Module):
             qk = self.kernels.rope(qk, cos_sin[:, :, None, None])
         q, k = qk.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         return q, k, v.squeeze(2).transpose(1, 2)
-
-
-def hidden_width(config: ModelConfig) -> int:
-    """Return the hidden width of the MLP: 4 C. With SwiGLU about 8/3 C, because its gate is a third matrix."""
-    width = 4 * config.n_embd
-    return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

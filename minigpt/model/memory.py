@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from minigpt.config.schema import ModelConfig, RunConfig
+from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
 
 SPARING = 0.8
@@ -117,12 +117,3 @@ def _smaller_micro_batch(config: RunConfig, most: int) -> tuple[str, ...]:
     batch = config.train.batch_size
     sizes = (size for size in range(min(most, batch - 1), 0, -1) if batch % size == 0)
     return tuple(f"train.micro_batch_size={size}" for size in sizes)[:1]
-
-
-def check_sampling(shape: ModelConfig, num_samples: int, length: int, device: str) -> None:
-    """Raise InsufficientMemoryError if there is no memory for so many samples of so many tokens."""
-    each = 4 * (2 * shape.n_layer * shape.n_embd * shape.context + 3 * length)
-    needed, free = num_samples * each, free_memory_bytes(device)
-    if free is not None and needed > free:
-        problem = f"{num_samples} samples need about {needed / 1e9:.0f} GB; {free / 1e9:.0f} GB are free"
-        raise InsufficientMemoryError(problem)

@@ -1,18 +1,15 @@
 """How large a model is, and how much work a training step is."""
 
+import math
+
 from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT, hidden_width
+from minigpt.config.shapes import parameter_shapes
+from minigpt.model.gpt import GPT
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     """Return the number of parameters without building the model."""
-    C, hidden = config.n_embd, hidden_width(config)
-    norm = 2 * C if config.norm == "layernorm" and config.bias else C
-    matrices = [(3 * C, C), (C, C), *[(hidden, C)] * (2 if config.activation == "swiglu" else 1), (C, hidden)]
-    block = 2 * norm + sum(rows * columns + rows * config.bias for rows, columns in matrices)
-    block += config.qk_norm * config.head_size
-    positions = config.context * C if config.position == "learned" else 0
-    return vocab_size * C + positions + config.n_layer * block + norm
+    return sum(math.prod(shape) for shape in parameter_shapes(config, vocab_size).values())
 
 
 def flops_per_token(model: GPT) -> int:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.schema import RunConfig
+from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingError, UserError, escape, reason
 from minigpt.files import decode, make_folders, publish
 from minigpt.paths import CHECKPOINTS
@@ -138,7 +139,16 @@ def _load(path: Path) -> Checkpoint:
     metadata = read_metadata(path)
     config = from_yaml(_read_text(path, "config.yaml", metadata), str(path / "config.yaml"))
     tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
-    return Checkpoint(config, tokenizer, metadata, _read_arrays(path, MODEL, metadata), path)
+    weights = _read_arrays(path, MODEL, metadata)
+    needed = parameter_shapes(config.model, tokenizer.vocab_size)
+    found = {name: array.shape for name, array in weights.items()}
+    for name in sorted(needed | found):
+        if needed.get(name) != found.get(name):
+            has = f"has shape {found[name]}" if name in found else "is missing"
+            needs = f"needs {needed[name]}" if name in needed else "is not part of the model"
+            problem = f"the weights of {escape(path)} do not fit its configuration"
+            raise CheckpointError(f"{problem}: {escape(name)[:80]} {has} and {needs}")
+    return Checkpoint(config, tokenizer, metadata, weights, path)
 
 
 def _read_text(path: Path, name: str, metadata: Metadata) -> str:

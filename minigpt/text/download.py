@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 import yaml
-from tqdm import tqdm
 
 from minigpt.errors import DownloadError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, resource_path
@@ -60,6 +59,8 @@ def download(name: str, timeout: float = 30.0) -> Path:
         name: A key of `downloads()`.
         timeout: Seconds to wait for each response of the server.
     """
+    from tqdm import tqdm  # here, so that `minigpt sample` need not import it
+
     known = downloads()
     if name not in known:
         raise DownloadError(f"no download is named {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")

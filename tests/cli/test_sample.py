@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
 ) -> None:
     """A model trained on terminal recordings generates escape sequences, and a stranger's model may on purpose."""
     text = "a\x1b[2Jb\x07\n\tc\u202e"
-    chars = [sampling.Piece(0, char, -0.5) for char in text]
+    chars = [sampling.SampledChar(0, char, -0.5) for char in text]
     monkeypatch.setattr(sampling, "generate", lambda *_, **__: iter(chars))
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: is_terminal)
     expected = r"a\u001b[2Jb\u0007" + "\n\tc" + r"\u202e" if is_terminal else text
@@ -193,3 +194,22 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == text
     cli("sample", "-p", "do", "-o", tmp_path / "s.txt")
     assert (tmp_path / "s.txt").read_bytes().decode() == f"do{text}\n"
+
+
+@pytest.mark.parametrize("arguments", [["-n", 3, "-t", 0.9], ["-l", 40, "-p", "May", "--top-k", 7]], ids=str)
+def test_both_engines_generate_the_same_text(cli: Cli, arguments: list[Any]) -> None:
+    expected = cli("sample", *arguments)
+    assert expected.code == 0
+    assert cli("sample", *arguments, "--engine", "torch") == expected
+    assert cli("sample", *arguments, "--engine", "torch", "--device", "cpu") == expected
+
+
+def test_a_device_needs_the_torch_engine(cli: Cli) -> None:
+    assert "--engine torch" in cli("sample", "--device", "cpu").error
+
+
+def test_sample_imports_nothing_that_is_slow_to_import(at_home: Path) -> None:
+    code = "import sys; from minigpt.cli.main import main; sys.argv[1:] = ['sample', '-l', '3']\ntry: main()\nfinally: "
+    slow = "{'torch', 'tensorboard', 'tqdm', 'PIL', 'multiprocessing', 'numpy.random'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", f"{code}print({slow})"], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")

@@ -206,8 +206,8 @@ def test_any_change_to_a_file_is_an_error_of_one_line(intact: Path, tmp_path: Pa
     ("change", "problem"),
     [
         ({"norm.weight": np.ones((2, 4), np.float32)}, r"norm\.weight has shape \(2, 4\) and needs \(8,\)"),
-        ({"norm.weight": None}, "it has [0-9,]+ parameters and needs "),
-        ({"more": np.ones(3, np.float32)}, "it has [0-9,]+ parameters and needs "),
+        ({"norm.weight": None}, r"norm\.weight is missing and needs \(8,\)"),
+        ({"more": np.ones(3, np.float32)}, r"more has shape \(3,\) and is not part of the model"),
         ({"norm.weight": np.ones(8)}, r"norm\.weight must contain finite float32 numbers"),
         ({"norm.weight": np.full(8, np.nan, np.float32)}, r"norm\.weight must contain finite float32 numbers"),
     ],

@@ -1,0 +1,39 @@
+"""The names and shapes of a model's parameters."""
+
+import math
+
+from minigpt.config.schema import ModelConfig
+
+
+def hidden_width(config: ModelConfig) -> int:
+    """Return the hidden width of the MLP: 4 C, or for SwiGLU 8 C / 3 rounded up to a multiple of 8.
+
+    SwiGLU's third matrix then costs no extra parameters (Shazeer 2020, https://arxiv.org/abs/2002.05202).
+    """
+    width = 4 * config.n_embd
+    return 8 * math.ceil(width * 2 / 3 / 8) if config.activation == "swiglu" else width
+
+
+def parameter_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter under its name in `GPT.state_dict()`."""
+    C, hidden = config.n_embd, hidden_width(config)
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, C)}
+    if config.position == "learned":
+        shapes["position_embedding.weight"] = (config.context, C)
+    linear = {"attention.qkv": (3 * C, C), "attention.proj": (C, C), "mlp.up": (hidden, C), "mlp.down": (C, hidden)}
+    if config.activation == "swiglu":
+        linear["mlp.gate"] = (hidden, C)
+    norms = ["norm"]
+    for block in (f"blocks.{index}" for index in range(config.n_layer)):
+        norms += [f"{block}.norm1", f"{block}.norm2"]
+        for name, shape in linear.items():
+            shapes[f"{block}.{name}.weight"] = shape
+            if config.bias:
+                shapes[f"{block}.{name}.bias"] = shape[:1]
+        if config.qk_norm:
+            shapes[f"{block}.attention.qk_norm.weight"] = (config.head_size,)
+    for norm in norms:
+        shapes[f"{norm}.weight"] = (C,)
+        if config.bias and config.norm == "layernorm":
+            shapes[f"{norm}.bias"] = (C,)
+    return shapes
