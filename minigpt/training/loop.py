@@ -7,7 +7,7 @@ interrupted and resumed run ends in the same weights, and evaluating, sampling o
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from minigpt.model.memory import as_memory_error, check_batch, check_model, peak
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
-from minigpt.storage.checkpoint import Arrays, Checkpoint
+from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import CorpusInfo, Metadata, TrainState
 from minigpt.storage.runs import newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
@@ -283,8 +283,9 @@ class Training:
             runtime=self.runtime.environment(),
             state=state,
         )
+        model, optimizer = ({key: t.cpu().numpy() for key, t in group.items()} for group in (weights, training))
         checkpoints.save_checkpoint(
-            self.run, self.config, data.tokenizer, metadata, _arrays(weights), _arrays(training), self.metrics.message
+            self.run, self.config, data.tokenizer, metadata, model, optimizer, self.metrics.message
         )
         self.saved_step = state.step
 
@@ -313,8 +314,7 @@ class Training:
         self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
         self.optimizer.zero_grad()
         self.runtime = replace(self.runtime, compile=self.loss != self.mean_loss)
-        if not self.runtime.compile:
-            torch.use_deterministic_algorithms(False)
+        configure_torch(self.runtime)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load the weights and the optimizer state of a checkpoint."""
@@ -353,8 +353,3 @@ class Training:
         figures = f"{', '.join(rates)}, gradient norm {self.gradient_norm:g}, {self.runtime.dtype}"
         problem = f"step {self.state.step}: {problem} ({figures})"
         return DivergedError(problem, self.run, newest_step(self.run), tuple(settings))
-
-
-def _arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Return the tensors as NumPy arrays, without a copy if they are on the CPU."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

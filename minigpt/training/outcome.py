@@ -58,8 +58,6 @@ def resume_settings(config: RunConfig, length: RunLength, state: TrainState) -> 
         settings.append(f"train.minutes={math.ceil(2 * max(length.seconds, state.seconds) / 60)}")
     elif is_reached:
         settings.append(f"train.steps={2 * state.step}")
-    # A longer schedule starts at a higher rate, which raises the loss at first.
-    rate_rises = is_reached and config.optim.schedule != "constant"
-    if is_out_of_patience(config, state) or (rate_rises and config.train.patience):
+    if config.train.patience:  # a longer schedule starts at a higher rate, which raises the loss at first
         settings.append("train.patience=0")
     return tuple(settings)

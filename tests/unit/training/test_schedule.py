@@ -36,7 +36,6 @@ CASES = {
     "early": ({"train__patience": 2}, {"step": 6, "evaluations_since_best": 2}, ("train.patience=0",)),
     # The learning rate rises again, and with it the loss.
     "patience": ({"train__patience": 3}, {"step": 12}, ("train.steps=24", "train.patience=0")),
-    "constant": ({"train__patience": 3, "optim__schedule": "constant"}, {"step": 12}, ("train.steps=24",)),
 }
 
 
