@@ -64,7 +64,7 @@ def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
         corpus = open_corpus(str(path))
         found = scan(corpus)
         scanned = time.perf_counter() - started
-        ids = encode_cached(corpus, found, make_tokenizer("char", "".join(found.counts)))
+        ids = encode_cached(found, make_tokenizer("char", "".join(found.counts)))
         results = _round(path, ids, time.perf_counter() - started)
         results["scan_megabytes_per_second"] = path.stat().st_size / 1e6 / scanned
         del ids  # Windows cannot remove a mapped file

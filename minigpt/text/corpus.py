@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from typing import IO
 import numpy as np
 
 from minigpt.errors import DownloadError, EncodingError, TextError, reason
+from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
 """Bytes per read. A block has at most as many characters."""
@@ -101,6 +102,7 @@ class Corpus:
 class Scan:
     """What one pass over a corpus counts."""
 
+    corpus: Corpus = field(compare=False)
     characters: int
     counts: dict[str, int]
     """Each distinct character, sorted by code point, and how often it occurs."""
@@ -119,12 +121,10 @@ def scan(corpus: Corpus) -> Scan:
             problem = f"{corpus.name}: U+{ord(block[error.start]):04X} is a lone surrogate, not a character"
             raise TextError(problem) from error
         digest.update(utf8)
-        if block.isascii():
-            found = np.bincount(np.frombuffer(utf8, dtype=np.uint8))
-        else:
-            found = np.bincount(np.frombuffer(block.encode("utf-32-le"), dtype="<u4"))
+        found = np.bincount(code_points(block))
         counts[: len(found)] += found
     return Scan(
+        corpus,
         characters=int(counts.sum()),
         counts={chr(point): int(counts[point]) for point in np.flatnonzero(counts)},
         fingerprint=digest.hexdigest(),

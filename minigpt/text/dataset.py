@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +15,6 @@ from minigpt.text.cache import cached_file
 from minigpt.text.corpus import Corpus, Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
-
-LARGE_VOCABULARY = 20_000
-CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,15 @@ class TokenDataset:
 
 def load_dataset(config: DataConfig) -> TokenDataset:
     """Read and encode the text of a new run. If the cache has its tokens, map them instead."""
-    corpora, scans = _scan(config)
-    if len(corpora) == 2:
-        _check_overlap(corpora, scans)
+    scans = _scan(config)
+    files = [{os.path.realpath(part.path) for part in found.corpus.parts} for found in scans]
+    if len(scans) == 2 and (files[0] & files[1] or scans[0].fingerprint == scans[1].fingerprint):
+        raise TextError("data.val_source shares text with data.source, so its loss says nothing about new text")
     tokenizer = make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
-    notices = [notice for corpus in corpora for notice in corpus.notices]
+    notices = [notice for found in scans for notice in found.corpus.notices]
     if returns := sum(found.counts.get("\r", 0) for found in scans):
         notices.append(f"the text has {returns:,} carriage returns (Windows line ends), each a character of its own")
-    if tokenizer.vocab_size > LARGE_VOCABULARY:
-        notices.append(f"the vocabulary has {tokenizer.vocab_size:,} characters; data.tokenizer=byte needs only 256")
-    encoded = [encode_cached(*each, tokenizer) for each in zip(corpora, scans, strict=True)]
+    encoded = [encode_cached(found, tokenizer) for found in scans]
     return replace(_make_dataset(config, encoded, tokenizer, _join(scans)), notices=tuple(notices))
 
 
@@ -79,34 +74,20 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
         if len(encoded) == len(cached):
             return _make_dataset(config, encoded, tokenizer, fingerprint)
     try:
-        corpora, scans = _scan(config)
+        scans = _scan(config)
     except TextError as error:
         origin = "it came from standard input and is no longer in the cache; " if is_from_stdin else ""
         raise TextMismatchError(f"cannot read the text of this run: {origin}{error}") from error
     if _join(scans) != fingerprint:
-        pairs = zip(corpora, scans, fingerprint.split("+"), strict=False)
-        changed = next((corpus for corpus, new, old in pairs if new.fingerprint != old), corpora[-1])
-        raise TextMismatchError(f"{changed.name} is not the text that this run was trained on")
-    encoded = [encode_cached(*each, tokenizer) for each in zip(corpora, scans, strict=True)]
-    return _make_dataset(config, encoded, tokenizer, fingerprint)
+        names = " or ".join(found.corpus.name for found in scans)
+        raise TextMismatchError(f"{names} is not the text that this run was trained on")
+    return _make_dataset(config, [encode_cached(found, tokenizer) for found in scans], tokenizer, fingerprint)
 
 
-def _scan(config: DataConfig) -> tuple[list[Corpus], list[Scan]]:
-    """Open and scan the text, and the validation text if there is one."""
+def _scan(config: DataConfig) -> list[Scan]:
+    """Scan the text, and the validation text if there is one."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    corpora = [open_corpus(source, config.encoding) for source in sources]
-    return corpora, list(map(scan, corpora))
-
-
-def _check_overlap(corpora: list[Corpus], scans: list[Scan]) -> None:
-    """Raise TextError if the validation text has a file of the training text, or is a copy of it."""
-    source, validation = corpora
-    if scans[0].fingerprint == scans[1].fingerprint:
-        raise TextError("data.val_source is the same text as data.source, so its loss says nothing about new text")
-    trained = {name for part in source.parts for name in (part.label, os.path.realpath(part.path))}
-    for part in validation.parts:
-        if part.label in trained or os.path.realpath(part.path) in trained:
-            raise TextError(f"{part.label} is in data.source and in data.val_source, so its loss says nothing")
+    return [scan(open_corpus(source, config.encoding)) for source in sources]
 
 
 def _join(scans: Sequence[Scan]) -> str:
@@ -139,48 +120,34 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Return the tokens of a corpus (N,), in memory."""
-    return np.concatenate([ids for _, ids in _encoded_blocks(corpus, tokenizer, unknown)])
+    return np.concatenate([tokenizer.encode(block, unknown) for block in corpus.blocks()])
 
 
-def encode_cached(corpus: Corpus, scanned: Scan, tokenizer: Tokenizer) -> Ids:
+def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
-        digest, crc32 = hashlib.sha256(), 0
+        digest = hashlib.sha256()
         with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
-            for block, ids in _encoded_blocks(corpus, tokenizer):
-                file.write(ids.data)
-                crc32 = zlib.crc32(ids.data, crc32)
+            for block in scanned.corpus.blocks():
+                file.write(tokenizer.encode(block).data)
                 digest.update(block.encode())
-            file.write(crc32.to_bytes(CRC_BYTES, "little"))
             if digest.hexdigest() != scanned.fingerprint:
-                raise TextError(f"{corpus.name} changed while minigpt read it")
+                raise TextError(f"{scanned.corpus.name} changed while minigpt read it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
         assert tokens is not None, "it was written a moment ago"
     return tokens
 
 
-def _encoded_blocks(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Iterator[tuple[str, Ids]]:
-    offset = 0
-    for block in corpus.blocks():
-        yield block, tokenizer.encode(block, unknown, offset)
-        offset += len(block)
-
-
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
-    """Return the tokens of a text (N,) as a read-only memory map, or None if the cache has no intact ones."""
+    """Return the tokens of a text (N,) as a read-only memory map, or None if the cache does not have them."""
     try:
-        content = np.memmap(_cache_path(fingerprint, tokenizer), dtype=np.uint8, mode="r")
+        # A plain array: each slice of a memmap object costs as much as a small batch.
+        return np.asarray(np.memmap(_cache_path(fingerprint, tokenizer), dtype=tokenizer.dtype, mode="r"))
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
-    tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
-    if zlib.crc32(tokens.data) != int.from_bytes(crc32.tobytes(), "little"):
-        return None
-    # A plain array: each slice of a memmap object costs as much as a small batch.
-    return np.asarray(tokens).view(tokenizer.dtype)
 
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
-    """Return the path of an encoded text: its tokens, then their CRC-32."""
     key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
     return cache_folder() / "encoded" / key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from minigpt.errors import DownloadError, did_you_mean, escape, reason
+from minigpt.errors import DownloadError, did_you_mean, reason
 from minigpt.paths import cache_folder, resource_path
 from minigpt.text.cache import cached_file
 
 CHUNK = 1 << 20
+TIMEOUT = 30.0
+"""Seconds to wait for each response of the server."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,8 @@ def downloads() -> dict[str, Download]:
     return {name: Download(name=name, **entry) for name, entry in registry.items()}
 
 
-def download(name: str, timeout: float = 30.0) -> Path:
-    """Return the path of a named download. Fetch it on first use.
-
-    Args:
-        name: A key of `downloads()`.
-        timeout: Seconds to wait for each response of the server.
-    """
+def download(name: str) -> Path:
+    """Return the path of a named download. Fetch it on first use."""
     from tqdm import tqdm  # here, so that `minigpt sample` need not import it
 
     known = downloads()
@@ -69,7 +65,7 @@ def download(name: str, timeout: float = 30.0) -> Path:
         digest, size = hashlib.sha256(), 0
         bar = tqdm(total=item.bytes, unit="B", unit_scale=True, desc=name, disable=None, leave=False)
         with cached_file(item.path) as file, bar:
-            for chunk in _chunks(item, timeout):
+            for chunk in _chunks(item):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -82,22 +78,14 @@ def download(name: str, timeout: float = 30.0) -> Path:
     return item.path
 
 
-def _chunks(item: Download, timeout: float) -> Iterator[bytes]:
+def _chunks(item: Download) -> Iterator[bytes]:
     """Yield the content of `item.url`, but at most one byte more than it should have."""
     request = urllib.request.Request(item.url, headers={"User-Agent": "minigpt"})
     try:
-        with urllib.request.build_opener().open(request, timeout=timeout) as response:
-            if urlsplit(response.url).scheme not in ("http", "https"):
-                raise DownloadError(f"{item.url} redirects to {escape(response.url)}, which is not a web address")
+        with urllib.request.build_opener().open(request, timeout=TIMEOUT) as response:
             rest = item.bytes + 1
             while chunk := response.read(min(CHUNK, rest)):
                 rest -= len(chunk)
                 yield chunk
     except (OSError, ValueError, http.client.HTTPException) as error:  # a ValueError: a wrong address of a proxy
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        cause = getattr(error, "reason", None)
-        problem = f"cannot download {item.url} ({reason(cause if isinstance(cause, Exception) else error)})"
-        if item.path.is_file():
-            problem += f"; {escape(item.path)} has {item.path.stat().st_size} bytes instead of {item.bytes}"
-        raise DownloadError(problem, item.path) from error
+        raise DownloadError(f"cannot download {item.url} ({reason(error)})", item.path) from error

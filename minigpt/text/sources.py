@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import atexit
 import codecs
-import importlib
 import os
-import stat
 import sys
 import sysconfig
 import tokenize
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from encodings.aliases import aliases
 from itertools import takewhile
 from pathlib import Path
+from pydoc_data.topics import topics
 from uuid import uuid4
 
 from minigpt.errors import EncodingError, TextError, did_you_mean, escape, reason
@@ -33,9 +30,6 @@ BUILTINS = {
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
 }
 
-Skipped = defaultdict[str, set[Path]]
-"""Skipped files and folders by kind, such as "binary file"."""
-
 
 def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
     """Return the corpus of one source, or of several joined in order.
@@ -48,8 +42,6 @@ def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus
         TextError: A source is missing, unreadable or binary, or all of them are empty.
     """
     entries = [sources] if isinstance(sources, str) else list(sources)
-    if not entries:
-        raise TextError("no text was named")
     codec = _codec_name(encoding)
     found = [_find(entry, codec) for entry in entries]
     notices = tuple(notice for corpus in found for notice in corpus.notices)
@@ -69,10 +61,8 @@ def _codec_name(encoding: str) -> str:
         "".encode(encoding)  # a LookupError for codecs that are no text encodings, such as rot13
         codecs.getincrementaldecoder(encoding)
     except (LookupError, ValueError) as error:
-        names = (name.replace("_", "-") for name in aliases.values())
-        raise TextError(f"unknown text encoding {encoding!r}{did_you_mean(encoding.lower(), names)}") from error
-    name = codecs.lookup(encoding).name
-    return "utf-8" if name == "utf-8-sig" else name
+        raise TextError(f"unknown text encoding {encoding!r}") from error
+    return codecs.lookup(encoding).name
 
 
 def _find(entry: str, encoding: str) -> Corpus:
@@ -88,16 +78,15 @@ def _find(entry: str, encoding: str) -> Corpus:
         raise TextError("a text source has an empty name")
     path = Path(os.path.expanduser(entry))
     if _is_glob(entry) and not os.path.exists(path):
-        return _glob(path, encoding)
+        base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
+        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding)
     try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise TextError(f"{escape(entry)}: no such file or folder{_similar(path)}") from error
+        path.stat()
     except (OSError, ValueError) as error:
-        raise TextError(f"{escape(entry)}: cannot be read ({reason(error)})") from error
-    if stat.S_ISDIR(mode):
-        return _folder(path, encoding)
-    if not stat.S_ISREG(mode):
+        raise TextError(f"{escape(entry)}: cannot be read ({reason(error)}){_similar(path)}") from error
+    if path.is_dir():
+        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
+    if not path.is_file():
         raise TextError(f"{escape(entry)}: is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
 
@@ -132,73 +121,43 @@ def _is_binary(head: bytes, encoding: str) -> bool:
     return b"\0" in head
 
 
-def _folder(folder: Path, encoding: str) -> Corpus:
-    """Return the text files in a folder and its subfolders."""
-
-    def fail(error: OSError) -> None:
-        raise TextError(f"{escape(error.filename)}: cannot be read ({reason(error)})") from error
-
-    files: list[Path] = []
-    skipped: Skipped = defaultdict(set)
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not _is_skipped(Path(parent, name), skipped)]
-        files += [path for name in names if not _is_skipped(path := Path(parent, name), skipped)]
-    return _text_files(escape(folder).rstrip("/\\") + "/", files, encoding, skipped)
-
-
 def _is_glob(name: str) -> bool:
     return any(wildcard in name for wildcard in "*?[")
 
 
-def _glob(pattern: Path, encoding: str) -> Corpus:
-    """Return the text files that match a glob, in which `**` stands for any number of folders."""
-    base = Path(*takewhile(lambda part: not _is_glob(part), pattern.parts))
-    relative = pattern.relative_to(base).as_posix()
-    if relative.endswith("**"):
-        relative += "/*"  # before Python 3.13, `**` alone matches only folders
-    try:
-        matches = set(base.glob(relative))
-    except (ValueError, OSError) as error:
-        raise TextError(f"{escape(pattern)}: is not a valid pattern ({reason(error)})") from error
-    skipped: Skipped = defaultdict(set)
-    files = []
-    for path in matches:
-        below_base = [parent for parent in path.parents if base in parent.parents]
-        if not any(_is_skipped(each, skipped) for each in (*reversed(below_base), path)):
-            files.append(path)
-    return _text_files(escape(pattern), files, encoding, skipped)
+def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
+    """Return the text files in `base` that match a glob, in the order of their paths.
 
-
-def _is_skipped(path: Path, skipped: Skipped) -> bool:
-    """Return True for a hidden file or folder, a link, or a run. Record links and runs in `skipped`.
-
-    A link could lead out of the folder, or in a circle.
+    Ignore hidden files and folders. Skip links, which could lead in a circle, runs, HTML pages of minigpt, and binary
+    files, with a notice.
     """
-    if path.name.startswith("."):
-        return True
-    kind = "link" if path.is_symlink() else "minigpt run" if is_run(path) else ""
-    if kind:
-        skipped[kind].add(path)
-    return bool(kind)
-
-
-def _text_files(name: str, files: Sequence[Path], encoding: str, skipped: Skipped) -> Corpus:
-    """Return `files` in the order of their paths, without binary files and minigpt's own HTML pages."""
-    parts = []
-    for path in sorted(filter(Path.is_file, files), key=Path.as_posix):
-        part = Part(escape(path), path, encoding)
-        head = _head(part)
-        if PAGE_MARK in head:
-            skipped["minigpt page"].add(path)
-        elif _is_binary(head, encoding):
-            skipped["binary file"].add(path)
-        else:
-            parts.append(part)
-    notices = (
-        f"{name}: skipped {len(paths)} {kind}{'s' if len(paths) > 1 else ''} (first: {escape(min(paths).name)})"
-        for kind, paths in skipped.items()
-    )
-    return Corpus(name, tuple(parts), tuple(notices))
+    if pattern.endswith("**"):
+        pattern += "/*"  # before Python 3.13, `**` alone matches only folders
+    parts: list[Part] = []
+    skipped: list[Path] = []
+    ignored: set[Path] = set()
+    try:
+        found = {each for path in base.glob(pattern) for each in (path, *path.parents) if base in each.parents}
+        for path in sorted(found, key=Path.as_posix):  # a folder comes before its files
+            part = Part(escape(path), path, encoding)
+            if path.name.startswith(".") or path.parent in ignored:
+                ignored.add(path)
+            elif path.is_symlink() or is_run(path):
+                ignored.add(path)
+                skipped.append(path)
+            elif path.is_dir():
+                os.scandir(path).close()  # glob would ignore a folder without permission
+            elif path.is_file():
+                head = _head(part)
+                if PAGE_MARK in head or _is_binary(head, encoding):
+                    skipped.append(path)
+                else:
+                    parts.append(part)
+    except (ValueError, OSError) as error:
+        place = escape(getattr(error, "filename", None) or name)
+        raise TextError(f"{place}: cannot be read ({reason(error)})") from error
+    notice = f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: "
+    return Corpus(name, tuple(parts), (f"{notice}{escape(skipped[0].name)})",) if skipped else ())
 
 
 # --- standard input and built-in texts -----------------------------------------------------------------
@@ -215,7 +174,7 @@ def _builtin(name: str) -> Corpus:
     if name not in BUILTINS:
         known = ", ".join(BUILTINS)
         raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
-    chunks = _python_sources() if name == "python" else _pydoc_topics()
+    chunks = _python_sources() if name == "python" else (topics[topic].encode() for topic in sorted(topics))
     return Corpus(f"builtin:{name}", (_temporary_copy(f"builtin:{name}", chunks, "utf-8"),))
 
 
@@ -249,12 +208,3 @@ def _python_sources() -> Iterator[bytes]:
         except (SyntaxError, UnicodeDecodeError):
             continue  # some files of the library test how Python handles a wrong encoding
         yield source.encode()
-
-
-def _pydoc_topics() -> Iterator[bytes]:
-    try:
-        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except (ImportError, AttributeError) as error:
-        raise TextError("builtin:pydoc: this Python has no pydoc_data.topics") from error
-    for name in sorted(topics):
-        yield topics[name].encode()

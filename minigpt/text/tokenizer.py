@@ -4,7 +4,6 @@ import codecs
 import json
 import unicodedata
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -24,42 +23,30 @@ class CharTokenizer:
     """One token per distinct character. Ids follow the order of code points."""
 
     def __init__(self, chars: Iterable[str]) -> None:
-        points = np.unique(_code_points("".join(chars)))
-        self.chars = points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        self.chars = "".join(sorted(set(chars)))
         self.vocab_size = len(self.chars)
-        self.dtype = _smallest_dtype(self.vocab_size)
+        self.dtype = np.min_scalar_type(self.vocab_size)
+        points = code_points(self.chars)
         # Ids by code point. The last entry stands for all larger code points, which are unknown.
-        unknown = self.vocab_size
-        self._table = np.full(int(points.max(initial=0)) + 2, unknown, dtype=_smallest_dtype(unknown + 1))
+        self._table = np.full(int(points.max(initial=0)) + 2, self.vocab_size, dtype=self.dtype)
         self._table[points] = np.arange(self.vocab_size)
-        self._ascii_table = self._table.take(np.arange(256), mode="clip").astype(np.uint8).tobytes()
 
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.chars)
-
-    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
+    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
         """Return the ids of `text`.
 
         Args:
             text: The text, or a part of one.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each by the nearest character of the vocabulary.
-            offset: The number of characters before `text`, for the position in an error message.
         """
-        ids: Ids
-        if text.isascii() and self.vocab_size <= np.iinfo(np.uint8).max:
-            ids = np.frombuffer(text.encode("ascii").translate(self._ascii_table), dtype=np.uint8)
-        else:
-            ids = self._table.take(_code_points(text), mode="clip")
+        ids: Ids = self._table.take(code_points(text), mode="clip")
         if not (ids == self.vocab_size).any():
-            return ids.astype(self.dtype, copy=False)
-        missing = list(dict.fromkeys(char for char in text if char not in self._known))
+            return ids
+        missing = [char for char in dict.fromkeys(text) if char not in self.chars]
         if unknown == "error":
-            char, count = missing[0], len(missing) - 1
-            more = f", and {count} other characters" if count > 1 else ", and 1 other character" if count else ""
-            described = f"{_describe(char, offset + text.index(char))} (the nearest known is {self.nearest(char)!r})"
-            raise UnknownCharacterError(f"outside the vocabulary: {described}{more}")
+            others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            described = f"{_describe(missing[0])}, the nearest known is {self.nearest(missing[0])!r}"
+            raise UnknownCharacterError(f"outside the vocabulary: {described}{others}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements))
 
@@ -78,7 +65,7 @@ class CharTokenizer:
     def nearest(self, char: str) -> str:
         """Return the known character most like `char`: its other case, its base letter, or the nearest code point."""
         plain = unicodedata.normalize("NFKD", char.translate(_ASCII_FORMS))[:1]
-        similar = (c for c in (char.swapcase(), plain, plain.swapcase()) if c in self._known)
+        similar = (c for c in (char.swapcase(), plain, plain.swapcase()) if len(c) == 1 and c in self.chars)
         return next(similar, "") or min(self.chars, key=lambda c: abs(ord(c) - ord(char)))
 
     def to_json(self) -> str:
@@ -92,14 +79,13 @@ class ByteTokenizer:
     vocab_size = 256
     dtype = np.uint8
 
-    def encode(self, text: str, unknown: Unknown = "error", offset: int = 0) -> Ids:
+    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
         """Return the bytes of `text`. Only lone surrogates are outside the vocabulary."""
         handler = {"error": "strict", "skip": "ignore", "replace": "replace"}[unknown]
         try:
             return np.frombuffer(text.encode("utf-8", handler), dtype=np.uint8)
         except UnicodeEncodeError as error:
-            described = _describe(text[error.start], offset + error.start)
-            raise UnknownCharacterError(f"outside the vocabulary: {described}") from error
+            raise UnknownCharacterError(f"outside the vocabulary: {_describe(text[error.start])}") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
@@ -143,18 +129,15 @@ def from_json(text: str, origin: str) -> Tokenizer:
 
 def _is_vocabulary(chars: str) -> bool:
     """Return whether `chars` are distinct, sorted, and without lone surrogates."""
-    is_surrogate = any("\ud800" <= char <= "\udfff" for char in chars)
-    return bool(chars) and list(chars) == sorted(set(chars)) and not is_surrogate
+    return bool(chars) and list(chars) == sorted(set(chars.encode(errors="ignore").decode()))
 
 
-def _describe(char: str, index: int) -> str:
-    return f"{char!r} (U+{ord(char):04X} {unicodedata.name(char, 'no name')}) at position {index + 1}"
+def _describe(char: str) -> str:
+    return f"{char!r} (U+{ord(char):04X} {unicodedata.name(char, 'no name')})"
 
 
-def _smallest_dtype(size: int) -> type[np.unsignedinteger[Any]]:
-    """Return the smallest unsigned integer type for ids below `size`."""
-    return next(kind for kind in (np.uint8, np.uint16, np.uint32) if size - 1 <= np.iinfo(kind).max)
-
-
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
+def code_points(text: str) -> Ids:
+    """Return the code point of each character (N,), as bytes if all are ASCII."""
+    if text.isascii():
+        return np.frombuffer(text.encode(), dtype=np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)

@@ -147,10 +147,10 @@ def registry(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> P
     return path
 
 
-def error(name: str, timeout: float = 5.0) -> str:
+def error(name: str) -> str:
     """Return the one line of a download that fails, and check that no file is left."""
     with pytest.raises(UserError) as caught:
-        download(name, timeout)
+        download(name)
     message = str(caught.value)
     assert message.isprintable(), f"not one line: {message!r}"
     if cache_folder().is_dir():
@@ -193,7 +193,7 @@ def test_a_wrong_file_in_the_cache_stays_if_the_download_fails(registry: Path) -
     path = cache_folder() / "downloads" / "refused.txt"
     path.parent.mkdir(parents=True)
     path.write_bytes(BODY[:-7])
-    with pytest.raises(DownloadError, match=rf"has {len(BODY) - 7} bytes instead of {len(BODY)}$") as caught:
+    with pytest.raises(DownloadError, match="Connection refused") as caught:
         download("refused")
     assert caught.value.destination == path
     assert path.read_bytes() == BODY[:-7]
@@ -202,11 +202,12 @@ def test_a_wrong_file_in_the_cache_stays_if_the_download_fails(registry: Path) -
 def test_a_wrong_address_of_a_proxy_is_one_line(registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", "http:/127.0.0.1:9")
-    assert "(proxy URL with no authority" in error("whole")
+    assert "proxy URL with no authority" in error("whole")
 
 
-def test_a_server_that_stops_answering_times_out(registry: Path) -> None:
-    assert "timed out" in error("silent", timeout=0.2)
+def test_a_server_that_stops_answering_times_out(registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.text.download.TIMEOUT", 0.2)
+    assert "timed out" in error("silent")
 
 
 def test_an_archive_is_read_without_unpacking(registry: Path) -> None:

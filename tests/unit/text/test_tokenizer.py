@@ -13,9 +13,9 @@ from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, from_json, make
 ODD = "plain é 😀👩‍👩‍👧 e\u0301 漢字 \0\t\r\n \u2028 \x85 \ufeff \U0010ffff ﬁ İ ß"
 
 
-def error_of(tokenizer: CharTokenizer | ByteTokenizer, text: str, offset: int = 0) -> str:
+def error_of(tokenizer: CharTokenizer | ByteTokenizer, text: str) -> str:
     with pytest.raises(UserError) as caught:
-        tokenizer.encode(text, offset=offset)
+        tokenizer.encode(text)
     assert str(caught.value).isprintable(), "an error is one line"
     return str(caught.value)
 
@@ -55,15 +55,15 @@ def test_the_byte_tokenizer_encodes_any_text(text: str) -> None:
         (1, "uint8"),
         (2, "uint8"),
         (255, "uint8"),
-        (256, "uint8"),
+        (256, "uint16"),
         (257, "uint16"),
-        (65_536, "uint16"),
-        (65_537, "uint32"),
+        (65_535, "uint16"),
+        (65_536, "uint32"),
     ],
 )
 @pytest.mark.parametrize("first", [1, 0xE000])
 def test_ids_have_the_smallest_type(size: int, dtype: str, first: int) -> None:
-    """Around powers of 256 the id of unknown characters needs a larger type than the ids."""
+    """It also holds an id for unknown characters."""
     first = max(first, 0xE000) if size > 50_000 else first  # clear of the surrogates
     chars = [chr(first + i) for i in range(size)]
     tokenizer = CharTokenizer(chars)
@@ -153,21 +153,15 @@ def test_skip_and_replace_change_only_what_is_unknown(text: str, vocabulary: str
 def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
     tokenizer = CharTokenizer("abcde \n")
     assert error_of(tokenizer, "a bé é") == (
-        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE) at position 4 (the nearest known is 'e')"
+        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE), the nearest known is 'e'"
     )
-    assert error_of(tokenizer, "a bé é?").endswith(", and 1 other character")
-    assert error_of(tokenizer, "a bé é?!").endswith(", and 2 other characters")
-
-
-def test_positions_count_from_the_start_of_the_whole_text() -> None:
-    """A text is encoded in blocks, and the position in a block would mislead."""
-    assert "at position 1000003" in error_of(CharTokenizer("ab"), "abc", offset=1_000_000)
-    assert "at position 1000003" in error_of(ByteTokenizer(), "ab\udcff", offset=1_000_000)
+    assert error_of(tokenizer, "a bé é?").endswith(", and 1 more")
+    assert error_of(tokenizer, "a bé é?!").endswith(", and 2 more")
 
 
 def test_a_lone_surrogate_is_unknown() -> None:
     """Python decodes invalid bytes of the command line to lone surrogates."""
-    assert "'\\udcff' (U+DCFF no name) at position 2" in error_of(ByteTokenizer(), "a\udcff")
+    assert "'\\udcff' (U+DCFF no name)" in error_of(ByteTokenizer(), "a\udcff")
     assert bytes(ByteTokenizer().encode("a\udcffb", "skip")) == b"ab"
     assert bytes(ByteTokenizer().encode("a\udcffb", "replace")) == b"a?b"
     assert "U+DCFF" in error_of(CharTokenizer("ab"), "a\udcff")
