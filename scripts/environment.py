@@ -1,6 +1,6 @@
-"""The checkout's own Python environment, `.venv`: made, filled and mended here for quickstart and test.
+"""Create, fill and repair the Python environment of this checkout, `.venv`, for quickstart and test.
 
-Standard library only, and without new syntax, so that an old Python reads as far as its refusal.
+Uses only the standard library, and no new syntax: an old Python must get as far as the message about its version.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-if not (3, 10) <= sys.version_info[:2] <= (3, 14):  # the Pythons that constraints.txt has packages for
+if not (3, 10) <= sys.version_info[:2] <= (3, 14):  # constraints.txt has packages for these
     sys.exit(
-        f"minigpt is set up with Python 3.10 to 3.14, and this is Python {sys.version.split()[0]}: "
-        f"start the script with another one, for example: python3.12 {sys.argv[0]}"
+        f"minigpt needs Python 3.10 to 3.14, and this is Python {sys.version.split()[0]}. "
+        f"Start the script with another Python, for example: python3.12 {sys.argv[0]}"
     )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "minigpt-setup.txt"
 UNFINISHED = "unfinished"
 
-# Without its pyvenv.cfg a half-made environment is the system's Python, which must stay as it is.
+# An environment without its pyvenv.cfg is the system's Python, where nothing may be installed.
 HEALTH = (
     "import sys, pip._internal.cli.main; "
     "sys.exit(sys.prefix == sys.base_prefix or not (3, 10) <= sys.version_info[:2] <= (3, 14))"
@@ -31,31 +31,31 @@ HEALTH = (
 
 
 def program(name: str) -> Path:
-    """Where the environment keeps a program such as `python` or `minigpt`."""
+    """Return the path of a program in the environment, such as `python` or `minigpt`."""
     if os.name == "nt":
         return VENV / "Scripts" / f"{name}.exe"
     return VENV / "bin" / name
 
 
 def prepare(extra: str = "") -> Path:
-    """Bring `.venv` to what pyproject.toml and constraints.txt ask for; return its Python."""
+    """Install what pyproject.toml and constraints.txt ask for into `.venv`, and return its Python."""
     state = STAMP.read_text(encoding="utf-8") if STAMP.is_file() else ""
     if state == UNFINISHED or not _healthy():
         _create()
         state = ""
-    if state not in (_fingerprint(extra), _fingerprint("test")):  # `test` holds all that the others need
+    if state not in (_fingerprint(extra), _fingerprint("test")):  # `test` includes the others
         _install(extra)
     return program("python")
 
 
 def run(*command: "str | Path") -> int:
-    """Print a command, run it in the repository's root, and return its exit code."""
+    """Print a command, run it in the root of the checkout, and return its exit code."""
     print("$", _shown(command), flush=True)
     return _call(*command)
 
 
 def step(*command: "str | Path") -> None:
-    """Run a command that the rest of the script needs: end with its exit code if it fails."""
+    """Run a command. If it fails, end the script with its exit code."""
     code = run(*command)
     if code:
         fail(f"`{_shown(command)}` ended with exit code {code}", code)
@@ -68,12 +68,12 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 
 def _shown(command: "tuple[str | Path, ...]") -> str:
-    """A command as one would type it in the repository's root."""
+    """Return a command as a user would type it in the root of the checkout."""
     return subprocess.list2cmdline([word.relative_to(ROOT) if isinstance(word, Path) else word for word in command])
 
 
 def _healthy() -> bool:
-    """Whether `.venv` holds an isolated, new enough Python with a working pip."""
+    """Return whether `.venv` has an isolated Python of a supported version, with a working pip."""
     try:
         check = subprocess.run([program("python"), "-c", HEALTH], capture_output=True, env=_env())
     except OSError:
@@ -88,14 +88,14 @@ def _create() -> None:
             f"this Python ({sys.executable}) comes without {' and '.join(missing)}; "
             "on Debian and Ubuntu install it with: sudo apt install python3-venv"
         )
-    print("Mending .venv, which is unfinished or broken" if VENV.exists() else "Creating .venv", flush=True)
+    print("Repairing .venv, which is incomplete or broken" if VENV.exists() else "Creating .venv", flush=True)
     code = _call(sys.executable, "-m", "venv", "--clear", VENV)
     if code:
         fail(f"could not create {VENV} (exit code {code})", code)
 
 
 def _install(extra: str) -> None:
-    print("Installing minigpt into .venv (PyTorch is large: the first time takes minutes)", flush=True)
+    print("Installing minigpt into .venv (PyTorch is large, so this takes minutes the first time)", flush=True)
     STAMP.write_text(UNFINISHED, encoding="utf-8")
     target = f".[{extra}]" if extra else "."
     pip = (program("python"), "-m", "pip", "install", "--disable-pip-version-check")
@@ -103,14 +103,14 @@ def _install(extra: str) -> None:
     if code == 0:
         STAMP.write_text(_fingerprint(extra), encoding="utf-8")
         return
-    # Where pip gave up by itself nothing is half-copied: the next try need not start from an empty folder.
+    # If pip gave up on its own, no package is incomplete, and the next attempt can keep the environment.
     if code < 128:
         STAMP.unlink()
     fail(f"installing minigpt's packages failed (pip's exit code {code})", code)
 
 
 def _fingerprint(extra: str) -> str:
-    """What was installed and from where: an editable install also breaks when its checkout moves."""
+    """Return a hash of what is installed. It includes the folder, because an editable install breaks when it moves."""
     digest = hashlib.sha256(os.fsencode(ROOT))
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
@@ -118,7 +118,7 @@ def _fingerprint(extra: str) -> str:
 
 
 def _call(*command: "str | Path") -> int:
-    """Run a command to its end; its exit code, or 130 and 128 + n where Ctrl-C or signal n ended it."""
+    """Run a command. Return its exit code, 130 after Ctrl-C, or 128 + n after signal n."""
     interrupted = False
     with subprocess.Popen(command, cwd=ROOT, env=_env()) as process:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -126,7 +126,7 @@ def _call(*command: "str | Path") -> int:
             try:
                 code = process.wait()
                 break
-            except KeyboardInterrupt:  # the command received it too, and may have a training run to save
+            except KeyboardInterrupt:  # the command receives it too, and may save a run first
                 interrupted = True
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if interrupted and code:
@@ -135,9 +135,9 @@ def _call(*command: "str | Path") -> int:
 
 
 def _env() -> "dict[str, str]":
-    """The caller's environment without what points Python or pip away from `.venv`."""
-    astray = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
-    env = {name: value for name, value in os.environ.items() if name not in astray}
+    """Return the environment variables without those that point Python or pip away from `.venv`."""
+    ignored = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX")
+    env = {name: value for name, value in os.environ.items() if name not in ignored}
     env["VIRTUAL_ENV"] = str(VENV)
     env["PATH"] = str(program("python").parent) + os.pathsep + env.get("PATH", os.defpath)
     return env

@@ -123,7 +123,7 @@ def _first_refused(log: Iterable[powerloss.Record]) -> str:
     for record in log:
         if record.kind == "E" and record.number == errno.ENOSPC:
             name = Path(record.path).name
-            name = "*.safetensors" if name.startswith(".tmp") else re.sub(r"^\.(.+?)\.\w+$", r"\1", name)
+            name = "*.safetensors" if name.startswith(".tmp") else re.sub(r"^\.(.+)\.[0-9a-f]+\.tmp$", r"\1", name)
             return f"first refused: {name}"
     return "with enough space"
 

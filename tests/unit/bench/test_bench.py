@@ -14,8 +14,6 @@ from minigpt.cli.main import app
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.errors import UserError
 
-pytestmark = pytest.mark.alone
-
 SHAPE = ["-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"]
 MIXED = "Grüße, 世界 🎉\r\nthe quick brown fox\n" * 200
 
