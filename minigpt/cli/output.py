@@ -100,11 +100,13 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
     """Raise UserError if an output file is a text of the run, which could then not be resumed."""
+    existing = [out for out in outs if out is not None and out.is_file()]
+    if not existing:
+        return
     from minigpt.text.sources import open_corpus
 
-    existing = [out for out in outs if out is not None and out.is_file()]
     texts: set[str] = set()
-    for source in (*data.source, *data.val_source) if existing else ():
+    for source in (*data.source, *data.val_source):
         if source != "-" and not source.startswith(("builtin:", "download:")):
             with suppress(UserError):  # a missing text cannot be overwritten
                 texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}

@@ -14,8 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
-
 from minigpt import __version__
 from minigpt.errors import (
     CheckpointError,
@@ -231,6 +229,8 @@ def lock(run: Path) -> Iterator[None]:
         RunLockedError: Another process trains this run.
         UserError: The folder has a link through which training would write elsewhere, or cannot be locked.
     """
+    from filelock import FileLock, Timeout  # here, because it imports asyncio, which readers of runs do not need
+
     for path in (*(run / name for name in RUN_FILES), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() and leaves(path, run):
             raise UserError(f"{escape(path)} is a link out of the run's folder")
