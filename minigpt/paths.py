@@ -20,8 +20,7 @@ RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "tensorboard", 
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run."""
     has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
-    checkpoints = folder / CHECKPOINTS
-    return has_settings or (os.path.isdir(checkpoints) and any(checkpoints.glob("step-*")))
+    return has_settings or any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def containing_run(file: Path) -> Path | None:

@@ -5,8 +5,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 4
-
 
 def mix_seed(*key: int | str) -> int:
     """Return a 63-bit seed for `key`, such as `(seed, "epoch", 3)`. Different keys give unrelated seeds."""
@@ -23,7 +21,7 @@ def permute(indices: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int6
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits in each half of an index
     mask = np.uint64((1 << half) - 1)
-    keys = [mix_seed(seed, round_) for round_ in range(ROUNDS)]
+    keys = [mix_seed(seed, round_) for round_ in range(4)]  # one per round
 
     def feistel(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> np.uint64(half), x & mask

@@ -11,7 +11,7 @@ from torch import nn
 
 from minigpt.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
-from minigpt.config.presets import presets, shipped_preset
+from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import contradictions, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.model.gpt import Block, make_norm
@@ -56,7 +56,7 @@ def width_is_a_choice() -> Finding:
     works = [width for width in tried if not contradictions(RunConfig(model=small_config(n_embd=width)))]
     shapes = {tuple(small_gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
     parameters = [f"{count_parameters(small_config(n_layer=6, n_embd=width), 65):,}" for width in works]
-    preset_widths = sorted({resolve(shipped_preset(name)).config.model.n_embd for name in presets()})
+    preset_widths = sorted({resolve(read_preset(name)).config.model.n_embd for name in presets()})
     measured = (
         f"with 4 heads, widths {', '.join(map(str, works))} work and {', '.join(map(str, set(tried) - set(works)))} "
         f"does not; 6 blocks have {', '.join(parameters)} parameters; "

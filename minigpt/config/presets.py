@@ -18,12 +18,6 @@ def presets() -> dict[str, str]:
     return found
 
 
-def shipped_preset(name: str) -> ConfigSource:
-    """Read a shipped preset, even if a file in the current folder has the same name."""
-    _, values = read_preset(str(resource_path("configs", f"{name}.yaml")))
-    return f"preset {name}", values
-
-
 def read_preset(name: str) -> ConfigSource:
     """Read a YAML file by its path, or a shipped preset by its name."""
     try:
