@@ -4,6 +4,7 @@ The window decides which tokens the model sees. Until the text fills the context
 window drops its oldest half each time it is full. A new window starts at position 0, so the engine reads it again.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from minigpt.text.tokenizer import Tokenizer, Unknown
 
 
 class LanguageModel(Protocol):
-    """What `generate` needs of a model: `Engine`, or `TorchEngine` in model/reference.py."""
+    """What `generate` needs from a model: `Engine`, or `TorchEngine` in model/reference.py."""
 
     context: int
 
@@ -54,14 +55,14 @@ def generate(
     stop: Sequence[str] = (),
     unknown: Unknown = "error",
 ) -> Iterator[SampledChar]:
-    """Continue `prompt`, and yield each character as soon as it is certain.
+    """Continue `prompt`, and yield each character as soon as it cannot be part of a stop string.
 
     Args:
         engine: The model.
         tokenizer: The tokenizer of the model.
-        prompt: The text to continue. An empty prompt is a line end.
+        prompt: The text to continue. An empty prompt is treated as a newline.
         settings: Length, temperature, filters and seed. Its prompt is not used.
-        num_samples: How many continuations to generate. Sample i of a seed is the same for any number.
+        num_samples: How many continuations to generate. Sample i depends only on the seed and i.
         stop: A sample ends before the first of these strings.
         unknown: How to handle characters of the prompt outside the vocabulary.
 
@@ -80,7 +81,8 @@ def generate(
         if all(sample.has_ended for sample in samples):
             return
     for sample in samples:
-        yield from sample.pending  # the beginning of a stop string that did not follow
+        if not sample.has_ended:
+            yield from sample.pending  # the beginning of a stop string that was never completed
 
 
 def generate_ids(
@@ -91,27 +93,34 @@ def generate_ids(
     ids = np.empty((num_samples, end), dtype=np.int64)
     ids[:, :begin] = prompt
     generators = [random.Random(mix_seed(settings.seed, "sample", index)) for index in range(num_samples)]
-    first = -1  # the start of the window that the engine has read
+    read_from = -1  # the start of the window that the engine has read
     for length in range(begin, end):
         start = window_start(length, begin, engine.context)
-        logits = engine.step(ids[:, length - 1]) if start == first else engine.start(ids[:, start:length])
+        if start == read_from:
+            logits = engine.step(ids[:, length - 1])
+        else:
+            logits = engine.start(ids[:, start:length])
         if not np.isfinite(logits).all():
             raise CheckpointError("the logits of the model are not finite")
-        first, scores = start, logits.astype(np.float64)
+        read_from, scores = start, logits.astype(np.float64)
         uniform = np.array([generator.random() for generator in generators])
         tokens = ids[:, length] = choose(scores, ids[:, start:length], settings, uniform)
         yield tokens, log_softmax(scores)[np.arange(num_samples), tokens]
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:
-    """Return the index of the first token that the model sees, of `length` tokens."""
-    first = max(0, prompt_length - context)  # of a longer prompt, the window holds the end
-    overflow, stride = max(0, length - first - context), max(1, context // 2)
-    return first + -(-overflow // stride) * stride
+    """Return the index of the first token that the model sees, of `length` tokens.
+
+    With a context of 8 and a short prompt it is 0 up to length 8, 4 for 9 to 12, 8 for 13 to 16, and so on.
+    """
+    first = max(0, prompt_length - context)  # the window holds the end of a longer prompt
+    overflow = max(0, length - first - context)
+    stride = max(1, context // 2)
+    return first + math.ceil(overflow / stride) * stride
 
 
 class _Sample:
-    """The characters of one sample, and the end of its text that may be the beginning of a stop string."""
+    """The characters of one sample, and the tail of its text that may begin a stop string."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.index, self.decode = index, tokenizer.decoder()
@@ -123,17 +132,17 @@ class _Sample:
     def push(self, token: int, logprob: float) -> list[SampledChar]:
         """Append a token, and return the characters that are certain now."""
         self.logprob += logprob
-        for char in self.decode(token):  # of a byte none, or two if it shows that the bytes before it are invalid
+        for char in self.decode(token):  # a byte completes none, one, or two: invalid bytes before it, and itself
             self.pending.append(SampledChar(self.index, char, self.logprob))
             self.logprob = 0.0
         text = "".join(char.text for char in self.pending)
         found = [at for at in map(text.find, self.stop) if at >= 0]
         self.has_ended = bool(found)
-        certain = min(found) if found else len(text) - self._overlap(text)
-        released, self.pending = self.pending[:certain], self.pending[certain:]
-        return released
+        count = min(found) if found else len(text) - self._overlap(text)
+        certain, self.pending = self.pending[:count], self.pending[count:]
+        return certain
 
     def _overlap(self, text: str) -> int:
-        """Return the length of the longest end of `text` that a stop string begins with."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         lengths = (n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
         return max(lengths, default=0)

@@ -18,7 +18,7 @@ def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -
     """Return inputs and targets (B, T) of a training step. They depend on the arguments alone.
 
     An epoch cuts `tokens` into adjacent windows of T tokens and visits each window once, in random order.
-    Each epoch has another order and starts at another offset. It skips at most 2 T tokens.
+    Each epoch has a different order and offset, and skips at most 2 T tokens.
 
     Args:
         tokens: The training tokens, (N,), with N > context.
@@ -27,16 +27,17 @@ def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -
         seed: Seed of the run.
         step: Number of training steps before this one.
     """
-    # Use one window less than fits, so that there is room for a random offset.
+    # Use one window fewer than would fit, so that there is room for a random offset.
     windows = max(1, (len(tokens) - 1) // context - 1)
+    # The run's k-th sequence is window k mod W of epoch k div W, for W windows.
     epochs, indices = np.divmod(step * batch_size + np.arange(batch_size), windows)
     starts = np.empty(batch_size, dtype=np.int64)
     for epoch in np.unique(epochs):
         in_epoch = epochs == epoch
         generator = np.random.default_rng(mix_seed(seed, "epoch", int(epoch)))
         offset = generator.integers(len(tokens) - windows * context)
-        order = mix_seed(seed, "order", int(epoch))
-        starts[in_epoch] = offset + context * permute(indices[in_epoch], windows, order)
+        order_seed = mix_seed(seed, "order", int(epoch))
+        starts[in_epoch] = offset + context * permute(indices[in_epoch], windows, order_seed)
     ids = tokens[starts[:, None] + np.arange(context + 1)]  # (B, T + 1)
     sequences = torch.from_numpy(ids.astype(np.int64))
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
@@ -58,12 +59,12 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
             yield sequences[:, :-1], sequences[:, 1:], new
 
 
-def _windows(targets: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and number of newly scored targets of each window over `targets` targets."""
+def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and number of newly scored targets of each window over `count` targets."""
     scored = 0
-    while scored < targets:
+    while scored < count:
         # The first window scores `context` targets, each later one `stride` more.
-        end = min(scored + (stride if scored else context), targets)
+        end = min(scored + (stride if scored else context), count)
         start = max(0, end - context) if stride < context else scored
         yield start, end, end - scored
         scored = end

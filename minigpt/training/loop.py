@@ -2,6 +2,7 @@
 
 No random state outlives a step: its batch and its dropout masks depend on the seed and the step alone. So an
 interrupted and resumed run ends in the same weights, and evaluating, sampling or saving never changes a weight.
+The exception is a run whose length is given in minutes: its learning rate follows the clock.
 """
 
 import copy
@@ -41,7 +42,8 @@ from minigpt.training.signals import Interrupts
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 RAW = "weights/"
-"""Prefix of the raw weights in a checkpoint whose model is their moving average."""
+"""With a moving average of the weights, model.safetensors has the average, and optimizer.safetensors also has the raw
+weights, with this prefix."""
 
 
 def train(
@@ -65,14 +67,14 @@ def train(
     try:
         training = Training(config, run, data, resume)
         if newest_step(run) == training.state.step:
-            repair(run, training.state)  # complete the last save, even if the run is finished
+            repair(run, training.state)  # complete a save that was killed, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
-        quarantined = repair(run, training.state)
+        quarantined = repair(run, training.state)  # newer checkpoints, which are damaged
         with Metrics(run, training.state.step) as training.metrics:
             for path in quarantined:
-                training.metrics.message(f"quarantined a checkpoint that is no longer part of the run: {path}")
+                training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             training.prepare()
-            # Only now: a resume that is interrupted or does not fit leaves the settings as they were.
+            # Only now, so that a resume that is interrupted or runs out of memory leaves config.yaml unchanged.
             write_atomically(run / "config.yaml", to_yaml(config))
             record_start(run, training.state.step, command, training.runtime.device)
             return training.loop(probes)
@@ -100,7 +102,7 @@ class Training:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
         saved = checkpoint.metadata.runtime if checkpoint else None
         self.state = checkpoint.metadata.state if checkpoint else TrainState()
-        self.saved_step = self.state.step if checkpoint else None
+        self.is_resumed, self.saved_step = checkpoint is not None, self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
         check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
@@ -121,7 +123,7 @@ class Training:
         self.logged = (0.0, 0)  # seconds and tokens at the last log line
         self.speed = ""
         self.drift: list[str] = []
-        """What has changed since the checkpoint was written and so changes the last bits from here on."""
+        """What has changed since the checkpoint was written and may change results from here on."""
         if checkpoint:
             self._restore(checkpoint)
 
@@ -130,17 +132,20 @@ class Training:
         train, state = self.config.train, self.state
         with Interrupts() as interrupts:
             self.clock.restart()
-            if self.saved_step is None:
+            if not self.is_resumed:
                 self.evaluate(probes)
-                self.clock.restart()
-            self.logged, is_done = (self.clock.training, state.tokens_seen), False
+                self.clock.restart()  # the first evaluation does not count
+            self.logged = (self.clock.training, state.tokens_seen)
+            is_done = False
             while not (is_done or interrupts.signal):
                 self.step()
                 is_done = self.length.is_reached(state.step, self.clock.total)
                 if is_done or state.step % train.log_every == 0:
                     self.log()
-                is_best = (is_done or state.step % train.eval_every == 0) and self.evaluate(probes)
-                is_done = is_done or is_out_of_patience(self.config, state)
+                is_best = False
+                if is_done or state.step % train.eval_every == 0:
+                    is_best = self.evaluate(probes)
+                    is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % train.save_every == 0:
                     self.save()
             if self.saved_step != state.step:
@@ -160,7 +165,7 @@ class Training:
         """
         train, state, device = self.config.train, self.state, self.runtime.device
         x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
-        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))  # 0 is the rank of this process
+        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))  # 0: the rank
         self.optimizer.zero_grad()
         self.lr_factor = lr_factor(self.length.progress(state.step, self.clock.total), self.config.optim)
         loss = self._backward(x.to(device), y.to(device))
@@ -202,7 +207,7 @@ class Training:
         return total
 
     def _skip_or_stop(self, loss: float) -> None:
-        """Count a step without an update, or raise DivergedError if the settings allow no more of them."""
+        """Count a step without an update, or raise DivergedError if no more may be skipped."""
         state, train = self.state, self.config.train
         problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
         if train.on_nonfinite == "stop" or state.skipped >= train.max_skipped:
@@ -210,14 +215,14 @@ class Training:
         state.skipped += 1
         self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
         self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
-        self.optimizer.zero_grad()  # histograms of these gradients would fail
+        self.optimizer.zero_grad()  # evaluate() may draw histograms of the gradients, and these would fail
 
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
         state, (seconds_before, tokens_before) = self.state, self.logged
         seconds, tokens = self.clock.training - seconds_before, state.tokens_seen - tokens_before
         self.logged = (self.clock.training, state.tokens_seen)
-        if not state.loss_count:  # every update since then was skipped
+        if not state.loss_count:  # every update since the last log line was skipped
             return
         tokens_per_second = tokens / max(1e-9, seconds)
         characters_per_second = tokens_per_second * self.data.characters_per_token
@@ -269,11 +274,11 @@ class Training:
         state, data = self.state, self.data
         state.seconds = self.clock.total
         self.metrics.flush()
-        weights, training = self.model.state_dict(), self.optimizer.state_dict()
+        weights, optimizer_state = self.model.state_dict(), self.optimizer.state_dict()
         if self.average is not None:
-            training |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
+            optimizer_state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
             weights = self.average.state_dict()
-        if not all(tensor.isfinite().all() for tensor in (*weights.values(), *training.values())):
+        if not all(tensor.isfinite().all() for tensor in (*weights.values(), *optimizer_state.values())):
             raise self._diverged("the weights or the optimizer state are not finite")
         metadata = Metadata(
             characters_seen=round(state.tokens_seen * data.characters_per_token),
@@ -283,7 +288,7 @@ class Training:
             runtime=self.runtime.environment(),
             state=state,
         )
-        model, optimizer = ({key: t.cpu().numpy() for key, t in group.items()} for group in (weights, training))
+        model, optimizer = ({key: t.cpu().numpy() for key, t in group.items()} for group in (weights, optimizer_state))
         checkpoints.save_checkpoint(
             self.run, self.config, data.tokenizer, metadata, model, optimizer, self.metrics.message
         )
@@ -293,39 +298,41 @@ class Training:
         """Report what runs where, check that a batch fits, and compile the loss if chosen."""
         state, log = self.state, self.metrics.message
         log(f"{self.parameters:,} parameters on {self.runtime.describe()}")
-        if self.saved_step is not None:
+        if self.is_resumed:
             log(f"resuming at step {state.step}")
         weights = list(self.model.parameters())
-        missing = 1 if self.optimizer.state_dict() else 3  # gradients, and two averages unless they were loaded
+        missing = (
+            1 if self.optimizer.state_dict() else 3
+        )  # gradients, and the optimizer's two moments unless they were loaded
         fixed = missing * sum(weight.nbytes for weight in weights)
         one = self._example(1, self.config.model.context)
         check_batch(self.config, self.runtime.device, fixed, lambda: self.mean_loss(*one), weights)
+        self.matmul_speed = measure_matmul(self.runtime)
         self.compile()
         if self.drift:
-            log(f"the last bits may differ from an undisturbed run from here on: {', '.join(self.drift)}")
+            log(f"from here on results may differ from an undisturbed run: {', '.join(self.drift)}")
 
     def compile(self) -> None:
-        """Compile the loss if the runtime says so, and measure the matrix speed of the device."""
-        self.matmul_speed = measure_matmul(self.runtime)
+        """Compile the loss if the runtime says so. A resumed run keeps that decision, because it changes the bits."""
         if not self.runtime.compile:
             return
         example = self._example(self.config.train.sequences_at_once, self.config.model.context)
-        is_optional = self.config.runtime.compile == "auto" and self.saved_step is None
+        is_optional = self.config.runtime.compile == "auto" and not self.is_resumed
         self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # compiling ran a backward pass
         self.runtime = replace(self.runtime, compile=self.loss != self.mean_loss)
         configure_torch(self.runtime)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load the weights and the optimizer state of a checkpoint."""
         weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
-        training = {name: torch.tensor(array) for name, array in checkpoints.load_optimizer(checkpoint).items()}
-        raw = {name.removeprefix(RAW): training.pop(name) for name in list(training) if name.startswith(RAW)}
-        if not training and self.state.step > self.state.skipped:
+        state = {name: torch.tensor(array) for name, array in checkpoints.load_optimizer(checkpoint).items()}
+        raw = {name.removeprefix(RAW): state.pop(name) for name in list(state) if name.startswith(RAW)}
+        if not state and self.state.step > self.state.skipped:  # at least one update was made
             raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
         try:
             self.model.load_state_dict(raw or weights)
-            self.optimizer.load_state_dict(training)
+            self.optimizer.load_state_dict(state)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
         if self.average is not None:

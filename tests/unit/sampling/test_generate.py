@@ -211,6 +211,10 @@ def test_each_sample_stops_on_its_own_and_the_last_one_ends_the_work() -> None:
     engine = Recorded(random_engine(vocab_size=3))
     assert texts(engine, "a", tokenizer, stop=stop, **options) == expected
     assert len(engine.calls) < 60
+    only_first = [whole[0][20:28]]  # long enough that no other sample has it
+    expected = [until(text, only_first) for text in whole]
+    assert expected[1:] == whole[1:]
+    assert texts(random_engine(vocab_size=3), "a", tokenizer, stop=only_first, **options) == expected
     assert texts(engine, "a", tokenizer, stop=["never"], **options) == whole
 
 

@@ -104,7 +104,7 @@ def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Pa
 
 # --- drift -------------------------------------------------------------------------------------------
 
-DRIFT = "the last bits may differ from an undisturbed run from here on: "
+DRIFT = "from here on results may differ from an undisturbed run: "
 
 
 def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
