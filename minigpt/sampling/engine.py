@@ -162,6 +162,7 @@ def _activate(h: Array, activation: str) -> Array:
         gate *= h
         np.tanh(gate, out=gate)
     else:
+        assert activation == "gelu_exact", activation
         gate = erf(h * math.sqrt(0.5)).astype(np.float32)
     gate += 1
     gate *= h
