@@ -76,7 +76,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
     with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
     if not all(part.isfinite().all() for part in (*residual, logits)):
-        raise CheckpointError("the model's activations are not finite")
+        raise CheckpointError("the activations of the model are not finite; an earlier checkpoint may work")
     dtype = captured[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*captured, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)

@@ -101,7 +101,7 @@ def generate_ids(
         else:
             logits = engine.start(ids[:, start:length])
         if not np.isfinite(logits).all():
-            raise CheckpointError("the logits of the model are not finite")
+            raise CheckpointError("the logits of the model are not finite; an earlier checkpoint may work")
         read_from, scores = start, logits.astype(np.float64)
         uniform = np.array([generator.random() for generator in generators])
         tokens = ids[:, length] = choose(scores, ids[:, start:length], settings, uniform)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from minigpt.text.cache import cached_file
 from minigpt.text.corpus import Corpus, Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
+
+CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -127,11 +130,14 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
-        digest = hashlib.sha256()
+        digest, crc32 = hashlib.sha256(), 0
         with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
             for block in scanned.corpus.blocks():
-                file.write(tokenizer.encode(block).data)
+                ids = tokenizer.encode(block)
+                file.write(ids.data)
+                crc32 = zlib.crc32(ids.data, crc32)
                 digest.update(block.encode())
+            file.write(crc32.to_bytes(CRC_BYTES, "little"))
             if digest.hexdigest() != scanned.fingerprint:
                 raise TextError(f"{scanned.corpus.name} changed while minigpt read it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
@@ -140,14 +146,19 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
 
 
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
-    """Return the tokens of a text (N,) as a read-only memory map, or None if the cache does not have them."""
+    """Return the tokens of a text (N,) as a read-only memory map, or None if the cache does not have them intact."""
     try:
-        # A plain array: each slice of a memmap object costs as much as a small batch.
-        return np.asarray(np.memmap(_cache_path(fingerprint, tokenizer), dtype=tokenizer.dtype, mode="r"))
+        content = np.memmap(_cache_path(fingerprint, tokenizer), dtype=np.uint8, mode="r")
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
+    tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
+    if zlib.crc32(tokens.data) != int.from_bytes(crc32.tobytes(), "little"):
+        return None
+    # A plain array: each slice of a memmap object costs as much as a small batch.
+    return np.asarray(tokens).view(tokenizer.dtype)
 
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
+    """Return the path of an encoded text: its tokens, then their CRC-32."""
     key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
     return cache_folder() / "encoded" / key

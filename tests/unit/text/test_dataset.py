@@ -82,6 +82,21 @@ def test_a_cached_text_is_not_read_again(tmp_path: Path, cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_file_in_the_cache_is_written_again(tmp_path: Path, cache: Path, damage: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some text " * 50, encoding="utf-8")
+    scanned = scan(open_corpus([str(path)]))
+    tokenizer = CharTokenizer(scanned.counts)
+    expected = data.encode_cached(scanned, tokenizer).copy()
+    (file,) = cache.iterdir()
+    content = bytearray(file.read_bytes())
+    content[7] ^= 1
+    file.unlink()
+    file.write_bytes(content if damage == "flipped" else content[:100])
+    assert np.array_equal(data.encode_cached(scanned, tokenizer), expected)
+
+
 def test_the_cache_key_is_content_and_vocabulary(tmp_path: Path, cache: Path) -> None:
     for name, text in (("a.txt", "same"), ("b.txt", "same"), ("a.txt", "other")):
         tokens, tokenizer = encode(write(tmp_path, text, name))
