@@ -1,9 +1,9 @@
 """Where files are: packaged resources, the cache, and the layout of a run.
 
 runs/NAME/
-  config.yaml  environment.json  metrics.jsonl  tensorboard/
+  config.yaml  environment.jsonl  metrics.jsonl  tensorboard/
   checkpoints/
-    best  last  step-00000500/
+    step-00000500/
 """
 
 import os
@@ -13,13 +13,13 @@ import platformdirs
 
 RUNS = Path("runs")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
-RUN_FILES = ("config.yaml", "environment.json", "metrics.jsonl", "tensorboard", CHECKPOINTS, LOCK)
+RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", "tensorboard", CHECKPOINTS, LOCK)
 """The files and folders that training writes into a run folder."""
 
 
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run."""
-    has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.json"))
+    has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.jsonl"))
     return has_settings or any((folder / CHECKPOINTS).glob("step-*"))
 
 

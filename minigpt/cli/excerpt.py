@@ -69,7 +69,7 @@ def notice_checkpoint(checkpoint: "Checkpoint") -> None:
     """Print the checkpoint's path, step and loss, and a warning if it is untrained."""
     from minigpt.interpret.export import untrained_warning
 
-    loss = checkpoint.metadata.validation_loss
+    loss = checkpoint.metadata.state.validation_loss
     loss_text = "" if loss is None else f", validation loss {loss:.4f}"
     notice(f"{checkpoint.path}: step {checkpoint.metadata.step}{loss_text}")
     if warning := untrained_warning(checkpoint):

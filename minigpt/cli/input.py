@@ -18,5 +18,5 @@ def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
     """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
-    fingerprint = checkpoint.metadata.corpus.fingerprint
+    fingerprint = checkpoint.metadata.fingerprint
     return reload_dataset(checkpoint.config.data, fingerprint, checkpoint.tokenizer).validation

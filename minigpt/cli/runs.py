@@ -45,7 +45,7 @@ def _summary(run: Path) -> dict[str, Any]:
         metadata = read_metadata(step_folder(run, steps[-1])) if steps else None
     return {
         "name": run.name,
-        "corpus": metadata.corpus.name if metadata else None,
+        "corpus": metadata.corpus if metadata else None,
         "parameters": metadata.parameters if metadata else None,
         "step": steps[-1] if steps else None,
         "best_loss": metadata.state.best_loss if metadata else None,
@@ -80,7 +80,7 @@ def _verify_runs(as_json: bool) -> None:
     elif not checked:
         notice(f"there is no run in {RUNS.absolute()}")
     else:
-        table(("run", "file", ""), [(item.run, item.what, item.problem or "intact") for item in checked])
+        table(("run", "file", ""), [(item.run, item.name, item.problem or "intact") for item in checked])
     if damaged := sum(item.problem is not None for item in checked):
         raise UserError(f"{damaged} of {len(checked)} are damaged")
 

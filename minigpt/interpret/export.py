@@ -22,7 +22,7 @@ def untrained_warning(checkpoint: Checkpoint) -> str | None:
     metadata = checkpoint.metadata
     if metadata.step == 0:
         return "This model is untrained (step 0)."
-    uniform, loss = math.log(metadata.vocab_size), metadata.validation_loss
+    uniform, loss = math.log(metadata.vocab_size), metadata.state.validation_loss
     if loss is None or min(loss, metadata.state.train_loss or math.inf) < uniform - LEARNED:
         return None
     return (
@@ -58,7 +58,7 @@ def to_json(
     document = {
         "checkpoint": escape(checkpoint.path),
         "step": checkpoint.metadata.step,
-        "validation_loss": checkpoint.metadata.validation_loss,
+        "validation_loss": checkpoint.metadata.state.validation_loss,
         "text": checkpoint.tokenizer.decode(excerpt.ids),
         "characters": excerpt.characters,
         "source": excerpt.source,

@@ -24,9 +24,8 @@ from minigpt.config.schema import RunConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingError, UserError, escape, reason
 from minigpt.files import decode, make_folders, publish
-from minigpt.paths import CHECKPOINTS
 from minigpt.storage.metadata import METADATA, MODEL, OPTIMIZER, Metadata, digest, read_checked, read_metadata, verify
-from minigpt.storage.runs import checkpoint_steps, find_checkpoint, point, prune, step_folder
+from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, prune, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -59,7 +58,7 @@ def save_checkpoint(
     optimizer: Arrays,
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, point `last` and `best` to the right ones, and remove old ones.
+    """Publish a checkpoint, and then remove old ones.
 
     The best checkpoint and the newest `train.keep_last` stay. A save that fails is repeated from the start.
 
@@ -83,7 +82,6 @@ def save_checkpoint(
                 safetensors.numpy.save_file(arrays, building / name)
                 shutil.copymode(building / "config.yaml", building / name)  # safetensors denies access to other users
             (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
-        point(run, metadata.state)
 
     for pause in (*RETRY_PAUSES, None):
         try:
@@ -92,7 +90,7 @@ def save_checkpoint(
         except (OSError, SafetensorError) as error:
             problem = f"cannot save the checkpoint of step {metadata.step}: {reason(error)}"
             if pause is None:
-                raise TrainingError(problem, run, next(reversed(checkpoint_steps(run)), None)) from error
+                raise TrainingError(problem, run, newest_step(run)) from error
             log(f"{problem}; retry in {pause:.0f} s")
             time.sleep(pause)
     try:
@@ -181,7 +179,7 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
 def _other_intact(path: Path) -> tuple[int, ...]:
     """Return the steps of the other checkpoints of the same run that are intact."""
     run, intact = path.parent.parent, list[int]()
-    for step in checkpoint_steps(run) if path.parent.name == CHECKPOINTS else ():
+    for step in checkpoint_steps(run):
         if step_folder(run, step) != path:
             with suppress(UserError):
                 verify(step_folder(run, step))

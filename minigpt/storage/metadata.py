@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,17 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config import yaml
 from minigpt.config.schema import MOST_THREADS
-from minigpt.errors import CheckpointError, InsufficientMemoryError, escape
+from minigpt.errors import CheckpointError, escape
 from minigpt.files import read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, "config.yaml", "tokenizer.json")
 """The files of a checkpoint that have a hash in its metadata."""
-LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20}
+LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20, "environment.jsonl": 16 << 20}
 """The largest size of each text file, in bytes. A tokenizer with all of Unicode has 13 MB."""
-OPTIMIZER_ARRAYS, HEADER = 3, 1 << 20
-"""The most arrays per parameter in the optimizer's file (two moving averages, and the raw weights with an EMA),
-and the largest header of a safetensors file, in bytes."""
+ARRAYS, HEADER = 3, 1 << 20
+"""The most float32 arrays per parameter in a safetensors file (two moving averages, and the raw weights with an EMA),
+and its largest header, in bytes."""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -84,13 +83,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class CorpusInfo(_Part):
-    """The text a model was trained on."""
-
-    name: str
-    fingerprint: str
-
-
 class Environment(_Part):
     """Everything outside the configuration that affects the last bits of a result."""
 
@@ -114,10 +106,12 @@ class Metadata(_Part):
     """The content of metadata.json."""
 
     format: Literal[1] = 1
-    characters_seen: Count
-    corpus: CorpusInfo
+    corpus: str
+    """The names of the training texts."""
+    fingerprint: str
+    """The hash of the training and validation tokens."""
     vocab_size: Annotated[Count, Field(ge=1)]
-    parameters: Annotated[Count, Field(ge=1)]
+    parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot take all memory
     runtime: Environment
     state: TrainState
     sha256: dict[str, str] = Field(default_factory=dict)
@@ -127,16 +121,6 @@ class Metadata(_Part):
     def step(self) -> int:
         """The step of the checkpoint."""
         return self.state.step
-
-    @property
-    def validation_loss(self) -> float | None:
-        """The last validation loss, which may be some steps old."""
-        return self.state.validation_loss
-
-
-def step_name(step: int) -> str:
-    """Return the name of the folder with the checkpoint of `step`."""
-    return f"step-{step:08d}"
 
 
 def digest(fields: Mapping[str, Any]) -> str:
@@ -165,9 +149,6 @@ def read_metadata(checkpoint: Path) -> Metadata:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise CheckpointError(f"{escape(checkpoint / METADATA)} is not valid: {escape(problem)}") from error
-    is_numbered = checkpoint.name.removeprefix("step-").isdecimal()
-    if is_numbered and checkpoint.name != step_name(metadata.step):
-        raise CheckpointError(f"checkpoint {escape(checkpoint)} is damaged: it contains step {metadata.step}")
     return metadata
 
 
@@ -177,16 +158,10 @@ def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
     Raises:
         UserError: The file is missing, too large, or was changed.
     """
-    if not os.path.lexists(checkpoint / name):
-        if name == OPTIMIZER:
-            raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
-        raise CheckpointError(f"checkpoint {escape(checkpoint)} is incomplete: {name} is missing")
-    with suppress(AttributeError, OSError, ValueError):  # Windows does not tell its memory
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 2 * os.path.getsize(checkpoint / name) > memory:
-            raise InsufficientMemoryError(f"{escape(checkpoint / name)} does not fit into memory")
-    arrays = OPTIMIZER_ARRAYS if name == OPTIMIZER else 1
-    content = read_within(checkpoint / name, checkpoint, LIMITS.get(name, 4 * arrays * metadata.parameters + HEADER))
+    if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
+        raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
+    limit = LIMITS.get(name, 4 * ARRAYS * metadata.parameters + HEADER)
+    content = read_within(checkpoint / name, checkpoint, limit)
     if hashlib.sha256(content).hexdigest() != metadata.sha256.get(name):
         raise _changed(checkpoint, name)
     return content

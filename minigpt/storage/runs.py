@@ -6,32 +6,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from uuid import uuid4
 
-from minigpt import __version__
-from minigpt.errors import (
-    CheckpointError,
-    RunExistsError,
-    RunLockedError,
-    RunNotFoundError,
-    UserError,
-    escape,
-    reason,
-)
-from minigpt.files import leaves, make_folders, read_within, remove_abandoned, withdraw, write_atomically
+from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
+from minigpt.files import make_folders, read_within, remove_abandoned, sync, withdraw, write_atomically
 from minigpt.paths import CHECKPOINTS, LOCK, RUN_FILES, RUNS, is_run
-from minigpt.storage.metadata import METADATA, TrainState, step_name
-
-POINTERS = ("last", "best")
-ENVIRONMENT_LIMIT = 16 << 20
-"""The largest environment.json, in bytes. Each start of the run adds about a kilobyte."""
-
+from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, read_metadata
 
 # --- find runs ---------------------------------------------------------------------------------------
 
@@ -56,15 +40,13 @@ def find_run(name: str) -> Path:
     runs = all_runs()
     if name == "last" and runs:
         return runs[-1]
-    is_path = os.path.basename(name) != name
-    for folder in (Path(name), RUNS / name) if is_path else (RUNS / name, Path(name)):
+    for folder in (RUNS / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
         with suppress(OSError):  # the name is too long
             if is_run(folder):
                 return folder
     if os.path.isfile(Path(name) / METADATA):
         raise UserError(f"{escape(name)} is a checkpoint; name the run")
-    is_last = name == "last"
-    problem = f"there is no run in {escape(RUNS.absolute())}" if is_last else f"no run has the name '{escape(name)}'"
+    problem = f"no run has the name '{escape(name)}'" if runs else f"there is no run in {escape(RUNS.absolute())}"
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 
@@ -77,21 +59,19 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         RunNotFoundError: There is no such run.
         CheckpointError: There is no such checkpoint.
     """
-    folder = Path(name)
-    if os.path.isfile(folder / METADATA):
-        if which is not None:
-            raise CheckpointError(f"{escape(name)} is a checkpoint, so it has no checkpoint {escape(which)}")
-        return folder
+    if which is None and os.path.isfile(Path(name) / METADATA):
+        return Path(name)
     if name == "last":  # skip runs that ended before their first checkpoint
         name = next((run.name for run in reversed(all_runs()) if checkpoint_steps(run)), name)
-    run, which = find_run(name), "best" if which is None else str(which)
+    run = find_run(name)
     steps = checkpoint_steps(run)
     if not steps:
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")
-    if which in POINTERS:
-        pointed = pointed_step(run, which)
-        return step_folder(run, steps[-1] if pointed is None else pointed)
-    if not which.isdecimal() or int(which) not in steps:
+    if which in (None, "best"):
+        return step_folder(run, best_step(run))
+    if which == "last":
+        return step_folder(run, steps[-1])
+    if not str(which).isdecimal() or int(which) not in steps:
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}, only {listed}, best and last")
     return step_folder(run, int(which))
@@ -102,7 +82,7 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
 
 def step_folder(run: Path, step: int) -> Path:
     """Return the folder of the checkpoint of `step`."""
-    return run / CHECKPOINTS / step_name(step)
+    return run / CHECKPOINTS / f"step-{step:08d}"
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -116,43 +96,32 @@ def newest_step(run: Path) -> int | None:
     return next(reversed(checkpoint_steps(run)), None)
 
 
-def pointed_step(run: Path, pointer: str) -> int | None:
-    """Return the step that the pointer `last` or `best` names, or None if there is no such checkpoint."""
-    with suppress(UserError, ValueError):
-        step = int(read_within(run / CHECKPOINTS / pointer, run, 100).decode().strip().removeprefix("step-"))
-        return step if step in checkpoint_steps(run) else None
-    return None
-
-
-def point(run: Path, state: TrainState) -> None:
-    """Write the pointers `last` and `best`."""
-    best = state.best_checkpoint if state.best_checkpoint in checkpoint_steps(run) else state.step
-    for name, step in (("last", state.step), ("best", best)):
-        write_atomically(run / CHECKPOINTS / name, f"{step_name(step)}\n")
+def best_step(run: Path) -> int:
+    """Return the step of the checkpoint with the lowest validation loss. The run must have a checkpoint."""
+    steps = checkpoint_steps(run)
+    for step in reversed(steps):  # the newest intact one knows the best
+        with suppress(UserError):
+            best = read_metadata(step_folder(run, step)).state.best_checkpoint
+            return best if best in steps else step
+    return steps[-1]
 
 
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
     """Remove all checkpoints but the best and the newest `keep_last`."""
     for step in checkpoint_steps(run)[:-keep_last]:
-        if step not in (state.best_checkpoint, state.step):
+        if step != state.best_checkpoint:
             withdraw(step_folder(run, step))
 
 
 def repair(run: Path, state: TrainState) -> list[Path]:
-    """Complete what a killed save left undone, before the run is resumed from `state`.
+    """Remove what a killed save left behind, before the run is resumed from `state`.
 
     Checkpoints of later steps are quarantined. Return their new paths.
     """
     for folder in (run, run / CHECKPOINTS):
         remove_abandoned(folder, age=0)
-    steps, quarantined = checkpoint_steps(run), []
-    for step in steps:
-        if step > state.step:
-            unique = f"quarantined-{step_name(step)}-{uuid4().hex[:8]}"
-            quarantined.append(step_folder(run, step).rename(run / CHECKPOINTS / unique))
-    if state.step in steps:
-        point(run, state)
-    return quarantined
+    later = [step_folder(run, step) for step in checkpoint_steps(run) if step > state.step]
+    return [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
 
 
 # --- start a run -------------------------------------------------------------------------------------
@@ -166,59 +135,36 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
 
     Raises:
         RunExistsError: The name is taken.
-        UserError: The name is not allowed, or the folder cannot be created.
+        UserError: The name is not allowed.
     """
     if name is not None:
         check_name(name)
-    folders = [RUNS / name] if name else (RUNS / f"{stem}-{number}" for number in itertools.count(1))
-    with ExitStack() as held:
-        folder = next((folder for folder in folders if _claim(folder, held)), None)
-        if folder is None:
-            raise _exists(RUNS / str(name))
+    make_folders(RUNS)
+    for number in itertools.count(1):
+        folder = RUNS / (name or f"{stem}-{number}")
         try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            if name:  # another process has taken it just now
+                raise
+    try:
+        sync(RUNS)
+        with lock(folder):
             yield folder
-        except BaseException:
-            metrics = folder / "metrics.jsonl"
-            if not checkpoint_steps(folder) and not (metrics.is_file() and metrics.stat().st_size):
-                held.close()  # Windows cannot remove an open file
-                shutil.rmtree(folder)
-            raise
+    except BaseException:
+        if not any(path.stat().st_size for path in folder.glob("metrics.jsonl")) and not checkpoint_steps(folder):
+            shutil.rmtree(folder)
+        raise
 
 
 def check_name(name: str) -> None:
     """Raise UserError if a new run cannot have this name."""
-    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in POINTERS:
+    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in ("last", "best"):
         allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces; not 'last' or 'best'"
         raise UserError(f"'{escape(name)}' cannot be the name of a run: use {allowed}")
-    if not _is_free(RUNS / name):
-        raise _exists(RUNS / name)
-
-
-def _exists(run: Path) -> RunExistsError:
-    return RunExistsError(f"run '{escape(run.name)}' exists", run, bool(checkpoint_steps(run)))
-
-
-def _claim(folder: Path, held: ExitStack) -> bool:
-    """Create and lock `folder` if its name is free."""
-    try:
-        if not _is_free(folder):
-            return False
-        make_folders(folder)
-        held.enter_context(lock(folder))
-    except RunLockedError:
-        return False
-    except OSError as error:
-        raise UserError(f"cannot create a run in {escape(folder.parent.absolute())}: {reason(error)}") from error
-    if _is_free(folder):
-        return True
-    held.close()  # another process was faster, and has finished
-    return False
-
-
-def _is_free(folder: Path) -> bool:
-    """Return whether nothing has this name, or only a folder that a killed process had just created."""
-    is_folder = folder.is_dir() and not folder.is_symlink()
-    return {path.name for path in folder.iterdir()} <= {LOCK} if is_folder else not os.path.lexists(folder)
+    if os.path.lexists(RUNS / name):
+        raise RunExistsError(f"run '{escape(name)}' exists", RUNS / name, bool(checkpoint_steps(RUNS / name)))
 
 
 @contextmanager
@@ -232,9 +178,7 @@ def lock(run: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout  # here, because it imports asyncio, which readers of runs do not need
 
     for path in (*(run / name for name in RUN_FILES), *(run / CHECKPOINTS).glob("*")):
-        if path.is_symlink() and leaves(path, run):
-            raise UserError(f"{escape(path)} is a link out of the run's folder")
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             raise UserError(f"{escape(path)} is neither a file nor a folder")
     file = run / LOCK
     try:
@@ -249,38 +193,17 @@ def lock(run: Path) -> Iterator[None]:
         raise RunLockedError(f"run {escape(run.name)} is in use by {escape(holder)}") from error
 
 
-def record_start(run: Path, step: int, command: Sequence[str], device: str) -> None:
-    """Append to environment.json what the run is started or resumed with.
-
-    Raises:
-        UserError: The file is damaged.
-    """
-    path = run / "environment.json"
-    try:
-        starts = json.loads(read_within(path, run, ENVIRONMENT_LIMIT)) if os.path.lexists(path) else []
-    except (ValueError, RecursionError):
-        starts = None
-    if not isinstance(starts, list):
-        raise UserError(f"{escape(path)} is damaged; move it away to resume the run")
-    starts.append({
+def record_start(run: Path, step: int, command: Sequence[str], environment: Environment) -> None:
+    """Add a line to environment.jsonl: what the run is started or resumed with."""
+    path = run / "environment.jsonl"
+    earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
+    start = {
         "step": step,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(command),
-        "commit": _commit(),
         "host": platform.node(),
-        "device": device,
         "system": platform.platform(),
         "python": platform.python_version(),
-        "minigpt": __version__,
-        "torch": version("torch"),
-    })  # fmt: skip
-    write_atomically(path, json.dumps(starts, indent=1) + "\n")
-
-
-def _commit() -> str | None:
-    """Return the commit of the checkout that minigpt runs from, or None if it is installed."""
-    root = Path(__file__).parents[2]
-    git = ["git", f"--git-dir={root / '.git'}", "rev-parse", "HEAD"]
-    with suppress(OSError):
-        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
-    return None
+        **environment.model_dump(),
+    }
+    write_atomically(path, f"{earlier}{json.dumps(start)}\n")

@@ -27,7 +27,7 @@ from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import CorpusInfo, Metadata, TrainState
+from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
@@ -76,7 +76,7 @@ def train(
             training.prepare()
             # Only now, so that a resume that is interrupted or runs out of memory leaves config.yaml unchanged.
             write_atomically(run / "config.yaml", to_yaml(config))
-            record_start(run, training.state.step, command, training.runtime.device)
+            record_start(run, training.state.step, command, training.runtime.environment())
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
         problem = as_memory_error(error, config)
@@ -281,8 +281,8 @@ class Training:
         if not all(tensor.isfinite().all() for tensor in (*weights.values(), *optimizer_state.values())):
             raise self._diverged("the weights or the optimizer state are not finite")
         metadata = Metadata(
-            characters_seen=round(state.tokens_seen * data.characters_per_token),
-            corpus=CorpusInfo(name=escape(" + ".join(self.config.data.source)), fingerprint=data.fingerprint),
+            corpus=escape(" + ".join(self.config.data.source)),
+            fingerprint=data.fingerprint,
             vocab_size=data.tokenizer.vocab_size,
             parameters=self.parameters,
             runtime=self.runtime.environment(),

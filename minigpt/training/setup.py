@@ -86,7 +86,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     # Compare with the checkpoint's copy, which is hashed: someone may have edited the run's.
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
-    data = reload_dataset(config.data, checkpoint.metadata.corpus.fingerprint, checkpoint.tokenizer)
+    data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

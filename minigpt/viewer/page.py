@@ -98,7 +98,7 @@ def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:
 
 def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
     config, metadata = checkpoint.config.model, checkpoint.metadata
-    loss = "not measured" if metadata.validation_loss is None else f"{metadata.validation_loss:.4f} nats"
+    loss = "not measured" if metadata.state.validation_loss is None else f"{metadata.state.validation_loss:.4f} nats"
     return {
         "run": views.run_name(checkpoint),
         "step": f"{metadata.step:,}",

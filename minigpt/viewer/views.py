@@ -341,7 +341,7 @@ def run_name(checkpoint: Checkpoint) -> str:
 
 
 def _loss(checkpoint: Checkpoint) -> float | None:
-    loss = checkpoint.metadata.validation_loss
+    loss = checkpoint.metadata.state.validation_loss
     return None if loss is None else round(loss, 4)
 
 

@@ -66,7 +66,6 @@ def find_damage_after_power_loss(run: Path, saved: int) -> str | None:
     """Return what is wrong with a run after a power loss, if step `saved` was the last save to return."""
     from minigpt.config import presets
     from minigpt.errors import UserError
-    from minigpt.storage.runs import pointed_step
 
     damage = find_damage(run, saved)
     if damage or not saved:
@@ -75,15 +74,16 @@ def find_damage_after_power_loss(run: Path, saved: int) -> str | None:
         presets.read_preset(str(run / "config.yaml"))
     except UserError as error:
         return str(error)
-    lost = [name for name in ("last", "best") if pointed_step(run, name) is None]
-    return f"pointers without a checkpoint: {', '.join(lost)}" if lost else None
+    return None
 
 
 # --- the same final state ----------------------------------------------------------------------------
 
 
 def final_state(run: Path) -> dict[str, Any]:
-    """Return everything about a run that faults must not change: its newest checkpoint, pointers and metrics."""
+    """Return all that faults must not change: the newest checkpoint, the step of the best, and the metrics."""
+    from minigpt.storage.runs import best_step
+
     folder = run / f"checkpoints/step-{newest_step(run):08d}"
     state = json.loads((folder / "metadata.json").read_bytes())["state"]
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -92,7 +92,7 @@ def final_state(run: Path) -> dict[str, Any]:
         "weights": (folder / "model.safetensors").read_bytes(),
         "optimizer": (folder / "optimizer.safetensors").read_bytes(),
         "state": {key: value for key, value in state.items() if key != "seconds"},
-        "pointers": [(run / "checkpoints" / name).read_text(encoding="utf-8") for name in ("last", "best")],
+        "best": best_step(run),
         "metrics": [{k: v for k, v in line.items() if not k.startswith(UNREPEATABLE)} for line in metrics],
         "incomplete line": "".join(lines[len(metrics) :]),
         "hidden files": sorted(path.name for path in (run / "checkpoints").glob(".*")),

@@ -35,9 +35,9 @@ def verse(empty_folder: Path) -> str:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return a hash of every file but environment.json and the curves of TensorBoard, which record failed starts."""
+    """Return a hash of every file but environment.jsonl and the curves of TensorBoard, which record failed starts."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    kept = [path for path in files if path.name != "environment.json" and "tensorboard" not in path.parts]
+    kept = [path for path in files if path.name != "environment.jsonl" and "tensorboard" not in path.parts]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
@@ -315,7 +315,7 @@ def test_resume_needs_an_intact_checkpoint(cli: Cli, run: Path) -> None:
 def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.model.device._devices", lambda: ["cuda:0", "cpu"])
     assert "on cpu" in cli("train", "--resume", "last", "-s", "runtime.device=auto", *MORE).err
-    assert json.loads((run / "environment.json").read_text(encoding="utf-8"))[-1]["device"] == "cpu"
+    assert json.loads((run / "environment.jsonl").read_text(encoding="utf-8").splitlines()[-1])["device"] == "cpu"
 
 
 # ---- stopping and failing ----

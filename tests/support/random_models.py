@@ -12,7 +12,7 @@ from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import CorpusInfo, Environment, Metadata, TrainState
+from minigpt.storage.metadata import Environment, Metadata, TrainState
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
@@ -36,7 +36,7 @@ def checkpoint(
                 block.attention.proj.weight.normal_(std=0.05)
                 block.mlp.down.weight.normal_(std=0.05)
     metadata = Metadata(
-        format=1, step=step, characters_seen=0, validation_loss=loss, corpus=CorpusInfo(name="made", fingerprint=""),
+        format=1, step=step, corpus="made", fingerprint="",
         vocab_size=tokenizer.vocab_size, parameters=1,
         runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
         state=TrainState(step=step, validation_loss=loss),

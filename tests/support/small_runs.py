@@ -17,7 +17,7 @@ from minigpt.config import resolve as configuration
 from minigpt.config.schema import RunConfig
 from minigpt.model.gpt import GPT
 from minigpt.storage.metadata import read_metadata
-from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
+from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, split
 from minigpt.text.tokenizer import make_tokenizer
 from minigpt.training.loop import Probe, Training
@@ -66,7 +66,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def ending(run: Path) -> dict[str, Any]:
-    """Return what two equal runs share to the last bit: the last checkpoint, pointers, and curves without times."""
+    """Return what two equal runs share to the last bit: the last and best checkpoint, and curves without times."""
     step = checkpoint_steps(run)[-1]
     folder = step_folder(run, step)
     meta = read_metadata(folder)
@@ -78,7 +78,7 @@ def ending(run: Path) -> dict[str, Any]:
         "optimizer": (folder / "optimizer.safetensors").read_bytes(),
         "state": state,
         "runtime": meta.runtime,
-        "pointers": (pointed_step(run, "last"), pointed_step(run, "best")),
+        "best": best_step(run),
         "curves": [
             {tag: value for tag, value in line.items() if tag not in TIMES and not tag.startswith("speed/")}
             for line in lines

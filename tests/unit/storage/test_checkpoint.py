@@ -27,14 +27,13 @@ from minigpt.storage.metadata import (
     FILES,
     METADATA,
     OPTIMIZER,
-    CorpusInfo,
     Environment,
     Metadata,
     TrainState,
     read_metadata,
     verify,
 )
-from minigpt.storage.runs import checkpoint_steps, pointed_step, repair, step_folder
+from minigpt.storage.runs import best_step, checkpoint_steps, repair, step_folder
 from minigpt.text.tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer("abc \n")
@@ -47,8 +46,8 @@ ALL = (*FILES, METADATA)
 
 def metadata_of(state: TrainState) -> Metadata:
     return Metadata(
-        characters_seen=50,
-        corpus=CorpusInfo(name="abc", fingerprint="f"),
+        corpus="abc",
+        fingerprint="f",
         vocab_size=TOKENIZER.vocab_size,
         parameters=sum(array.size for array in UNIT.values()),
         runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
@@ -98,12 +97,11 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- save and load -----------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_has_five_files_and_two_pointers(tmp_path: Path) -> None:
+def test_a_checkpoint_has_five_files(tmp_path: Path) -> None:
     folder = save(tmp_path, 5)
     assert folder == tmp_path / "checkpoints/step-00000005"
     assert sorted(path.name for path in folder.iterdir()) == sorted(ALL)
-    assert listed(tmp_path) == ["best", "last", "step-00000005"]
-    assert (tmp_path / "checkpoints/last").read_text(encoding="utf-8") == "step-00000005\n"
+    assert listed(tmp_path) == ["step-00000005"]
     assert set(json.loads((folder / METADATA).read_text(encoding="utf-8"))["sha256"]) == set(ALL)
     if os.name == "posix":  # safetensors creates files that only their owner can read
         assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
@@ -159,13 +157,13 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, keep_last: int, kept: 
     for step in range(1, 10):
         save(tmp_path, step, best=min(step, 2), keep_last=keep_last)
     assert checkpoint_steps(tmp_path) == kept
-    assert (pointed_step(tmp_path, "last"), pointed_step(tmp_path, "best")) == (9, 2)
+    assert best_step(tmp_path) == 2
 
 
 def test_a_model_without_a_validation_loss_is_not_the_best(tmp_path: Path) -> None:
     save(tmp_path, 0, best_loss=None, keep_last=2)
     save(tmp_path, 4, best=0, best_loss=None, keep_last=2)
-    assert (checkpoint_steps(tmp_path), pointed_step(tmp_path, "best")) == ([0, 4], 4)
+    assert (checkpoint_steps(tmp_path), best_step(tmp_path)) == ([0, 4], 4)
     save(tmp_path, 8, best=0, best_loss=None)
     assert checkpoint_steps(tmp_path) == [8]
 
@@ -174,7 +172,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5)
     save(tmp_path, 5, scale=3.0)
     assert scale_of(load_checkpoint(tmp_path)) == 3
-    assert listed(tmp_path) == ["best", "last", "step-00000005"]
+    assert listed(tmp_path) == ["step-00000005"]
 
 
 # --- damage ------------------------------------------------------------------------------------------
@@ -242,10 +240,10 @@ def test_a_file_larger_than_its_model_is_not_read(tmp_path: Path, intact: Path) 
 def test_a_claim_of_many_parameters_costs_nothing(tmp_path: Path, intact: Path) -> None:
     shutil.copytree(intact, tmp_path / "copy")
     fields = json.loads((intact / METADATA).read_text(encoding="utf-8"))
-    forge(tmp_path / "copy", metadata={**fields, "parameters": (1 << 63) - 1})
+    forge(tmp_path / "copy", metadata={**fields, "parameters": (1 << 32) - 1})
     assert load_optimizer(load_checkpoint(tmp_path / "copy"))
     os.truncate(tmp_path / "copy/model.safetensors", 1 << 40)
-    with pytest.raises(InsufficientMemoryError, match=r"model\.safetensors does not fit into memory"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is larger than"):
         load_checkpoint(tmp_path / "copy")
 
 
@@ -318,8 +316,8 @@ def test_a_save_that_is_killed_anywhere_is_repaired_at_the_next_start(tmp_path: 
             assert load_checkpoint(run, which).metadata.step in (4, 5, 6)
         repair(run, read_metadata(step_folder(run, newest)).state)
         steps = checkpoint_steps(run)
-        assert listed(run) == ["best", "last", *(step_folder(run, step).name for step in steps)]
-        assert (pointed_step(run, "last"), pointed_step(run, "best")) == ((6, 6) if newest == 6 else (5, 4))
+        assert listed(run) == [*(step_folder(run, step).name for step in steps)]
+        assert best_step(run) == (6 if newest == 6 else 4)
         for step in steps:
             verify(step_folder(run, step))
         if finished:
@@ -336,7 +334,7 @@ def test_checkpoints_after_the_resumed_step_are_quarantined_and_kept(tmp_path: P
         state = read_metadata(step_folder(tmp_path, 4)).state
         quarantined += repair(tmp_path, state)
         assert repair(tmp_path, state) == []
-        assert (pointed_step(tmp_path, "last"), pointed_step(tmp_path, "best")) == (4, 4)
+        assert best_step(tmp_path) == 4
     save(tmp_path, 9)
     assert checkpoint_steps(tmp_path) == [9]
     assert len(set(quarantined)) == 2
@@ -350,10 +348,10 @@ def test_repair_removes_temporary_files_only(tmp_path: Path) -> None:
     repair(tmp_path, TrainState())
     assert list(tmp_path.iterdir()) == []
     save(tmp_path, 5)
-    for name in (".config.yaml.77.tmp", "checkpoints/.last.77.tmp", ".config.yaml.swp", "checkpoints/.notes.txt"):
+    for name in (".config.yaml.77.tmp", "checkpoints/.step-6.77.tmp", ".config.yaml.swp", "checkpoints/.notes.txt"):
         (tmp_path / name).touch()
     repair(tmp_path, read_metadata(step_folder(tmp_path, 5)).state)
-    assert listed(tmp_path) == [".notes.txt", "best", "last", "step-00000005"]
+    assert listed(tmp_path) == [".notes.txt", "step-00000005"]
     assert [path.name for path in tmp_path.glob(".*")] == [".config.yaml.swp"]
 
 
@@ -402,7 +400,7 @@ def test_a_save_that_fails_anywhere_is_repeated_or_leaves_the_checkpoint_before_
         assert scale_of(load_checkpoint(run, "best")) == 1
         assert not list((run / "checkpoints").glob(".*")), failing
         if refusing.calls < failing:
-            assert (failing > 12, error, lines) == (True, None, [])
+            assert (failing > 9, error, lines) == (True, None, [])
             return
         save(run, 7)
         assert load_checkpoint(run, "last").metadata.step == 7
@@ -433,7 +431,7 @@ except TrainingError as error:
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.startswith("cannot save the checkpoint of step 6: ")
     assert done.stdout.count("\n") == 1
-    assert listed(tmp_path) == ["best", "last", "step-00000005"]
+    assert listed(tmp_path) == ["step-00000005"]
 
 
 def test_the_pauses_before_a_retry_grow_and_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

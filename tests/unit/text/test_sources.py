@@ -229,7 +229,7 @@ def test_globs(folder: Path) -> None:
 
 def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> None:
     """Otherwise a run in a folder would change the text of that folder, and could not be resumed."""
-    for name in ("my.txt", "runs/a/config.yaml", "runs/a/environment.json", "runs/a/metrics.jsonl", "runs/b.txt"):
+    for name in ("my.txt", "runs/a/config.yaml", "runs/a/environment.jsonl", "runs/a/metrics.jsonl", "runs/b.txt"):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.name[0], encoding="utf-8")
@@ -243,7 +243,7 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
     assert open_corpus(["my.txt", "runs"]).name == "my.txt"
     assert error("runs") == "no text in runs; runs/: skipped links, runs, pages or binary files (1, first: a)"
     assert text("runs/a/m*") == text("runs/a/metrics.jsonl") == "m", "a run that the user names is read"
-    Path("runs/a/environment.json").unlink()
+    Path("runs/a/environment.jsonl").unlink()
     assert text("runs") == "cm", "a folder with only a configuration is not a run"
 
 

@@ -23,7 +23,7 @@ from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingEr
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import TrainState, read_metadata
-from minigpt.storage.runs import checkpoint_steps, pointed_step, step_folder
+from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
 from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
@@ -186,7 +186,7 @@ def test_patience_stops_a_run_that_can_be_resumed_exactly(go: Any, monkeypatch: 
     assert same(tensors(run, 12), tensors(untouched, 12))
     assert curve(run, "loss/validation") == curve(untouched, "loss/validation") == dict(enumerate(losses))
     assert (done.state.best_step, done.state.best_loss) == (8, 6.5)
-    assert pointed_step(run, "best") == pointed_step(untouched, "best") == 8
+    assert best_step(run) == best_step(untouched) == 8
 
 
 def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved(go: Any) -> None:
@@ -199,9 +199,9 @@ def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved(go: Any) -
     assert seen == [0, 5, 7] == list(validation)
     assert list(curve(run, "loss/train")) == [7]
     assert outcome.checkpoint == step_folder(run, 7)
-    assert read_metadata(step_folder(run, 7)).validation_loss == validation[7]
+    assert read_metadata(step_folder(run, 7)).state.validation_loss == validation[7]
     assert validation[0] == pytest.approx(math.log(make_data().tokenizer.vocab_size), rel=0.05)
-    assert pointed_step(run, "best") == min((5, 7), key=lambda step: validation[step])
+    assert best_step(run) == min((5, 7), key=lambda step: validation[step])
 
 
 def test_overfitting_means_falling_training_and_rising_validation_loss() -> None:

@@ -13,7 +13,7 @@ from small_runs import ending
 
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA, verify
-from minigpt.storage.runs import checkpoint_steps, lock, step_folder
+from minigpt.storage.runs import best_step, checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Training
 from minigpt.training.setup import newest_intact, prepare_resume
 
@@ -85,7 +85,7 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
     done = cli("train", "--resume", "stopped", *GO_ON)
     assert done.code == 0, done.err
     assert f"resuming at step {start}" in done.err
-    assert json.loads((run / "environment.json").read_text())[-1]["step"] == start
+    assert json.loads((run / "environment.jsonl").read_text().splitlines()[-1])["step"] == start
     skipped = [step for step, _, _ in damaged if step > start]
     assert re.findall(r"^skipping the checkpoint of step (\d+): ", done.err, re.M) == [str(step) for step in skipped]
     for step, name, _ in damaged:
@@ -109,7 +109,7 @@ def test_by_default_a_run_keeps_one_to_fall_back_on(cli: Cli, empty_folder: Path
     called(empty_folder, "train", "verse.txt", "--name", "plain", *SMALL, "-s", "train.steps=6")
     run = Path("runs/plain")
     newest = checkpoint_steps(run)[-1]
-    assert (run / "checkpoints/best").read_text().strip() == step_folder(run, newest).name
+    assert best_step(run) == newest
     spoil(run, newest)
     done = cli("train", "--resume", "plain", *GO_ON)
     assert (done.code, f"skipping the checkpoint of step {newest}: " in done.err) == (0, True)
@@ -163,9 +163,8 @@ def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run
 
 
 def test_a_resume_of_a_finished_run_completes_its_last_save(cli: Cli, run: Path) -> None:
-    """A kill after the checkpoint is published leaves old pointers and hidden folders."""
+    """A kill after the checkpoint is published leaves hidden folders."""
     after = contents(run)
-    (run / "checkpoints/last").write_text("step-00000004\n", encoding="utf-8")
     (run / "checkpoints/.step-00000002.0123abcd.tmp").mkdir()
     assert "run stopped is finished" in cli("train", "--resume", "stopped", "-s", "train.steps=6").error
     assert contents(run) == after

@@ -54,7 +54,7 @@ def evil(run: Path) -> Path:
         meta = json.loads((folder / METADATA).read_bytes())
         meta["vocab_size"] = len(chars)
         meta["parameters"] = sum(tensor.numel() for tensor in weights.values())
-        meta["corpus"]["name"] = f"corpus{EVIL}"
+        meta["corpus"] = f"corpus{EVIL}"
         tokenizer = json.dumps({"kind": "char", "chars": chars}).encode()
         forge(folder, {MODEL: save(weights), TOKENIZER: tokenizer}, meta)
     return run
