@@ -142,7 +142,7 @@ def _problems(error: ValidationError) -> list[str]:
         elif key in problems and message.startswith("should be '"):  # the alternative to another type
             problems[key] += message.replace("should be", " or")
         elif key not in problems:
-            problems[key] = f"{key} is {show(one['input'])[:60]}, but {message}"
+            problems[key] = f"{escape(key)} is {show(one['input'])[:60]}, but {message}"
     return list(problems.values())
 
 

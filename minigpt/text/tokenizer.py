@@ -129,7 +129,9 @@ def from_json(text: str, origin: str) -> Tokenizer:
 
 def _is_vocabulary(chars: str) -> bool:
     """Return whether `chars` are distinct, sorted, and without lone surrogates."""
-    return bool(chars) and list(chars) == sorted(set(chars.encode(errors="ignore").decode()))
+    points = code_points(chars).astype(np.int64)
+    is_surrogate = (points >= 0xD800) & (points < 0xE000)
+    return bool(chars) and bool((np.diff(points) > 0).all()) and not is_surrogate.any()
 
 
 def _describe(char: str) -> str:

@@ -37,11 +37,11 @@ class Metrics:
             return
         self.path, self.folder = run / "metrics.jsonl", run / "tensorboard"
         remove_lines_after(self.path, step)
-        self.lines = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         threading.excepthook = _ignore_disk_errors
         is_new = not self.folder.exists()
         # TensorBoard drops the events that older files hold from purge_step on.
         self.board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
+        self.lines = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         if is_new:
             self.to_tensorboard("add_custom_scalars", LAYOUT)
 
