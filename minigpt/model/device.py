@@ -7,12 +7,12 @@ import ctypes
 import math
 import os
 import platform
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +27,8 @@ from minigpt.errors import DeviceError
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.storage.metadata import Environment
 
-COMPILE_SECONDS = {"cpu": 40.0, "cuda": 40.0}
-"""Typical time of the first compilation of a small GPT, by device type. Others are never compiled for."""
-COMPILE_SAVES = 0.15
-"""Share of the training time that compilation saves at least."""
+COMPILE_FROM_SECONDS = 270.0
+"""Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15 % of the training time."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt, from glibc's malloc.h."""
 
@@ -65,11 +63,7 @@ class Runtime:
 
     def describe(self) -> str:
         """Return the decisions as one line."""
-        where = self.device
-        if self.device == "cpu":
-            where = f"cpu ({self.threads} thread{'s' * (self.threads > 1)})"
-        elif self.torch_device.type == "cuda":
-            where += f" ({torch.cuda.get_device_name(self.torch_device)})"
+        where = self.device if self.device != "cpu" else f"cpu ({self.threads} thread{'s' * (self.threads > 1)})"
         return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
 
     def environment(self) -> Environment:
@@ -81,9 +75,6 @@ class Runtime:
             numpy=numpy.__version__,
             minigpt=__version__,
         )
-
-
-# --- decide ------------------------------------------------------------------------------------------
 
 
 def choose_runtime(
@@ -101,46 +92,43 @@ def choose_runtime(
         DeviceError: The device is not available.
     """
     device = pick_device(config.device, saved)
-    if not _is_available(device):
-        raise DeviceError(f"runtime.device={device} is not available; PyTorch finds {', '.join(_devices())}")
     kind = torch.device(device).type
     kept = saved if saved and saved.device == device else None
-    threads = _default_threads(saved) if config.threads == "auto" else config.threads
-    dtype: str = config.dtype
+    threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
+    if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
+        threads = saved.threads if saved and saved.threads <= 2 * (os.cpu_count() or 1) else torch.get_num_threads()
     if dtype == "auto":
         dtype = kept.dtype if kept else "bfloat16" if has_fast_bfloat16(kind) else "float32"
-    kernels: str = config.kernels
     if kernels == "auto":
         kernels = kept.kernels if kept else "cpu" if kind == "cpu" else "torch"
-    chosen = Runtime(device, dtype, False, threads, kernels)
-    compile = config.compile
-    if compile == "auto":
-        compile = kept.compile if kept else _compilation_pays(chosen, flops, seconds)
-    return Runtime(device, dtype, compile, threads, kernels)
+    runtime = Runtime(device, dtype, False, threads, kernels)
+    if compile == "auto" and kept:
+        compile = kept.compile
+    elif compile == "auto" and (flops or seconds) and has_compiler(kind):
+        seconds = seconds or flops / (measure_matmul(runtime) / 3)  # training reaches a third of this speed
+        compile = seconds >= COMPILE_FROM_SECONDS
+    return replace(runtime, compile=compile is True)
 
 
 def pick_device(wanted: str, saved: Environment | None = None) -> str:
-    """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU."""
-    if wanted != "auto":
-        return wanted
-    return saved.device if saved and _is_available(saved.device) else _devices()[0]
+    """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU.
+
+    Raises:
+        DeviceError: The device is not available.
+    """
+    devices = available_devices()
+    if wanted == "auto":
+        return saved.device if saved and saved.device in devices else devices[0]
+    device = "cuda:0" if wanted == "cuda" else wanted
+    if device not in devices:
+        raise DeviceError(f"runtime.device={wanted} is not available; PyTorch finds {', '.join(devices)}")
+    return device
 
 
-def _devices() -> list[str]:
-    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return [*found, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
-
-
-def _is_available(device: str) -> bool:
-    return device in _devices() or (device == "cuda" and torch.cuda.is_available())
-
-
-def _default_threads(saved: Environment | None) -> int:
-    """Return the threads of the saved run, because sums depend on them, unless this machine has far fewer cores."""
-    cores = os.cpu_count() or 1
-    if saved is None:
-        return torch.get_num_threads()
-    return saved.threads if saved.threads <= 2 * cores else cores
+def available_devices() -> list[str]:
+    """Return the devices of this machine, the fastest first."""
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return [*gpus, *["mps"] * torch.backends.mps.is_available(), "cpu"]
 
 
 @cache
@@ -151,88 +139,49 @@ def has_fast_bfloat16(kind: str) -> bool:
     """
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if kind == "cpu" and _has_bfloat16_instructions():
-        return _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
-    return False
-
-
-def _has_bfloat16_instructions() -> bool:
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the time of a small matrix product on one CPU thread.
-
-    The best of many short products falls between two interruptions, so a busy machine gives the same answer.
-    """
-    a, best = torch.ones(256, 256, dtype=dtype), math.inf
-    with _threads(1):
-        for _ in range(100):
-            started = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - started)
-    return best
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def measure_matmul(runtime: Runtime) -> float:
-    """Return the speed of a large matrix product in FLOP/s, the best within 0.1 s."""
-    size = 1024 if runtime.device == "cpu" else 4096
-    a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()  # .item() waits for the device
-        return time.perf_counter() - start
-
-    seconds()  # the first product also initializes the library
-    best, end = seconds(), time.perf_counter() + 0.1
-    while time.perf_counter() < end:
-        best = min(best, seconds())
-    return float(2 * size**3 / best)
-
-
-def _compilation_pays(runtime: Runtime, flops: float, seconds: float) -> bool:
-    """Return whether compilation saves more time than it takes. Assume a third of the speed of a matrix product."""
-    kind = runtime.torch_device.type
-    if not (flops or seconds) or kind not in COMPILE_SECONDS or not has_compiler(kind):
+    read = getattr(torch.cpu, "get_capabilities", None)  # recent PyTorch only
+    capabilities = read() if read else {}
+    if kind != "cpu" or not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
         return False
-    if not seconds:
-        with _threads(runtime.threads):
-            seconds = flops / (measure_matmul(runtime) / 3)
-    return COMPILE_SAVES * seconds > COMPILE_SECONDS[kind]
+    bfloat16, float32 = (measure_matmul(Runtime("cpu", dtype, False, 1), 256) for dtype in ("bfloat16", "float32"))
+    return bfloat16 > float32
+
+
+def measure_matmul(runtime: Runtime, size: int | None = None) -> float:
+    """Return the speed of a matrix product in FLOP/s, the best within 0.1 s.
+
+    The best falls between two interruptions if the product is small, so a busy machine gives the same answer.
+    """
+    size = size or (1024 if runtime.device == "cpu" else 4096)
+    a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)
+    before, best = torch.get_num_threads(), math.inf
+    torch.set_num_threads(runtime.threads)
+    (a @ a)[0, 0].item()  # the first product also initializes the library
+    end = time.perf_counter() + 0.1
+    while (start := time.perf_counter()) < end:
+        (a @ a)[0, 0].item()  # .item() waits for the device
+        best = min(best, time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return float(2 * size**3 / best)
 
 
 def has_compiler(kind: str) -> bool:
     """Return whether torch.compile can work for this type of device: for a GPU it needs triton, else a C++ compiler."""
     if kind == "cuda":
         return find_spec("triton") is not None
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else {"win32": ["cl"]}.get(sys.platform, ["g++", "clang++"])
-    return any(shutil.which(name) for name in names)
+    default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    return kind == "cpu" and shutil.which(os.environ.get("CXX") or default) is not None
 
 
 def processor(device: torch.device) -> str:
     """Return the name of the processor. For a CPU, include the instruction set that PyTorch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name, table = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if table.is_file():
-        lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    table = Path("/proc/cpuinfo")
+    text = table.read_text(encoding="utf-8", errors="replace") if table.is_file() else ""
+    model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    name = model[1] if model else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-# --- apply -------------------------------------------------------------------------------------------
 
 
 def configure_torch(runtime: Runtime) -> None:
@@ -245,14 +194,9 @@ def configure_torch(runtime: Runtime) -> None:
     deterministic = kind == "cpu" and runtime.compile
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call below imports the compiler
         torch.use_deterministic_algorithms(deterministic)
-    if runtime.kernels == "cpu":
-        keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step. Otherwise the system must zero the same pages every step."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):
+    if runtime.kernels == "cpu" and sys.platform == "linux":
+        # Let glibc keep freed memory for the next step. Otherwise the system must zero the same pages every step.
+        libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, -1)
 

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import hidden_width
-from minigpt.model.kernels import DEFAULT, Kernels, squared_relu
+from minigpt.model.kernels import DEFAULT, Kernels, apply_rope, squared_relu
 
-LAYER_NORM_EPS, RMS_NORM_EPS = 1e-5, 1e-6
 POSITION_BASE = 10_000.0
 
 
@@ -29,17 +28,14 @@ class RMSNorm(nn.RMSNorm):
 
     kernels: Kernels = DEFAULT
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size, eps=RMS_NORM_EPS)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, self.weight, RMS_NORM_EPS)
+        return self.kernels.rms_norm(x, self.weight)
 
 
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
     """Return the normalization layer that `config` names."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, eps=LAYER_NORM_EPS, bias=config.bias)
+        return nn.LayerNorm(config.n_embd, bias=config.bias)
     return RMSNorm(config.n_embd)
 
 
@@ -68,7 +64,7 @@ class Attention(nn.Module):
         qk, v = qkv.split((2, 1), dim=2)  # (B, T, 2, H, D) and (B, T, 1, H, D): faster backward than three slices
         qk = self.qk_norm(qk)
         if cos_sin is not None:
-            qk = self.kernels.rope(qk, cos_sin[:, :, None, None])
+            qk = apply_rope(qk, cos_sin[:, :, None, None])
         q, k = qk.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         return q, k, v.squeeze(2).transpose(1, 2)
 
@@ -203,20 +199,15 @@ class GPT(nn.Module):
 
 def sinusoidal_positions(context: int, width: int) -> Tensor:
     """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
-    angle = _position_angles(context, width)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
+    cos, sin = rope_cos_sin(context, width)
+    return torch.stack((sin, cos), dim=-1).flatten(1)
 
 
 def rope_cos_sin(context: int, head_size: int) -> Tensor:
     """Return the cosines and sines of RoPE (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
-    angle = _position_angles(context, head_size)
+    rate = POSITION_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angle = torch.arange(context, dtype=torch.float64)[:, None] * rate
     return torch.stack((angle.cos(), angle.sin())).float()
-
-
-def _position_angles(context: int, size: int) -> Tensor:
-    """Return each position times each frequency (context, size / 2), in float64."""
-    rate = POSITION_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    return torch.arange(context, dtype=torch.float64)[:, None] * rate
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

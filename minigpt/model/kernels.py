@@ -9,8 +9,7 @@ Letters in shapes: B batch, H heads, T time, D head size, N = B H.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 BLOCK = 64
 """Queries per block of `sdpa_blocked`."""
+RMS_NORM_EPS = 1e-6
 
 SDPA = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of q, k and v (B, H, T, D) with a dropout probability for its weights, to (B, H, T, D)."""
@@ -32,10 +32,8 @@ class Kernels:
     """Scaled dot-product attention under the causal mask."""
     dropout: Callable[[Tensor, float], Tensor]
     """Zero elements with a probability and scale up the others."""
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """Divide x (..., D) by its root mean square, with an epsilon, and multiply by the weight (D)."""
-    rope: Callable[[Tensor, Tensor], Tensor]
-    """Rotate each pair (x[i], x[i + D/2]) of x (..., D) by its angle; cos_sin is (2, ..., D/2)."""
+    rms_norm: Callable[[Tensor, Tensor], Tensor]
+    """Divide x (..., D) by its root mean square and multiply by the weight (D)."""
 
 
 def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -43,19 +41,12 @@ def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Return RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467) in the precision of x."""
-    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), eps)  # mixed precisions would take several passes
+    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), RMS_NORM_EPS)  # mixed precisions would take several passes
 
 
-def apply_rope(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return x with rotary positions (Su et al. 2021, section 3.4.2, https://arxiv.org/abs/2104.09864)."""
-    cos, sin = cos_sin  # float32, because bfloat16 cannot tell distant positions apart
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
-
-
-TORCH = Kernels(sdpa_fused, F.dropout, rms_norm, apply_rope)
+TORCH = Kernels(sdpa_fused, F.dropout, rms_norm)
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
@@ -63,19 +54,13 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     return y
 
 
-def no_double_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise on double backward: these kernels treat saved tensors as constants.
+def refuse_double_backward() -> None:
+    """Raise if a backward pass is to be differentiated: those below treat saved tensors as constants.
 
     torch's `once_differentiable` misses this if only some gradients are asked for.
     """
-
-    @wraps(backward)
-    def checked(ctx: Any, gradient: Tensor) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError("minigpt's kernels have no second derivatives (create_graph=True)")
-        return backward(ctx, gradient)
-
-    return checked
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError("minigpt's kernels have no second derivatives (create_graph=True)")
 
 
 def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -107,37 +92,21 @@ class _BlockedAttention(torch.autograd.Function):
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
     @staticmethod
-    @no_double_backward
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         q, k, v, *saved = ctx.saved_tensors
-        scale, dq_blocks = q.size(-1) ** -0.5, []
-        dk = dv = None
-        # Start at the last block: it sees all keys, so dk and dv need no zeros to add to.
+        scale, (dq, dk, dv) = q.size(-1) ** -0.5, (torch.zeros_like(x) for x in (q, k, v))
         for start in reversed(range(0, q.size(1), BLOCK)):
             end, keep, weights = min(start + BLOCK, q.size(1)), saved.pop(), saved.pop()
             dout = dy[:, start:end]
-            dweights = torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
-            dropped = weights
+            dropped, dweights = weights, torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
             if keep is not None:
                 dropped, dweights = weights * keep, dweights.mul_(keep)
-            dscores = softmax_backward(dweights, weights)  # (N, block, end)
-            dq_blocks.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))  # (N, block, D)
-            dv_block = torch.bmm(dropped.mT, dout)  # (N, end, D)
-            dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)  # (N, end, D)
-            if dk is None or dv is None:
-                dk, dv = dk_block, dv_block
-            else:
-                dk[:, :end] += dk_block
-                dv[:, :end] += dv_block
-        dq = torch.cat(dq_blocks[::-1], 1) if len(dq_blocks) > 1 else dq_blocks[0]
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)  # one pass instead of three
+            dq[:, start:end] = torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale)
+            dk[:, :end] += torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)
+            dv[:, :end] += torch.bmm(dropped.mT, dout)
         return dq, dk, dv, None
-
-
-def softmax_backward(gradient: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the input of y = softmax(input), over the last dimension."""
-    if hasattr(torch, "_softmax_backward_data"):  # private, but one pass instead of three
-        return torch._softmax_backward_data(gradient, y, -1, y.dtype)
-    return y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
 def byte_dropout(x: Tensor, probability: float) -> Tensor:
@@ -169,59 +138,55 @@ class _SquaredReLU(torch.autograd.Function):
         return positive * positive
 
     @staticmethod
-    @no_double_backward
     def backward(ctx: Any, dy: Tensor) -> Tensor:
+        refuse_double_backward()
         positive: Tensor = ctx.saved_tensors[0]
         return (dy * positive).mul_(2)
 
 
-def rms_norm_fast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_fast(x: Tensor, weight: Tensor) -> Tensor:
     """Return `rms_norm` with the weight in its own precision.
 
     On a CPU PyTorch computes RMSNorm as a chain of small operations, each with its own backward pass.
     """
     if torch.compiler.is_compiling():  # the compiler fuses the chain
-        return rms_norm(x, weight, eps)
-    return _apply(_RMSNorm, x, weight, eps)
+        return rms_norm(x, weight)
+    return _apply(_RMSNorm, x, weight)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         full = _at_least_float32(x)
         norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (..., 1)
+        scale = norm.square_().div_(x.size(-1)).add_(RMS_NORM_EPS).rsqrt_()  # (..., 1)
         ctx.save_for_backward(full, scale, weight)
         ctx.dtype = x.dtype
         y: Tensor = full * scale
         return y.mul_(weight).to(x.dtype)
 
     @staticmethod
-    @no_double_backward
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dweight = rms_norm_backward(_at_least_float32(dy), *ctx.saved_tensors)
-        return dx.to(ctx.dtype), dweight, None
+        refuse_double_backward()
+        x, scale, weight = ctx.saved_tensors
+        D, full = x.size(-1), _at_least_float32(dy)
+        # LayerNorm with a mean of zero has the same gradient, but subtracts the gradient's mean. It takes one pass.
+        zeros, wanted = torch.zeros_like(scale), [True, True, False]
+        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(full, x, [D], zeros, scale, weight, None, wanted)
+        mean = (full @ weight).div_(D).unsqueeze(-1)
+        return dx.addcmul_(mean, scale).to(ctx.dtype), dweight
 
 
-def rms_norm_backward(dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x (..., D) and the weight (D) of y = x scale weight, where scale is 1 / rms(x)."""
-    D = x.size(-1)
-    if not hasattr(torch.ops.aten, "native_layer_norm_backward"):
-        normed, dnormed = x * scale, dy * weight
-        dx = scale * (dnormed - normed * (dnormed * normed).mean(-1, keepdim=True))
-        return dx, (dy * normed).flatten(0, -2).sum(0)
-    # LayerNorm with a mean of zero has the same gradient, except that it subtracts the gradient's mean. One fused pass.
-    zeros, wanted = torch.zeros_like(scale), [True, True, False]
-    dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(dy, x, [D], zeros, scale, weight, None, wanted)
-    mean = (dy @ weight).div_(D).unsqueeze(-1)
-    return dx.addcmul_(mean, scale), dweight
+def apply_rope(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + D/2]) of x (..., D) by its angle; cos_sin is (2, ..., D/2).
 
-
-def apply_rope_fast(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Return `apply_rope` in fewer passes over memory. The backward pass rotates by the negative angle."""
-    if torch.compiler.is_compiling():
-        return apply_rope(x, cos_sin)
-    return _apply(_Rope, x, *cos_sin)
+    This is RoPE (Su et al. 2021, section 3.4.2, https://arxiv.org/abs/2104.09864).
+    """
+    if not torch.compiler.is_compiling():
+        return _apply(_Rope, x, *cos_sin)
+    cos, sin = cos_sin
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
 class _Rope(torch.autograd.Function):
@@ -231,8 +196,8 @@ class _Rope(torch.autograd.Function):
         return _rotate(x, cos, sin)
 
     @staticmethod
-    @no_double_backward
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         cos, sin = ctx.saved_tensors
         return _rotate(dy, cos, -sin), None, None
 
@@ -247,10 +212,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
-CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast, apply_rope_fast)
+CPU = TORCH
+if hasattr(torch, "_softmax_backward_data") and hasattr(torch.ops.aten, "native_layer_norm_backward"):  # not public
+    CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast)
 
 
 def _by_device(name: str) -> Callable[..., Tensor]:
@@ -260,6 +227,6 @@ def _by_device(name: str) -> Callable[..., Tensor]:
     return kernel
 
 
-DEFAULT = Kernels(*(_by_device(field.name) for field in fields(Kernels)))
+DEFAULT = Kernels(_by_device("sdpa"), _by_device("dropout"), _by_device("rms_norm"))
 KERNELS = {"torch": TORCH, "cpu": CPU}
 """The values of `runtime.kernels`."""

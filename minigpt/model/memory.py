@@ -25,66 +25,56 @@ def free_memory_bytes(device: str) -> int | None:
     """Return the free memory of a device, or None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    if device != "cpu" or sys.platform != "linux":
+    available = _read_bytes("/proc/meminfo", "MemAvailable")
+    if available is None or device != "cpu":
         return None
-    available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
-    free = [int(available[1]) * 1024] if available else []
     try:  # the limit of a container, less the memory that the system cannot reclaim
         limit, stat = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "stat"))
-        free.append(int(limit) - int(stat.split()[1]))  # memory.stat begins with "anon BYTES"
+        return min(available, int(limit) - int(stat.split()[1]))  # memory.stat begins with "anon BYTES"
     except (OSError, ValueError):  # no container, or one with the limit "max"
-        pass
-    return min(free, default=None)
+        return available
 
 
 def peak_memory(device: str = "cpu") -> int | None:
     """Return the peak memory in bytes: on the GPU, else of this process. None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(torch.device(device))
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would start at the peak of the parent process
-        peak = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii", errors="replace"))
-        return int(peak[1]) * 1024 if peak else None
-    if sys.platform == "win32":
-        return None
-    import resource
+    return _read_bytes("/proc/self/status", "VmHWM")
 
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
+
+def _read_bytes(table: str, name: str) -> int | None:
+    """Return an entry of a table that Linux keeps, such as "VmHWM:  1234 kB"."""
+    if sys.platform != "linux":
+        return None
+    found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
+    return int(found[1]) * 1024 if found else None
 
 
 def check_model(parameters: int, device: str, has_average: bool) -> None:
-    """Check that weights, gradients and averages fit into this machine's memory.
-
-    With a GPU, count only the averages, because saving a checkpoint copies them to this machine.
+    """Check that the weights fit with their gradients, the two averages of the optimizer and that of the weights.
 
     Raises:
         InsufficientMemoryError: They do not fit.
     """
-    averages = 3 if has_average else 2  # the optimizer's two, and that of the weights
-    needed, free = 4 * parameters * (averages + 2 * (device == "cpu")), free_memory_bytes("cpu")
-    if free is not None and needed > free:
-        what = f"training a model of {parameters:,} parameters"
-        raise InsufficientMemoryError(f"{what} needs about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free")
+    needed, free = 4 * parameters * (5 if has_average else 4), free_memory_bytes(device)
+    _check(f"training a model of {parameters:,} parameters", needed, free)
 
 
-def check_batch(
-    config: RunConfig, device: str, fixed: int, loss: Callable[[], Tensor], weights: Iterable[Tensor]
-) -> None:
-    """Check that a micro-batch fits beside `fixed` more bytes. `loss` computes the loss of one sequence.
+def check_batch(config: RunConfig, device: str, fixed: int, each: int) -> None:
+    """Check that a micro-batch of sequences of `each` bytes fits beside `fixed` bytes.
 
     Raises:
         InsufficientMemoryError: It does not fit. The error suggests a smaller micro-batch.
     """
-    free = free_memory_bytes(device)
-    if free is None:
-        return
-    each, micro = backward_bytes(loss, weights), config.train.sequences_at_once
-    needed = fixed + micro * each
-    if needed > free:
-        problem = f"training with {micro} sequences at once needs about {needed / 1e9:.1f} GB"
-        settings = _smaller_micro_batch(config, int((SPARING * free - fixed) // each))
-        raise InsufficientMemoryError(f"{problem}; {free / 1e9:.1f} GB are free", settings=settings)
+    free, micro = free_memory_bytes(device), config.train.sequences_at_once
+    suggested = _smaller_micro_batch(config, int((SPARING * (free or 0) - fixed) // each))
+    _check(f"training with {micro} sequences at once", fixed + micro * each, free, suggested)
+
+
+def _check(what: str, needed: int, free: int | None, settings: tuple[str, ...] = ()) -> None:
+    if free is not None and needed > free:
+        problem = f"{what} needs about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+        raise InsufficientMemoryError(problem, settings=settings)
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
@@ -105,11 +95,8 @@ def as_memory_error(error: Exception, config: RunConfig | None = None) -> Insuff
     """Return an error that says memory ran out, with a smaller micro-batch for `config`; None for other errors."""
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in str(error) for sign in SIGNS):
         return None
-    if config is None:
-        return InsufficientMemoryError("out of memory")
-    micro = config.train.sequences_at_once
-    problem = f"out of memory with {micro} sequence{'s' * (micro > 1)} at once"
-    return InsufficientMemoryError(problem, settings=_smaller_micro_batch(config, micro // 2))
+    settings = _smaller_micro_batch(config, config.train.sequences_at_once // 2) if config else ()
+    return InsufficientMemoryError("out of memory", settings=settings)
 
 
 def _smaller_micro_batch(config: RunConfig, most: int) -> tuple[str, ...]:

@@ -18,13 +18,12 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
     """Return `loss` compiled, or `loss` itself if compiling fails or, if `is_optional`, does not make it faster.
 
     Args:
-        loss: The function to compile.
         example: Inputs and targets (B, T) to compile for, forward and backward, so that failures show here.
         is_optional: Whether the user left the choice to minigpt.
         log: Receives one line for each decision.
     """
     log("compiling the network (runtime.compile=false skips this)")
-    started, compiled = time.perf_counter(), torch.compile(loss)
+    compiled = torch.compile(loss)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's remarks about itself
@@ -36,25 +35,19 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         log(f"compilation failed, continuing without it ({reason[:200]})")
         return loss
-    log(f"compiled in {time.perf_counter() - started:.0f} s")
-    if is_optional and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
+    can_be_slower = example[0].device.type == "cpu"
+    if is_optional and can_be_slower and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
         log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
         return loss
     return compiled
 
 
 def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:
-    """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each.
-
-    On a GPU return 1: compiling has always paid there.
-    """
-    if example[0].device.type != "cpu":
-        return 1.0
+    """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each."""
     best = {plain: math.inf, compiled: math.inf}
-    for _ in range(3):
-        for loss in best:
-            torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it
-            started = time.perf_counter()
-            loss(*example).backward()
-            best[loss] = min(best[loss], time.perf_counter() - started)
+    for loss in (plain, compiled) * 3:
+        torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it
+        started = time.perf_counter()
+        loss(*example).backward()
+        best[loss] = min(best[loss], time.perf_counter() - started)
     return best[compiled] / best[plain]

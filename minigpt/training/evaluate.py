@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,19 +40,13 @@ def evaluate(
     tokenizer: Tokenizer,
     *,
     stride: int | None = None,
-    autocast: Callable[[], AbstractContextManager[Any]] | None = None,
-    progress: Callable[[int], object] | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    progress: Callable[[int], object] = lambda tokens: None,
 ) -> EvalResult:
     """Score every token but the first once, given the tokens before it in its window, without dropout.
 
-    Args:
-        model: The model, on any device.
-        tokens: Token ids (N,).
-        tokenizer: The tokenizer, to count characters.
-        stride: Distance between the starts of windows, by default the context. With a smaller stride each token is
-            scored with at least `context - stride` tokens before it. That mostly lowers the loss.
-        autocast: Returns the context of each forward pass.
-        progress: Receives the number of tokens scored in each batch.
+    The starts of windows are `stride` apart, by default the context. A smaller stride leaves each token at least
+    `context - stride` tokens before it, which mostly lowers the loss. `progress` receives the tokens of each batch.
 
     Raises:
         ConfigError: The stride is not between 1 and the context.
@@ -69,12 +63,11 @@ def evaluate(
     total = 0.0
     with eval_mode(model):
         for x, y, new in evaluation_windows(tokens, context, stride, batch_size):
-            with autocast() if autocast else torch.autocast(device.type, enabled=False):
+            with autocast():
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)
             targets = y[:, -new:].to(device)  # (B, new)
             total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
-            if progress:
-                progress(targets.numel())
+            progress(targets.numel())
     loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters)

@@ -22,7 +22,7 @@ from minigpt.errors import CheckpointError, DivergedError, TrainingError, escape
 from minigpt.files import write_atomically
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed
 from minigpt.model.gpt import GPT, eval_mode
-from minigpt.model.memory import as_memory_error, check_batch, check_model, peak_memory
+from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
@@ -306,7 +306,7 @@ class Training:
         )  # gradients, and the optimizer's two moments unless they were loaded
         fixed = missing * sum(weight.nbytes for weight in weights)
         one = self._example(1, self.config.model.context)
-        check_batch(self.config, self.runtime.device, fixed, lambda: self.mean_loss(*one), weights)
+        check_batch(self.config, self.runtime.device, fixed, backward_bytes(lambda: self.mean_loss(*one), weights))
         self.matmul_speed = measure_matmul(self.runtime)
         self.compile()
         if self.drift:

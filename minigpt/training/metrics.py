@@ -86,11 +86,8 @@ class Metrics:
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
         self.to_tensorboard("flush")
-        if not self.is_silent and self._write_pending():
-            try:
-                os.fsync(self.lines.fileno())
-            except OSError as error:
-                self._complain(error)
+        if not self.is_silent:
+            self._write_pending(sync=True)
 
     def close(self) -> None:
         """Write what is pending and close the files."""
@@ -112,23 +109,21 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_pending(self) -> bool:
-        """Write the pending lines at once, and return whether the disk took them."""
+    def _write_pending(self, sync: bool = False) -> None:
+        """Write the pending lines. If the disk refuses, keep them in memory."""
         try:
             while self.pending:
                 self.pending = self.pending[self.lines.write(self.pending) :]
+            if sync:
+                os.fsync(self.lines.fileno())
         except OSError as error:
-            self._complain(error)
-            return False
-        if self.is_failing:
-            self.message(f"{escape(self.path)} is written again; nothing is lost")
-        self.is_failing = False
-        return True
-
-    def _complain(self, error: OSError) -> None:
-        if not self.is_failing:
-            self.message(f"cannot write {escape(self.path)}: {reason(error)}; keeping the lines in memory")
-        self.is_failing = True
+            if not self.is_failing:
+                self.message(f"cannot write {escape(self.path)}: {reason(error)}; keeping the lines in memory")
+            self.is_failing = True
+        else:
+            if self.is_failing:
+                self.message(f"{escape(self.path)} is written again; nothing is lost")
+            self.is_failing = False
 
 
 def remove_lines_after(path: Path, step: int) -> None:

@@ -6,6 +6,7 @@ They are not `torch.optim.Optimizer`s, because creating one imports the compiler
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -19,15 +20,16 @@ NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 """Coefficients of five Newton-Schulz steps, tuned for speed (https://kellerjordan.github.io/posts/muon/)."""
 
 
+@dataclass(eq=False)
 class ParamGroupOptimizer:
     """An optimizer of some parameters, which share their settings."""
 
     state_shapes: ClassVar[Mapping[str, Callable[[Tensor], tuple[int, ...]]]]
     """The state of each parameter by name: its shape as a function of the parameter. State starts at zero."""
-
-    def __init__(self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float) -> None:
-        self.parameters, self.peak_rate, self.weight_decay = list(parameters), peak_rate, weight_decay
-        self.state: dict[str, list[Tensor]] = {}
+    parameters: list[Tensor]
+    peak_rate: float
+    weight_decay: float
+    state: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
 
     def state_tensors(self) -> list[list[Tensor]]:
         """Return the state in the order of `state_shapes`, one tensor per parameter. Create it if needed."""
@@ -42,21 +44,15 @@ class ParamGroupOptimizer:
         assert len(gradients) == len(self.parameters), "a parameter has no gradient"
         return gradients
 
-    def step(self, lr: float) -> None:
-        """Update the parameters with their gradients."""
-        raise NotImplementedError
 
-
+@dataclass(eq=False)
 class AdamW(ParamGroupOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101)."""
 
     state_shapes: ClassVar = {"step": lambda p: (), "exp_avg": lambda p: p.shape, "exp_avg_sq": lambda p: p.shape}
 
-    def __init__(
-        self, parameters: Sequence[Tensor], peak_rate: float, weight_decay: float, beta1: float, beta2: float
-    ) -> None:
-        super().__init__(parameters, peak_rate, weight_decay)
-        self.beta1, self.beta2 = beta1, beta2
+    beta1: float
+    beta2: float
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -68,6 +64,7 @@ class AdamW(ParamGroupOptimizer):
         )  # fmt: skip
 
 
+@dataclass(eq=False)
 class Muon(ParamGroupOptimizer):
     """Nesterov momentum, orthogonalized (Jordan et al. 2024) and normalized by neuron (NorMuon, Li et al. 2025).
 
@@ -79,15 +76,11 @@ class Muon(ParamGroupOptimizer):
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
-    size_decay = 0.95
+    size_decay: ClassVar = 0.95
     """Decay of `squared_size`, the running mean square of each vector."""
-    ns_coefficients = NS_COEFFICIENTS
-
-    def __init__(
-        self, matrices: Sequence[Tensor], peak_rate: float, weight_decay: float, momentum: float, dtype: torch.dtype
-    ) -> None:
-        super().__init__(matrices, peak_rate, weight_decay)
-        self.momentum, self.dtype = momentum, dtype
+    ns_coefficients: ClassVar = NS_COEFFICIENTS
+    momentum: float
+    dtype: torch.dtype
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -146,7 +139,7 @@ class Optimizer:
         hidden = [p for p, name in self.names.items() if is_muon and p.ndim == 2 and name.startswith("blocks.")]
         rest = [p for p in self.names if all(p is not matrix for matrix in hidden)]
         betas = (config.beta1, config.beta2)
-        groups = [
+        groups: list[AdamW | Muon] = [
             AdamW([p for p in rest if p.ndim == 2], config.lr, config.weight_decay, *betas),
             AdamW([p for p in rest if p.ndim != 2], config.lr, 0.0, *betas),
             Muon(hidden, config.muon_lr, config.weight_decay, config.momentum, dtype),
@@ -181,17 +174,13 @@ class Optimizer:
         """
         if not state:
             return
-        expected = {
-            f"{kind}/{self.names[parameter]}": shape(parameter)
-            for group in self.groups
-            for kind, shape in group.state_shapes.items()
-            for parameter in group.parameters
-        }
-        found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        if found != expected:
-            wrong = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            raise ValueError(f"the optimizer state {wrong} does not fit the model")
         for group in self.groups:
-            for kind, values in zip(group.state_shapes, group.state_tensors(), strict=True):
-                for parameter, value in zip(group.parameters, values, strict=True):
-                    value.copy_(state[f"{kind}/{self.names[parameter]}"])
+            group.state_tensors()  # creates the state
+        own = self.state_dict()
+        wrong = own.keys() ^ state.keys() or {name for name in own if own[name].shape != state[name].shape}
+        if wrong:
+            for group in self.groups:
+                group.state.clear()
+            raise ValueError(f"the optimizer state {min(wrong)} does not fit the model")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.gpt import RMS_NORM_EPS
 from minigpt.model.kernels import CPU
 
 
@@ -91,7 +90,7 @@ class FixedGainRMSNorm(nn.Module):
         self.register_buffer("gains", torch.full((size,), gain))
 
     def forward(self, x: Tensor) -> Tensor:
-        return CPU.rms_norm(x, self.gains, RMS_NORM_EPS)
+        return CPU.rms_norm(x, self.gains)
 
 
 def qk_scale(run: Any, argument: Mapping[str, Any]) -> None:

@@ -313,7 +313,7 @@ def test_resume_needs_an_intact_checkpoint(cli: Cli, run: Path) -> None:
 
 
 def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.model.device._devices", lambda: ["cuda:0", "cpu"])
+    monkeypatch.setattr("minigpt.model.device.available_devices", lambda: ["cuda:0", "cpu"])
     assert "on cpu" in cli("train", "--resume", "last", "-s", "runtime.device=auto", *MORE).err
     assert json.loads((run / "environment.jsonl").read_text(encoding="utf-8").splitlines()[-1])["device"] == "cpu"
 

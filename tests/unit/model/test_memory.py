@@ -47,7 +47,7 @@ def test_a_container_can_have_less_free_memory(limit: str | None, free: int, mon
     assert free_memory_bytes("cpu") == pytest.approx(free, rel=1e-3)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="not reported on this system")
+@pytest.mark.skipif(sys.platform != "linux", reason="not reported on this system")
 def test_peak_memory_includes_what_was_freed() -> None:
     """In a process of its own, because this one may have used more before."""
     program = (
@@ -91,16 +91,14 @@ def test_measuring_frees_what_training_would_keep(kernels: Kernels) -> None:
 
 
 def test_a_model_must_fit_with_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a GPU, only the averages count: a checkpoint copies them to this machine."""
     parameters = 1000
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 3 * 4 * parameters)
-    check_model(parameters, "cuda", has_average=True)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 4 * 4 * parameters)
+    check_model(parameters, "cpu", has_average=False)
     with pytest.raises(InsufficientMemoryError, match=r"^training a model of 1,000 parameters needs about"):
-        check_model(parameters, "cpu", has_average=False)
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 3 * 4 * parameters - 1)
-    check_model(parameters, "cuda", has_average=False)
+        check_model(parameters, "cpu", has_average=True)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 4 * 4 * parameters - 1)
     with pytest.raises(InsufficientMemoryError):
-        check_model(parameters, "cuda", has_average=True)
+        check_model(parameters, "cpu", has_average=False)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +109,13 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(
     micro: int, free: int, settings: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sequence takes 1 MB, and 1 MB is needed otherwise; four fifths of the free memory are filled."""
-    monkeypatch.setattr(memory, "backward_bytes", lambda loss, weights: 1_000_000)
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: free * 1_000_000)
     config = make_config(train__batch_size=16, train__micro_batch_size=micro)
     if settings is None:
-        check_batch(config, "cpu", 1_000_000, lambda: torch.zeros(()), [])
+        check_batch(config, "cpu", 1_000_000, 1_000_000)
         return
     with pytest.raises(InsufficientMemoryError, match=r"^training with 16 sequences at once needs") as error:
-        check_batch(config, "cpu", 1_000_000, lambda: torch.zeros(()), [])
+        check_batch(config, "cpu", 1_000_000, 1_000_000)
     assert error.value.settings == settings
 
 
@@ -130,5 +127,5 @@ def test_out_of_memory_is_recognized_in_pytorchs_words() -> None:
         assert str(as_memory_error(problem)) == "out of memory"
         found = as_memory_error(problem, config)
         assert found is not None
-        assert (str(found), found.settings) == ("out of memory with 6 sequences at once", ("train.micro_batch_size=3",))
+        assert (str(found), found.settings) == ("out of memory", ("train.micro_batch_size=3",))
     assert as_memory_error(RuntimeError("shapes do not match")) is None

@@ -135,8 +135,6 @@ def test_evaluates_in_the_given_precision() -> None:
     rounded = evaluate(model, ids, CHARS, autocast=lambda: torch.autocast("cpu", torch.bfloat16))
     assert rounded != exact
     assert rounded.loss == pytest.approx(exact.loss, rel=0.02)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert evaluate(model, ids, CHARS) == exact
 
 
 @pytest.mark.parametrize("length", [0, 1])
