@@ -126,7 +126,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         problems += _problems(error)
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
-        raise ConfigError(f"configuration: {count}{'; '.join(problems)}")
+        raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
     return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
 
 

@@ -23,10 +23,10 @@ class CharTokenizer:
     """One token per distinct character. Ids follow the order of code points."""
 
     def __init__(self, chars: Iterable[str]) -> None:
-        self.chars = "".join(sorted(set(chars)))
+        points = np.unique(code_points("".join(chars)))
+        self.chars = points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
         self.vocab_size = len(self.chars)
         self.dtype = np.min_scalar_type(self.vocab_size)
-        points = code_points(self.chars)
         # Ids by code point. The last entry stands for all larger code points, which are unknown.
         self._table = np.full(int(points.max(initial=0)) + 2, self.vocab_size, dtype=self.dtype)
         self._table[points] = np.arange(self.vocab_size)
