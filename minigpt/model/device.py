@@ -29,8 +29,6 @@ from minigpt.storage.metadata import Environment
 
 COMPILE_FROM_SECONDS = 270.0
 """Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15 % of the training time."""
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of mallopt, from glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +195,8 @@ def configure_torch(runtime: Runtime) -> None:
     if runtime.kernels == "cpu" and sys.platform == "linux":
         # Let glibc keep freed memory for the next step. Otherwise the system must zero the same pages every step.
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
+        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD
 
 
 def reseed(runtime: Runtime, seed: int) -> None:

@@ -221,10 +221,7 @@ if hasattr(torch, "_softmax_backward_data") and hasattr(torch.ops.aten, "native_
 
 
 def _by_device(name: str) -> Callable[..., Tensor]:
-    def kernel(x: Tensor, *arguments: Any) -> Any:
-        return getattr(CPU if x.device.type == "cpu" else TORCH, name)(x, *arguments)
-
-    return kernel
+    return lambda x, *others: getattr(CPU if x.device.type == "cpu" else TORCH, name)(x, *others)
 
 
 DEFAULT = Kernels(_by_device("sdpa"), _by_device("dropout"), _by_device("rms_norm"))
