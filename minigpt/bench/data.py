@@ -1,4 +1,4 @@
-"""Scan and encode a text, compared with plain Python that reads it at once and maps each character."""
+"""Scanning and encoding a text, compared with plain Python that reads the whole text and maps each character."""
 
 import os
 import random
@@ -24,14 +24,14 @@ from minigpt.text.sources import open_corpus
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OTHERS = "éèüßñçαβγδλπабвгд的一是不了人我在有他😀🎉"
 GENERATED = (("ASCII", 100, LETTERS), ("mixed UTF-8", 50, LETTERS + OTHERS))
-"""Name, megabytes and letters of the texts to generate if none is given."""
+"""Name, size in megabytes and letters of each text to generate if none is given."""
 
 
 def run(text: Sequence[str], encoding: str, rounds: int, log: Log) -> Report:
     """Measure `text`, or two generated texts if it is empty. Copies and caches are temporary.
 
     Raises:
-        TextError: If the text cannot be read.
+        TextError: The text cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="minigpt-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
@@ -53,7 +53,7 @@ def run(text: Sequence[str], encoding: str, rounds: int, log: Log) -> Report:
 
 
 def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
-    """Build the side that prepares a text like `minigpt train`, with an empty cache in each round."""
+    """Build the side that prepares a text as `minigpt train` does, with an empty cache in each round."""
     from minigpt.text.dataset import encode_cached
     from minigpt.text.tokenizer import make_tokenizer
 
@@ -67,7 +67,7 @@ def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
         ids = encode_cached(found, make_tokenizer("char", "".join(found.counts)))
         results = _round(path, ids, time.perf_counter() - started)
         results["scan_megabytes_per_second"] = path.stat().st_size / 1e6 / scanned
-        del ids  # Windows cannot remove a mapped file
+        del ids  # Windows cannot delete a memory-mapped file
         shutil.rmtree(cache, ignore_errors=True)
         return results
 
@@ -75,7 +75,7 @@ def build_minigpt(path: Path, folder: Path, log: Log) -> Workload:
 
 
 def build_plain(path: Path, log: Log) -> Workload:
-    """Build the side with the simplest solution."""
+    """Build the side that uses the simplest solution."""
 
     def measure() -> Round:
         started = time.perf_counter()
@@ -87,7 +87,7 @@ def build_plain(path: Path, log: Log) -> Workload:
         ids = np.frombuffer(numbers, dtype="<u4").astype(np.uint16 if len(chars) < 2**16 else np.uint32)
         return _round(path, ids, time.perf_counter() - started)
 
-    return measure, {"about": f"Python {sys.version.split()[0]}: read at once, str.translate, to a numpy array"}
+    return measure, {"about": f"Python {sys.version.split()[0]}: read all, str.translate, convert to NumPy array"}
 
 
 def _round(path: Path, ids: Any, elapsed: float) -> Round:
@@ -117,7 +117,7 @@ def _copy_as_utf8(text: Sequence[str], encoding: str, folder: Path) -> tuple[str
 
 
 def _generate(path: Path, megabytes: int, letters: str) -> Path:
-    """Write lines of random words: one block of 1 MB, rotated by a random number of characters each time."""
+    """Write lines of random words: repeat one block of 1 MB, rotated by a random number of characters each time."""
     rng, block = random.Random(0), ""
     while len(block.encode()) < 1_000_000:
         words = ("".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(2000))

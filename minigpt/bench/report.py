@@ -11,7 +11,7 @@ from typing import Any
 from minigpt import __version__
 
 Round = dict[str, float]
-"""The measurements of one round: keys of COLUMNS, and numbers that show that all sides computed the same."""
+"""The measurements of one round: keys of COLUMNS, and values that show that all sides computed the same thing."""
 Report = dict[str, Any]
 """The results of a benchmark, as `--json` prints them."""
 
@@ -25,11 +25,11 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "scan_megabytes_per_second": ("scan only, MB/s", lambda value: f"{value:,.1f}"),
     "memory_bytes": ("peak memory", lambda value: f"{value / 1e6:,.0f} MB"),
 }
-"""The columns of a table: heading and format of each measurement."""
+"""The columns of a table: the heading and format of each measurement."""
 
 
 def summarize(rounds: Sequence[Round]) -> Round:
-    """Return the median of each column over the rounds, and the maximum of the memory."""
+    """Return the median of each column over the rounds, but the maximum for memory."""
     return {
         key: (max if key == "memory_bytes" else statistics.median)(values[key] for values in rounds)
         for key in COLUMNS
@@ -61,7 +61,7 @@ def report(benchmark: str, settings: dict[str, Any], comparisons: list[dict[str,
 
 
 def tables(results: Report) -> Iterator[tuple[list[str], list[list[str]], list[str]]]:
-    """Yield the head and rows of a table for each comparison, and the lines to print below it."""
+    """Yield the header and rows of a table for each comparison, and the lines to print below it."""
     for comparison in results["comparisons"]:
         sides = comparison["sides"]
         columns = [key for key in COLUMNS if any(key in side["summary"] for side in sides.values())]

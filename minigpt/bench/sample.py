@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
-"""Characters to sample in a round, if the context allows, and before the first round."""
+"""Characters to sample in each round, if the context allows, and as a warm-up before the first."""
 DEFAULTS: ConfigSource = (
     "bench sample",
     {
@@ -40,16 +40,16 @@ DEFAULTS: ConfigSource = (
         "model.context": 256,
     },
 )
-"""The settings of a new model. Its weights are random, which does not change its speed."""
+"""The settings of a new model. Its random weights do not affect the speed."""
 
 
 def run(
     trained: str | None, assignments: Sequence[str], num_samples: int, length: int | None, rounds: int, log: Log
 ) -> Report:
-    """Measure `num_samples` samples of `length` characters at once, from the run `trained` or a new model.
+    """Measure generating `num_samples` samples of `length` characters at once, from the run `trained` or a new model.
 
     Raises:
-        ConfigError: If a setting cannot be changed here, or `length` exceeds the context.
+        ConfigError: A setting cannot be changed here, or `length` exceeds the context.
     """
     overrides = parse_overrides(assignments)
     for key in overrides[1]:
@@ -81,7 +81,7 @@ def run(
 
 
 def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path | None, log: Log) -> Workload:
-    """Build the side that samples like `minigpt sample`, from the checkpoint at `path` or with random weights."""
+    """Build the side that samples as `minigpt sample` does, from the checkpoint at `path` or with random weights."""
     if path:
         engine = Engine(config.model, load_checkpoint(path).weights)
     else:
@@ -98,7 +98,7 @@ def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path |
 
 
 def build_transformers(config: RunConfig, length: int, num_samples: int, vocab_size: int, log: Log) -> Workload:
-    """Build the side with a GPT-2 of the same shape in transformers, with its KV cache."""
+    """Build the side that samples from a GPT-2 of the same shape in transformers, with its KV cache."""
     import torch
 
     warnings.simplefilter("ignore")

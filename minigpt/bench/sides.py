@@ -1,8 +1,8 @@
-"""Measure several implementations in interleaved rounds, each in a process of its own.
+"""Measure several implementations in interleaved rounds, each in its own process.
 
 Each side of a comparison has its own process because minigpt changes process-wide settings for training, and because
-peak memory is known only for a whole process. Rounds are interleaved because the speed of a machine drifts over time.
-This module does not import torch, so that a side without torch is measured without it.
+peak memory can only be measured for a whole process. Rounds are interleaved because the speed of a machine drifts over
+time. This module does not import torch, because a side without torch must be measured without it.
 """
 
 import signal
@@ -21,9 +21,9 @@ from minigpt.bench.report import COLUMNS, Round, summarize
 from minigpt.errors import InsufficientMemoryError, UserError
 
 Log = Callable[[str], None]
-"""Prints a line for the user."""
+"""Function that prints a line for the user."""
 Workload = tuple[Callable[[], Round], dict[str, Any]]
-"""A function that measures one round, and facts about the side. `about` is its description."""
+"""A function that measures one round, and facts about the side. The fact `about` describes it."""
 
 EXIT_TIMEOUT = 3.0
 """Seconds to wait for the process of a side to exit before killing it."""
@@ -42,12 +42,12 @@ class Side:
 
     def measure(self) -> None:
         """Measure one round."""
-        with suppress(OSError):  # the process has ended; receive() reports it
+        with suppress(OSError):  # the process has exited; receive() reports it
             self.pipe.send("measure")
         self.rounds.append(self.receive())
 
     def receive(self) -> dict[str, Any]:
-        """Return the next result of the process, and log its messages until then. Raise its exception, if any."""
+        """Log the messages of the process until its next result, and return that. Raise its exception, if any."""
         while True:
             try:
                 message = self.pipe.recv()
@@ -55,7 +55,7 @@ class Side:
                 self.process.join()
                 code = self.process.exitcode or 0
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                raise UserError(f"the process of {self.name} ended ({how}), perhaps out of memory") from error
+                raise UserError(f"the process of {self.name} exited ({how}), perhaps out of memory") from error
             if isinstance(message, Exception):
                 raise message
             if not isinstance(message, str):
@@ -66,7 +66,7 @@ class Side:
 
 @contextmanager
 def start_side(name: str, build: str, *arguments: object, log: Log) -> Iterator[Side]:
-    """Start a process for one side, and end it after the `with` block.
+    """Start a process for one side, and stop it after the `with` block.
 
     Args:
         name: The name of the side in results and messages.
@@ -84,7 +84,7 @@ def start_side(name: str, build: str, *arguments: object, log: Log) -> Iterator[
         side.facts = side.receive()
         yield side
     finally:
-        ours.close()  # ends a waiting process, so that it can stop the helpers of torch's compiler
+        ours.close()  # a waiting process then exits, and first stops the workers of torch's compiler
         process.join(EXIT_TIMEOUT)
         process.kill()
         process.join()
@@ -92,7 +92,7 @@ def start_side(name: str, build: str, *arguments: object, log: Log) -> Iterator[
 
 def _serve(pipe: "Connection[Any, Any]", name: str, build: str, arguments: tuple[object, ...]) -> None:
     """Send the facts about the side, then measure a round per request until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which stops this process
     try:
         module, _, function = build.rpartition(".")
         measure, facts = getattr(import_module(module), function)(*arguments, pipe.send)
@@ -114,7 +114,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, build: str, arguments: tuple
 
 
 def measure_interleaved(sides: Sequence[Side], rounds: int, rate: str, **about: object) -> dict[str, Any]:
-    """Measure all sides in each round, and compare the first side with each other side.
+    """Measure all sides in each round, and compare the first side with each of the others.
 
     Args:
         sides: The sides; the first is minigpt.

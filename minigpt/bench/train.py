@@ -28,7 +28,7 @@ from minigpt.training.setup import prepare_run
 
 MAX_SECONDS = 3600.0
 Known = tuple[str, Tokenizer]
-"""Fingerprint and tokenizer of a text. With them another process can load the cached text, even if it was piped in."""
+"""Fingerprint and tokenizer of a text, which let another process load the cached text even if it was piped in."""
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     """Measure training steps in rounds of about `seconds`.
 
     Raises:
-        UserError: As `minigpt train` would, or if `seconds` is out of range.
+        UserError: `seconds` is out of range, or `minigpt train` would raise it.
     """
     if not 0 <= seconds <= MAX_SECONDS:
         raise UserError(f"cannot measure rounds of {seconds:g} seconds: expected 0 to {MAX_SECONDS:g}")
@@ -46,7 +46,7 @@ def run(
         log(notice)
     config, known = start.config, (start.data.fingerprint, start.data.tokenizer)
     if config.optim.name != "adamw":
-        log("minigpt uses Muon, the plain loop AdamW, which is faster; optim.name=adamw uses AdamW in both")
+        log("minigpt uses Muon, and the plain loop uses AdamW, which is faster; with optim.name=adamw both use AdamW")
     with tempfile.TemporaryDirectory(prefix="minigpt-bench-") as folder, ExitStack() as stack:
         common = (config, known, seconds)
         minigpt = stack.enter_context(
@@ -63,14 +63,14 @@ def run(
 
 
 def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path, log: Log) -> Workload:
-    """Build the side that takes the steps of `minigpt train`."""
+    """Build the side that trains as `minigpt train` does."""
     data = reload_dataset(config.data, *known)
     training = Training(config, folder, data)
     training.compile()
 
     def step() -> None:
         if training.length.is_reached(training.state.step, training.clock.total):
-            training.state.step = 0  # the learning rate is undefined after the end
+            training.state.step = 0  # the learning rate is undefined past the end of the run
             training.clock.restart()
         training.step()
 
@@ -78,7 +78,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
 
 
 def build_plain(config: RunConfig, known: Known, seconds: float, device: str, threads: int, log: Log) -> Workload:
-    """Build the side that trains in float32 with torch's own kernels, on the same device and number of threads."""
+    """Build the side that trains in float32 with torch's own kernels, on the same device with as many threads."""
     torch.set_num_threads(threads)
     data, runtime = reload_dataset(config.data, *known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
@@ -88,7 +88,7 @@ def build_plain(config: RunConfig, known: Known, seconds: float, device: str, th
 
 
 def plain_step(model: GPT, config: RunConfig, data: TokenDataset, device: str) -> Callable[[], None]:
-    """Return one step of the plain loop."""
+    """Return a function that runs one step of the plain loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     context, batch_size = config.model.context, config.train.batch_size
 
@@ -145,7 +145,7 @@ def _workload(
 
 
 def _initial_loss(model: GPT, config: RunConfig, data: TokenDataset, runtime: Runtime) -> float:
-    """Return the loss of the new model on the batch of step 0. It shows that both sides compute the same."""
+    """Return the loss of the new model on the batch of step 0. It shows that both sides compute the same thing."""
     x, y = batch_at(data.train, config.model.context, config.train.batch_size, config.train.seed, 0)
     with torch.no_grad(), eval_mode(model), runtime.autocast():
         logits = model(x.to(runtime.device))
@@ -153,7 +153,7 @@ def _initial_loss(model: GPT, config: RunConfig, data: TokenDataset, runtime: Ru
 
 
 def _steps_within(seconds: float, step: Callable[[], None]) -> int:
-    """Warm up, and return how many steps take about `seconds`, at least one."""
+    """Warm up, and return the number of steps that take about `seconds`, at least one."""
     step()  # the first step allocates memory and selects kernels
     started, done = time.perf_counter(), 0
     while not done or time.perf_counter() - started < seconds / 4:

@@ -1,4 +1,4 @@
-"""A claim is a statement from the lecture notes with a check that decides it."""
+"""Claims: statements from the lecture notes, each with a check that decides it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The outcome of a check."""
 
     holds: bool
-    """Whether the claim holds or, if it has a correction, whether the correction does."""
+    """Whether the claim holds. If the claim has a correction, whether the correction holds."""
     measured: str
-    """The measured values, for people."""
+    """The measured values, as text for the reader."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Claim:
     """The numbers of the notes that make the statement."""
     check: Callable[[], Finding]
     correction: str | None = None
-    """What is correct, if the statement is wrong. The check then tests the correction."""
+    """The correct statement, if the claim is wrong. The check then tests the correction."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Result:
     note: str
     measured: str
     verdict: str
-    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL; `evidence.py` adds those for a run."""
+    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL. `evidence.py` has three more for runs."""
     correction: str | None
     where: str
     """File and line of the check."""
 
 
 def decide(claim: Claim) -> Result:
-    """Run the check of a claim."""
+    """Run the check of a claim, and return the result."""
     finding = claim.check()
     verdict = "FAIL" if not finding.holds else "CORRECTED" if claim.correction else "PASS"
     notes, where = ", ".join(claim.notes), location(claim.check)
@@ -58,7 +58,7 @@ def location(check: Callable[..., object]) -> str:
 
 
 def fmt(value: float | Tensor | Sequence[float]) -> str:
-    """Format a number, or several with commas, with three significant digits: 0.123, 4.57, 12,345, 3e-16."""
+    """Format numbers to three significant digits, separated by commas: 0.123, 4.57, 12,345, 3e-16."""
     value = value.tolist() if isinstance(value, Tensor) else value
     if isinstance(value, Sequence):
         return ", ".join(map(fmt, value))
@@ -76,5 +76,5 @@ def fmt_named(values: Mapping[str, float | Sequence[float]]) -> str:
 
 
 def max_abs(difference: Tensor) -> float:
-    """Return the largest absolute value."""
+    """Return the largest absolute value of the elements."""
     return difference.abs().max().item()

@@ -1,8 +1,8 @@
 """Embeddings and blocks: the layers around attention.
 
-A tokenizer splits a text into characters and gives each a number. The number selects a row in a table of vectors: the
-embedding. N identical blocks follow. Each block adds two things to the vectors: what its attention collected from
-other positions, and what its MLP computed from that. Norms keep the numbers in range.
+A tokenizer splits a text into characters and assigns each a number, its id. The id selects a row of the embedding
+matrix. N identical blocks follow. Each block adds two things to the vectors: what its attention collected from other
+positions, and what its MLP computed from that. Norms keep the values in range.
 """
 
 import torch
@@ -22,7 +22,7 @@ from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def any_alphabet() -> Finding:
-    """Encode Chinese text as characters and as bytes, decode it, and generate. The model only sees numbers."""
+    """Encode Chinese text as characters and as bytes, decode it, and generate more. The model only sees ids."""
     text = "我想吃酸菜鱼"
     tokenizer, as_bytes = CharTokenizer(text), ByteTokenizer()
     ids, model = tokenizer.encode(text), small_gpt(85, vocab_size=6)
@@ -30,7 +30,7 @@ def any_alphabet() -> Finding:
         piece.text for piece in generate(TorchEngine(model), tokenizer, text[:2], SampleConfig(length=6))
     )
     measured = (
-        f"{text} has the ids {', '.join(map(str, ids))} or {len(as_bytes.encode(text))} bytes, and decodes to "
+        f"{text} becomes the ids {', '.join(map(str, ids))} or {len(as_bytes.encode(text))} bytes; the ids decode to "
         f"{tokenizer.decode(ids)}; after {text[:2]} an untrained model generates {generated}"
     )
     decoded = tokenizer.decode(ids) == text == as_bytes.decode(as_bytes.encode(text))
@@ -38,7 +38,7 @@ def any_alphabet() -> Finding:
 
 
 def same_word_same_embedding() -> Finding:
-    """Compare the two a's of "a cat". Their embeddings are equal; their vectors after two blocks are not."""
+    """Compare the two a's of "a cat". Their embeddings are equal, but their vectors after two blocks are not."""
     tokenizer = CharTokenizer("a cat")
     ids = torch.tensor(tokenizer.encode("a cat").tolist())
     model = small_gpt(88, tokenizer.vocab_size)
@@ -51,7 +51,7 @@ def same_word_same_embedding() -> Finding:
 
 
 def width_is_a_choice() -> Finding:
-    """Build models of four widths. Multiples of the number of heads work, and small models use fewer than 512."""
+    """Build models of four widths. Any multiple of the number of heads works, and small models use less than 512."""
     tried, ids = (64, 384, 510, 512), torch.arange(12)[None]
     works = [width for width in tried if not contradictions(RunConfig(model=small_config(n_embd=width)))]
     shapes = {tuple(small_gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
@@ -59,16 +59,16 @@ def width_is_a_choice() -> Finding:
     preset_widths = sorted({resolve(read_preset(name)).config.model.n_embd for name in presets()})
     measured = (
         f"with 4 heads, widths {', '.join(map(str, works))} work and {', '.join(map(str, set(tried) - set(works)))} "
-        f"does not; 6 blocks have {', '.join(parameters)} parameters; "
+        f"does not; with 6 blocks they have {', '.join(parameters)} parameters; "
         f"minigpt's presets use {', '.join(map(str, preset_widths))}"
     )
     return Finding(works == [64, 384, 512] and shapes == {(1, 12, 12)} and len(preset_widths) > 1, measured)
 
 
 def blocks_of_one_shape() -> Finding:
-    """Assemble a block from its parts, with the norms before the parts and with the norms after the sums.
+    """Assemble a pre-norm block and a post-norm block from their parts.
 
-    minigpt's block has the norms before the parts. torch's encoder layer follows the 2017 paper by default.
+    minigpt's block is pre-norm. By default, torch's encoder layer is post-norm, like the 2017 paper.
     """
     block, x = randomize(lambda: Block(small_config()), claim=90), normal(1, 10, 32, claim=90)
     middle = x + block.attention(block.norm1(x))
@@ -79,14 +79,14 @@ def blocks_of_one_shape() -> Finding:
     shapes = [[tuple(p.shape) for p in block.parameters()] for block in small_gpt(90, n_layer=3).blocks]
     dropouts = len(record_inputs(block.dropout, lambda: block(x)))
     measured = (
-        f"{len(shapes)} identical blocks with {dropouts} dropouts each; norms before the parts give "
-        f"minigpt's block within {fmt(before)}, norms after the sums the paper's within {fmt(after)}"
+        f"{len(shapes)} identical blocks with {dropouts} dropouts each; the pre-norm version "
+        f"matches minigpt's block to within {fmt(before)}, the post-norm version the paper's to within {fmt(after)}"
     )
     return Finding(max(before, after) < EXACT and shapes.count(shapes[0]) == 3 and dropouts == 2, measured)
 
 
 def layer_norm() -> Finding:
-    """Normalize vectors to mean 0 and variance 1. Many values lie outside 0 to 1; then gain and bias are applied."""
+    """Normalize vectors to mean 0 and variance 1. Many values fall outside 0 to 1. Then apply gain and bias."""
     config, x = small_config(n_embd=64, bias=True), 100 + 50 * normal(200, 64, claim=91)
     fresh, learned = make_norm(config).double(), randomize(lambda: make_norm(config), claim=91)
     y = fresh(x)  # (vectors, C), with gain 1 and bias 0
@@ -95,9 +95,9 @@ def layer_norm() -> Finding:
     gain, bias = learned.parameters()
     error = max_abs(learned(x) - (gain * y + bias))
     measured = (
-        f"means within {fmt(mean)} of 0, variances within {fmt(variance)} of 1; {outside:.0%} "
+        f"means are within {fmt(mean)} of 0, variances within {fmt(variance)} of 1; {outside:.0%} "
         f"of the values are outside 0 to 1, from {fmt(y.min())} to {fmt(y.max())}; "
-        f"gain and bias are applied within {fmt(error)}"
+        f"with gain and bias, the output matches the formula to within {fmt(error)}"
     )
     return Finding(mean < EXACT and variance < 1e-6 and error < EXACT and outside > 0.5, measured)
 
@@ -114,16 +114,16 @@ CLAIMS = (
     ),
     Claim(
         90,
-        "A model is N identical blocks: attention and MLP, a norm before each, dropout and a residual sum after each.",
+        "A model is N identical blocks: attention and MLP, each after a norm and before dropout and a residual sum.",
         ("003",),
         blocks_of_one_shape,
-        correction="This describes GPT-2 and minigpt. In the 2017 paper the norms come after the sums.",
+        correction="This describes GPT-2 and minigpt. The blocks of the 2017 paper are post-norm.",
     ),
     Claim(
         91,
         "Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
         ("002",),
         layer_norm,
-        correction="It maps them to mean 0 and variance 1, so most are outside 0 to 1. The rest is correct.",
+        correction="It gives them mean 0 and variance 1, so most are outside 0 to 1. The rest is correct.",
     ),
 )

@@ -1,8 +1,8 @@
-"""What the questions to a trained model measure on, and how a measurement becomes a verdict.
+"""The data that questions about a trained model use, and the rule that turns a measurement into a verdict.
 
 A question measures one value per window of the validation split and compares the mean with a margin. The verdict is
-SUPPORTED or NOT SUPPORTED if the mean is above or below the margin with 99 % confidence (Student's t), otherwise
-INCONCLUSIVE. Questions that compare something else explain their own rule.
+SUPPORTED or NOT SUPPORTED if the mean is above or below the margin with 99% confidence (Student's t), otherwise
+INCONCLUSIVE. Questions that use a different rule explain it.
 """
 
 import math
@@ -27,7 +27,7 @@ from minigpt.training.evaluate import evaluate
 
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE = "SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"
 MIN_DIFFERENCE = 0.02
-"""The smallest difference that counts, in nats, cosine or divergence."""
+"""The smallest difference that counts, in nats or in units of cosine or divergence."""
 SHUFFLES = 2000
 T_QUANTILES = {0.995: (9.925, 5.841, 4.604, 4.032, 3.707, 3.499), 0.9995: (31.6, 12.92, 8.610, 6.869, 5.959, 5.408)}
 """Quantiles of Student's t distribution with 2 to 7 degrees of freedom."""
@@ -35,14 +35,14 @@ T_QUANTILES = {0.995: (9.925, 5.841, 4.604, 4.032, 3.707, 3.499), 0.9995: (31.6,
 
 @dataclass(frozen=True)
 class Evidence:
-    """A trained model, and the windows of text to measure it on."""
+    """A trained model, and the text windows to evaluate it on."""
 
     loaded: Checkpoint
     windows: Sequence[Ids]
 
     @cached_property
     def model(self) -> GPT:
-        with torch.random.fork_rng(devices=[]):  # a new model draws its initial weights
+        with torch.random.fork_rng(devices=[]):  # a new model samples its initial weights
             return load_model(self.loaded)
 
     @cached_property
@@ -68,7 +68,7 @@ class Evidence:
         return [head_scores(seen.weights, characters(self.loaded.tokenizer, window)) for seen, window in pairs]
 
     def scores(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return one score of all heads for each window, (N, L, H), and the score of uniform attention, (N)."""
+        """Return the score `name` of each head for each window, (N, L, H), and that of uniform attention, (N)."""
         found = [scores[name] for scores in self._scores]
         return torch.stack([score.values for score in found]), torch.tensor([score.uniform for score in found])
 
@@ -78,7 +78,7 @@ class Evidence:
 
     @cached_property
     def costs(self) -> Tensor:
-        """The increase in loss without each head, (N, L, H), in nats."""
+        """The increase in loss when each head is removed, (N, L, H), in nats."""
         shape = self.loaded.config.model
         usual, found = self.losses(), []
         for layer in range(shape.n_layer):
@@ -90,19 +90,19 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Question:
-    """A statement from the lecture notes, and the check that measures a trained model."""
+    """A statement from the lecture notes, and the check that tests it on a trained model."""
 
     id: int
     statement: str
     notes: tuple[str, ...]
     check: Callable[[Evidence], tuple[str, str]]
-    """Returns the verdict, and the measured values as text."""
+    """Returns the verdict and the measured values as text."""
 
 
 def judge(values: Tensor, margin: float = 0.0, confidence: float = 0.995) -> str:
     """Return the verdict on whether the mean of `values` (one per window) exceeds `margin`.
 
-    `confidence` is a quantile: 0.995 means 99 % confidence, two-sided.
+    `confidence` is a quantile: 0.995 means 99% confidence, two-sided.
     """
     values = values.double()
     if len(values) < 3 or not values.isfinite().all():
@@ -121,9 +121,9 @@ def kendall_tau(values: Tensor) -> Tensor:
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return the mean Spearman correlation of the rows of x and y (L, H), and its 95 % quantile for shuffled rows.
+    """Return the mean Spearman correlation of the rows of x and y (L, H), and its 95% quantile for shuffled rows.
 
-    Rows of equal values have no correlation and do not count. Both numbers are nan if no row counts.
+    Skip rows of equal values, which have no correlation. If no rows are left, both values are nan.
     """
     rows = [(a, b) for a, b in zip(x.double(), y.double(), strict=True) if a.max() > a.min() and b.max() > b.min()]
     if not rows:
@@ -138,6 +138,6 @@ def rank_correlation(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of `values` (H), centered and scaled to length 1. Equal values share their mean rank."""
+    """Return the ranks of `values` (H), centered and scaled to length 1. Tied values get their mean rank."""
     below, same = (values[:, None] > values).sum(1), (values[:, None] == values).sum(1)
     return F.normalize(below + (same - 1) / 2 - (len(values) - 1) / 2, dim=0)

@@ -1,6 +1,6 @@
-"""Several heads: attention in parallel, each head in its own subspace.
+"""Multiple heads: attention in parallel, each head in its own subspace.
 
-The heads share the width of the model. Each head compares d_k numbers of every query and key. One head can attend
+The heads divide the model width among them. Each head compares d_k components of every query and key. One can attend
 to the previous token while another attends to the last line break. The outputs of the heads are concatenated and
 multiplied by one more matrix:
 
@@ -36,7 +36,7 @@ def heads_in_parallel() -> Finding:
 def distributions_in_parallel() -> Finding:
     """Compare the weights of the heads. Each head has its own distribution over the past.
 
-    The outputs of the heads are concatenated, not their weights.
+    The outputs of the heads are concatenated; their weights are not.
     """
     layer, x = small_attention(102, n_head=4), normal(1, 10, 32, claim=102)
     q, k, v = layer.queries_keys_values(x)
@@ -45,14 +45,14 @@ def distributions_in_parallel() -> Finding:
     error = max_abs(concatenated - record_inputs(layer.proj, lambda: layer(x))[0][0])
     apart = min(max_abs(weights[a] - weights[b]) for a in range(4) for b in range(a))
     measured = (
-        f"4 weight tables of 10×10, any two differ by at least {fmt(apart)}; "
-        f"the input of W_O is their concatenated output within {fmt(error)}"
+        f"4 weight matrices of 10×10; any two differ by at least {fmt(apart)}; "
+        f"the input of W_O matches the concatenated outputs to within {fmt(error)}"
     )
     return Finding(error < EXACT and apart > 0.01, measured)
 
 
 def heads_side_by_side() -> Finding:
-    """Count the dimensions. Number of heads times head size is the model width, so W_O is square.
+    """Count the dimensions. The number of heads times the head size is the model width, so W_O is square.
 
     The output of the layer then has the shape of its input and can be added to it.
     """
@@ -65,7 +65,7 @@ def heads_side_by_side() -> Finding:
 
 
 def heads_add_up() -> Finding:
-    """Split W_O into one block of rows per head. The head outputs times their blocks add up to the layer's output.
+    """Split W_O into one block of rows per head. Each head's output times its block, summed, is the layer's output.
 
     So "concatenate, then multiply by W_O" and "add the outputs" describe the same computation.
     """
@@ -81,7 +81,7 @@ def heads_add_up() -> Finding:
 
 
 def heads_at_the_same_cost() -> Finding:
-    """Count parameters for 1, 2, 4 and 8 heads. More heads are smaller heads, so the count does not change.
+    """Count parameters for 1, 2, 4 and 8 heads. With more heads, each head is smaller, so the count does not change.
 
     A head compares tokens by x W_Q W_K^T x', a product of rank d_k.
     """
@@ -99,7 +99,7 @@ def heads_at_the_same_cost() -> Finding:
 
 
 def random_starts_tell_heads_apart() -> Finding:
-    """Start two heads with equal weights. They get equal gradients, so training cannot tell them apart.
+    """Start two heads with equal weights. They get equal gradients, so training cannot make them differ.
 
     A random W_O is enough to make the gradients differ.
     """
@@ -117,7 +117,7 @@ def random_starts_tell_heads_apart() -> Finding:
         assert layer.qkv.weight.grad is not None
         first, second = layer.qkv.weight.grad.unflatten(0, (3, 2, 16)).unbind(1)
         gaps[equal] = max_abs(first - second) / max_abs(first)
-    measured = f"relative difference of the heads' gradients, by equal weights: {fmt_named(gaps)}"
+    measured = f"relative difference between the heads' gradients, by which weights are equal: {fmt_named(gaps)}"
     different = gaps["none"] > 0.1 and gaps["W_Q, W_K, W_V"] > 0.1
     return Finding(gaps["all"] < EXACT and different, measured)
 
@@ -142,7 +142,7 @@ class BertStyle(nn.Module):
 
 
 def bert_reference() -> Finding:
-    """Copy minigpt's weights into a BERT layer. With a causal mask, both give the same output.
+    """Copy minigpt's weights into a BERT layer. With a causal mask, the two layers give the same output.
 
     BERT itself has no causal mask. A GPT adds -inf to the scores of future tokens.
     """
@@ -158,7 +158,7 @@ def bert_reference() -> Finding:
 
 
 class OneHead(nn.Module):
-    """One head as in note 004: three linear layers without bias, a mask by tril, a softmax, and no scale."""
+    """One head as in note 004: three linear layers without bias, a tril mask, a softmax, and no scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class OneHead(nn.Module):
 
 
 def one_head_reference() -> Finding:
-    """Run the lecture's head with minigpt's weights. It equals minigpt's layer only after the scale is added."""
+    """Run the lecture's head with minigpt's weights. It matches minigpt's layer only once the scale is added."""
     layer, lecture = small_attention(97, n_head=1), randomize(lambda: OneHead(32), claim=97)
     w_q, w_k, w_v = layer.qkv.weight.chunk(3)
     lecture.query.weight, lecture.key.weight, lecture.value.weight = map(nn.Parameter, (w_q, w_k, w_v))
@@ -183,8 +183,8 @@ def one_head_reference() -> Finding:
     unscaled, scaled = (max_abs(layer.proj(lecture(x, scale)) - layer(x)) for scale in (1.0, 1 / math.sqrt(32)))
     rows, columns = (max_abs(lecture.weights(x, 1.0).sum(dim) - 1) for dim in (-1, -2))
     measured = (
-        f"the code differs from the model by {fmt(unscaled)}, with 1/√d_k by {fmt(scaled)}; "
-        f"rows sum to 1 within {fmt(rows)}, columns within {fmt(columns)}"
+        f"the code differs from the model by {fmt(unscaled)}, or with 1/√d_k by {fmt(scaled)}; "
+        f"row sums differ from 1 by at most {fmt(rows)}, column sums by {fmt(columns)}"
     )
     return Finding(unscaled > 0.01 and scaled < EXACT and rows < EXACT and columns > 0.1, measured)
 
@@ -192,7 +192,7 @@ def one_head_reference() -> Finding:
 CLAIMS = (
     Claim(
         41,
-        "Several heads are several sets of matrices that work in parallel.",
+        "Multiple heads are multiple sets of matrices that work in parallel.",
         ("001", "003", "004"),
         heads_in_parallel,
     ),
@@ -209,12 +209,12 @@ CLAIMS = (
         heads_side_by_side,
     ),
     Claim(43, "The outputs of the heads are added.", ("000",), heads_add_up),
-    Claim(46, "Several heads attend in different subspaces at the cost of one.", ("003",), heads_at_the_same_cost),
-    Claim(45, "Heads become different because they start at random.", ("001",), random_starts_tell_heads_apart),
+    Claim(46, "Multiple heads attend in different subspaces at the cost of one.", ("003",), heads_at_the_same_cost),
+    Claim(45, "Heads become different because their weights start random.", ("001",), random_starts_tell_heads_apart),
     Claim(96, "The code of BERT's layer implements self-attention.", ("003",), bert_reference),
     Claim(
         97,
-        "The lecture's code is one attention head, with a softmax along the columns.",
+        "The lecture's code implements one attention head, with a softmax along the columns.",
         ("004",),
         one_head_reference,
         correction="The code lacks the factor 1/√d_k. Its softmax runs along each row: over the keys of one query.",

@@ -17,7 +17,7 @@ from minigpt.model.kernels import DEFAULT
 
 
 def mask_is_a_triangle() -> Finding:
-    """Print the mask for five tokens. Row i holds ones up to the diagonal: what query i may see."""
+    """Print the mask for five tokens. Row i has ones up to the diagonal: the keys that query i may see."""
     mask = causal_mask(5, 5, torch.device("cpu"))
     by_loops = [[j <= i for j in range(5)] for i in range(5)]
     picture = " ".join("".join("1" if visible else "0" for visible in row) for row in mask.tolist())
@@ -36,26 +36,26 @@ def future_gets_nothing() -> Finding:
     error = max_abs(weights - by_kernel)
     measured = (
         f"largest weight above the diagonal: {fmt(above)} (formula, kernel), below it: "
-        f"{fmt(weights.tril(-1).max())}; formula and kernel agree within {fmt(error)}"
+        f"{fmt(weights.tril(-1).max())}; formula and kernel agree to within {fmt(error)}"
     )
     return Finding(above == [0, 0] and error < EXACT, measured)
 
 
 def mask_before_softmax() -> Finding:
-    """Apply the mask after the softmax instead. The future keeps its share, so the rows sum to less than 1."""
+    """Apply the mask after the softmax instead. The weight of the future is lost, so the rows sum to less than 1."""
     q, k = normal(2, 6, 8, claim=51)
     after = (q @ k.T / math.sqrt(8)).softmax(-1).tril()
     before = attention_weights(q, k)
     error = max_abs(after / after.sum(-1, keepdim=True) - before)
     measured = (
         f"row sums: {fmt(after.sum(-1))} masked after the softmax, "
-        f"{fmt(before.sum(-1).min())} masked before; rescaled to 1, they agree within {fmt(error)}"
+        f"{fmt(before.sum(-1).min())} masked before; rescaled to 1, they agree to within {fmt(error)}"
     )
     return Finding(after.sum(-1)[0].item() < 0.9 and max_abs(before.sum(-1) - 1) < EXACT and error < EXACT, measured)
 
 
 def no_leak() -> Finding:
-    """Change all tokens from a position on. The predictions before it must not change by a single bit."""
+    """Change all tokens from one position onward. Earlier predictions must not change by a single bit."""
     leak, changed = 0.0, math.inf
     for family in FAMILIES:
         model = small_gpt(49, **{"family": family, **FAMILIES[family], "zero_init": False})
@@ -65,7 +65,9 @@ def no_leak() -> Finding:
             difference = (model(ids) - model(other)).abs()[0]  # (T, V)
             leak = max(leak, difference[:position].max().item())
             changed = min(changed, difference[position:].max().item())
-    measured = f"with another future, earlier predictions change by {fmt(leak)}, later ones by at least {fmt(changed)}"
+    measured = (
+        f"with a different future, earlier predictions change by {fmt(leak)}, later ones by {fmt(changed)} or more"
+    )
     return Finding(leak == 0 and changed > 0.01, measured)
 
 
@@ -89,7 +91,7 @@ def encoder_and_decoder() -> Finding:
     encoder = max_abs(model(ids)[0, 0] - model(other)[0, 0])
     pairs = causal_mask(10, 10, torch.device("cpu")).sum().item()
     measured = (
-        f"another last token changes the first output by {fmt(encoder)} in an encoder, by "
+        f"a different last token changes the first output by {fmt(encoder)} in an encoder and by "
         f"{fmt(decoder)} in a decoder; the mask allows {pairs} of 100 pairs"
     )
     return Finding(decoder == 0 and encoder > 1e-3 and pairs == 55, measured)
@@ -107,7 +109,7 @@ def all_prefixes_at_once() -> Finding:
 
 CLAIMS = (
     Claim(52, "The mask is a lower triangular matrix of ones.", ("004",), mask_is_a_triangle),
-    Claim(50, "Scores of the future are set to -inf, so their weights are 0.", ("002", "004"), future_gets_nothing),
+    Claim(50, "Scores of future tokens are set to -inf, so their weights are 0.", ("002", "004"), future_gets_nothing),
     Claim(51, "The mask is applied after Q K^T and before the softmax.", ("002",), mask_before_softmax),
     Claim(49, "A decoder must not see the future.", ("002", "003", "004"), no_leak),
     Claim(

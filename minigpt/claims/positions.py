@@ -1,12 +1,12 @@
 """Positions: how a transformer knows the order of its tokens.
 
-Attention is a weighted sum, and a sum does not depend on the order of its terms. So each token needs a vector for
-its position, which is added to its embedding. The first transformer used sines and cosines of many wavelengths:
+Attention is a weighted sum, and a sum does not depend on the order of its terms. So the model adds a vector for
+the position of each token to its embedding. The first transformer used sines and cosines of many wavelengths:
 
     PE(p, 2i) = sin(p / 10000^(2i/d)),    PE(p, 2i+1) = cos(p / 10000^(2i/d))      (Vaswani et al. 2017, section 3.5)
 
-There is a second source of order: the causal mask in a model of two or more layers. In the first layer each position
-has a different past, and the second layer reads the result.
+There is a second source of order: the causal mask, in models with two or more layers. In the first layer each position
+sees a different past, and the second layer reads the result.
 """
 
 import math
@@ -32,13 +32,13 @@ from minigpt.model.size import count_parameters
 from minigpt.seeds import mix_seed
 
 FLOAT32 = 1e-6
-"""Rounding errors of float32, the precision of the model's position vectors."""
+"""Tolerance for float32, the precision of the model's position vectors."""
 
 # --- a set, not a sequence ---------------------------------------------------------------------------
 
 
 def keys_and_values_have_no_order() -> Finding:
-    """Shuffle the keys and values together. The query meets the same pairs, and their sum does not change."""
+    """Shuffle the keys and values together. The query sees the same pairs, so the weighted sum does not change."""
     q, k, v = normal(3, 10, 8, claim=55)
     order = permutation(10, claim=55)
     last = q[-1:]  # the last query, which sees all keys
@@ -49,7 +49,7 @@ def keys_and_values_have_no_order() -> Finding:
 
 
 def _shuffle_past(model: GPT, claim: int) -> float:
-    """Return how much the last prediction changes if all earlier tokens are shuffled."""
+    """Return how much the last prediction changes when all earlier tokens are shuffled."""
     ids = torch.arange(12)[None]
     other = torch.cat((ids[:, permutation(11, claim)], ids[:, -1:]), dim=1)
     return max_abs(model(ids)[0, -1] - model(other)[0, -1])
@@ -63,7 +63,7 @@ def one_layer_is_a_bag() -> Finding:
     without = _shuffle_past(small_gpt(56, n_layer=1), claim=56)
     with_positions = _shuffle_past(small_gpt(56, n_layer=1, position="sinusoidal"), claim=56)
     measured = (
-        f"shuffling the past changes the last prediction by {fmt(without)}, with positions by {fmt(with_positions)}"
+        f"shuffling the past changes the last prediction by {fmt(without)}, or by {fmt(with_positions)} with positions"
     )
     return Finding(without < EXACT and with_positions > 0.01, measured)
 
@@ -71,7 +71,7 @@ def one_layer_is_a_bag() -> Finding:
 def mask_tells_order() -> Finding:
     """Shuffle the past of models without positions, for 1 to 3 layers, with and without the mask.
 
-    The mask reveals the order in models of two or more layers. Haviv et al. 2022 found that GPTs without positions
+    The mask reveals the order in models with two or more layers. Haviv et al. 2022 found that GPTs without positions
     learn nearly as well as GPTs with positions.
     """
     changes: dict[bool, list[float]] = {False: [], True: []}
@@ -81,8 +81,8 @@ def mask_tells_order() -> Finding:
             model.use_kernels(DEFAULT if masked else ENCODER)
             changes[masked].append(_shuffle_past(model, claim=57))
     measured = (
-        f"shuffling the past changes the last prediction of 1, 2, 3 layers by {fmt(changes[False])} without "
-        f"a mask, by {fmt(changes[True])} with it"
+        f"with 1, 2, 3 layers, shuffling the past changes the last prediction by {fmt(changes[False])} without "
+        f"a mask, and by {fmt(changes[True])} with one"
     )
     no_order = max(*changes[False], changes[True][0]) < EXACT
     return Finding(no_order and min(changes[True][1:]) > 0.1, measured)
@@ -95,7 +95,7 @@ def order_comes_from_positions() -> Finding:
         model = small_gpt(61, position=position)
         model.use_kernels(ENCODER)
         error[position] = max_abs(model(ids)[:, order] - model(ids[:, order]))
-    measured = f"difference between shuffled outputs and outputs of the shuffled text: {fmt_named(error)}"
+    measured = f"difference between the shuffled outputs and the outputs for the shuffled text: {fmt_named(error)}"
     return Finding(error["none"] < EXACT and min(error["sinusoidal"], error["rotary"]) > 0.1, measured)
 
 
@@ -111,7 +111,7 @@ def equal_characters() -> Finding:
 
 
 def recurrence_knows_order() -> Finding:
-    """Shuffle the past of four networks. Only attention does not notice.
+    """Shuffle the past of four networks. Only the output of attention does not change.
 
     A recurrent network computes step by step, and a convolution combines neighbors. Both depend on the order.
     """
@@ -134,7 +134,7 @@ def recurrence_knows_order() -> Finding:
 
 
 def formula() -> Finding:
-    """Evaluate the formula in plain Python and compare it with the model's table."""
+    """Evaluate the formula in plain Python and compare it with the model's matrix."""
     table, error = sinusoidal_positions(256, 64), 0.0
     for p in range(256):
         for i in range(32):
@@ -142,14 +142,14 @@ def formula() -> Finding:
             error = max(error, abs(table[p, 2 * i].item() - math.sin(angle)))
             error = max(error, abs(table[p, 2 * i + 1].item() - math.cos(angle)))
     first = fmt(table[1, :4])
-    measured = f"position 1 starts with {first}; all 256×64 numbers agree within {fmt(error)}"
+    measured = f"position 1 starts with {first}; all 256×64 values agree to within {fmt(error)}"
     return Finding(error < FLOAT32, measured)
 
 
 def near_is_alike() -> Finding:
     """Compute the similarity of position vectors by distance. It falls on average, but not at every step.
 
-    Neighbors differ mostly in the short wavelengths.
+    Neighboring positions differ mostly in the short wavelengths.
     """
     table = sinusoidal_positions(512, 64).double()
     similarity = table @ table[0] / (table[0] @ table[0])  # (distances,), 1 at distance 0
@@ -173,14 +173,14 @@ def shift_is_a_rotation() -> Finding:
     error = max_abs(points[:-distance] * torch.polar(torch.ones_like(angle), angle) - points[distance:])
     products = (table[:-distance] * table[distance:]).sum(-1)  # (positions,)
     measured = (
-        f"for {len(products)} positions p, PE(p + {distance}) is the same rotation of PE(p) within {fmt(error)}; "
+        f"for {len(products)} positions p, one rotation maps PE(p) to PE(p + {distance}) to within {fmt(error)}; "
         f"their dot product is {fmt(products.mean())} ± {fmt(products.std())}"
     )
     return Finding(error < FLOAT32 and unrotated > 1 and products.std().item() < FLOAT32, measured)
 
 
 def computed_once() -> Finding:
-    """Check that the table is a buffer: computed with the model, never trained, and not stored in a checkpoint."""
+    """Check that the position matrix is a buffer: computed once, never trained, and not stored in checkpoints."""
     model, ids = small_gpt(64, position="sinusoidal"), torch.arange(12)[None]
     table = model.positions
     assert table is not None
@@ -196,11 +196,11 @@ def computed_once() -> Finding:
 
 
 def added_then_dropped() -> Finding:
-    """Record the input of the first block. It is embedding plus position, after dropout during training."""
+    """Record the input of the first block: embedding plus position, with dropout applied during training."""
     model, ids = small_gpt(70, position="learned", n_embd=64, dropout=0.5), torch.arange(12)[None]
     added = model.token_embedding(ids) + model.position_embedding.weight[:12]  # (1, T, C)
     evaluated = record_inputs(model.blocks[0], lambda: model(ids))[0]
-    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # dropout uses the global generator
         torch.default_generator.manual_seed(mix_seed("claim", 70, "dropout"))
         trained = record_inputs(model.blocks[0], lambda: model.train()(ids))[0]
     dropped = trained == 0
@@ -208,8 +208,8 @@ def added_then_dropped() -> Finding:
     kept_error = max_abs(trained - 2 * added.masked_fill(dropped, 0))
     share = dropped.double().mean().item()
     measured = (
-        f"in evaluation the sum passes unchanged within {fmt(error)}; in training with dropout 0.5, "
-        f"{share:.0%} is dropped and the rest doubled"
+        f"in evaluation the input matches the sum to within {fmt(error)}; in training with dropout 0.5, "
+        f"{share:.0%} of the values are dropped and the rest doubled"
     )
     return Finding(error < EXACT and abs(share - 0.5) < 0.1 and kept_error < EXACT, measured)
 
@@ -227,15 +227,15 @@ CLAIMS = (
         "Positions are the only source of order.",
         ("003",),
         mask_tells_order,
-        correction="Not with two or more layers. The causal mask gives each position a different past.",
+        correction="With two or more layers, the causal mask is another: it gives each position a different past.",
     ),
     Claim(
         61,
-        "Self-attention gets order from positions, not from sequential steps.",
+        "Self-attention gets the order from positions, not from sequential steps.",
         ("001",),
         order_comes_from_positions,
     ),
-    Claim(59, "Equal tokens at different positions must be told apart.", ("000",), equal_characters),
+    Claim(59, "The model must distinguish equal tokens at different positions.", ("000",), equal_characters),
     Claim(
         71,
         "Recurrent and convolutional networks need no positions to know the order.",

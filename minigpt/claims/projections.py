@@ -5,7 +5,7 @@ offers to other tokens, and W_V into what it passes on:
 
     q = x W_Q,    k = x W_K,    v = x W_V
 
-The model stores the three matrices of all heads in one, `Attention.qkv`.
+The model stores the three matrices of all heads in a single matrix, `Attention.qkv`.
 """
 
 import math
@@ -29,7 +29,7 @@ from minigpt.text.tokenizer import CharTokenizer
 
 
 def query_of_the() -> Finding:
-    """Compute the queries of "The" with loops: number i of a query is the sum of x[c] W[i, c] over all c."""
+    """Compute the queries of "The" with loops: component i of a query is the sum of x[c] W[i, c] over all c."""
     tokenizer = CharTokenizer("The cat")
     embedding = normal(tokenizer.vocab_size, 32, claim=27)
     x = embedding[torch.tensor(tokenizer.encode("The").tolist())]  # (3, C)
@@ -47,7 +47,7 @@ def query_of_the() -> Finding:
 
 
 def length_of_a_query() -> Finding:
-    """Compare shapes for three sentence lengths. A longer sentence has more queries, not longer ones."""
+    """Compare shapes for three sentence lengths. A longer sentence has more queries, but they are no longer."""
     layer, lengths = small_attention(24, n_embd=32, n_head=4), (1, 10, 64)
     shapes = [tuple(part.shape[1:]) for T in lengths for part in layer.queries_keys_values(normal(1, T, 32, claim=24))]
     measured = f"shape of q for {lengths} tokens: {', '.join(map(str, shapes[::3]))} (heads, tokens, head size)"
@@ -55,7 +55,7 @@ def length_of_a_query() -> Finding:
 
 
 def same_matrix_for_every_token() -> Finding:
-    """Shuffle the tokens. The rows of q, k and v are shuffled in the same way and do not change otherwise."""
+    """Shuffle the tokens. The rows of q, k and v are shuffled in the same way and are otherwise unchanged."""
     layer, x, order = small_attention(25), normal(1, 10, 32, claim=25), permutation(10, claim=25)
     before, after = layer.queries_keys_values(x), layer.queries_keys_values(x[:, order])
     error = max(max_abs(old[:, :, order] - new) for old, new in zip(before, after, strict=True))
@@ -68,15 +68,15 @@ def same_matrix_for_every_token() -> Finding:
 
 
 def no_biases() -> Finding:
-    """Project a vector of zeros. Without biases the result is zero. There are 3 C biases for 3 C² weights."""
+    """Project a vector of zeros. Without biases the result is zero. Biases would add 3 C parameters to the 3 C²."""
     zeros = torch.zeros(1, 1, 32, dtype=torch.float64)
     without, with_bias = small_attention(29, bias=False), small_attention(29, bias=True)
     unbiased, biased = max_abs(without.qkv(zeros)), max_abs(with_bias.qkv(zeros))
     share = with_bias.qkv.bias.numel() / sum(parameter.numel() for parameter in with_bias.qkv.parameters())
     names = [name for name, _ in small_gpt(29, bias=False).named_parameters() if name.endswith("bias")]
     measured = (
-        f"zeros map to {fmt(unbiased)} without biases, to at most {fmt(biased)} with biases; "
-        f"{share:.1%} of the parameters are biases"
+        f"zeros map to {fmt(unbiased)} without biases and to at most {fmt(biased)} with biases, "
+        f"which are {share:.1%} of the parameters"
     )
     return Finding(unbiased == 0 and biased > 0.1 and not names and not ModelConfig().bias, measured)
 
@@ -84,9 +84,10 @@ def no_biases() -> Finding:
 def first_weights() -> Finding:
     """Compare three initializations by the queries and scores that they produce.
 
-    He's factor 2 compensates for the half that a ReLU sets to zero (He et al. 2015, section 2.2). There is no ReLU
-    here. For inputs of variance 1, a query has the variance of a weight times the width. The standard deviation of
-    the scores q·k / √d_k equals that variance. With N(0, 0.02) a new model therefore attends almost uniformly.
+    The factor 2 in He initialization compensates for the half that a ReLU sets to zero (He et al. 2015, section 2.2).
+    There is no ReLU here. For inputs of variance 1, the variance of a query is the variance of a weight times the
+    width. The standard deviation of the scores q·k / √d_k equals that variance. Therefore, with N(0, 0.02), a new model
+    attends almost uniformly.
     """
     width, head_size = 384, 64
     x, w_q, w_k = normal(3, width, width, claim=28)
@@ -98,13 +99,13 @@ def first_weights() -> Finding:
         lines.append(f"{name} {fmt(squares[name])}, {fmt(score)}")
     after_relu = ((x @ w_q).relu() ** 2).mean().item() * 2 / width
     lines.append(f"He after a ReLU {fmt(after_relu)}")
-    measured = f"mean square of q and standard deviation of scores: {'; '.join(lines)}"
+    measured = f"mean square of q, and standard deviation of the scores: {'; '.join(lines)}"
     expected = {squares["He"]: 2, squares["Xavier"]: 1, after_relu: 1, squares["N(0, 0.02)"]: 0.02**2 * width}
     return Finding(all(math.isclose(got, value, rel_tol=0.1) for got, value in expected.items()), measured)
 
 
 def self_and_cross() -> Finding:
-    """Compute cross-attention from text A to text B. If A and B are the same text, it is self-attention."""
+    """Compute cross-attention from text A to text B. If A and B are the same text, this is self-attention."""
     layer = small_attention(30, n_head=1)
     layer.kernels = ENCODER
     w_q, w_k, w_v = layer.qkv.weight.chunk(3)
@@ -118,8 +119,8 @@ def self_and_cross() -> Finding:
     error = max_abs(cross(a, a)[1] - layer(a[None])[0])
     change = max_abs(cross(a, b.flip(-1))[1] - output)
     measured = (
-        f"4 tokens attend to 7: weights {tuple(weights.shape)}, output {tuple(output.shape)}; another B changes the "
-        f"output by {fmt(change)}; with B = A it is self-attention within {fmt(error)}"
+        f"4 tokens attend to 7: weights {tuple(weights.shape)}, output {tuple(output.shape)}; a different B changes "
+        f"the output by {fmt(change)}; with B = A it matches self-attention to within {fmt(error)}"
     )
     return Finding(weights.shape == (4, 7) and output.shape == a.shape and change > 0.1 and error < EXACT, measured)
 
@@ -133,7 +134,7 @@ CLAIMS = (
         "The linear maps for query, key and value have no bias.",
         ("004",),
         no_biases,
-        correction="This is a choice with little effect on size. GPT-2 has biases; minigpt's modern family has none.",
+        correction="This is a choice with little effect on size. GPT-2 has biases; minigpt's modern family does not.",
     ),
     Claim(
         28,
@@ -144,7 +145,7 @@ CLAIMS = (
     ),
     Claim(
         30,
-        "In self-attention Q, K and V come from one text; in cross-attention K and V come from another.",
+        "In self-attention Q, K and V come from one text; in cross-attention K and V come from another text.",
         ("003",),
         self_and_cross,
     ),

@@ -1,12 +1,12 @@
 """Recurrence: the networks that attention replaced.
 
-A recurrent network reads one token after the other. A plain one (Elman 1990) has one state vector, which it updates
-with each token:
+A recurrent network reads one token at a time. A plain one (Elman 1990) has one state vector, which it updates with
+each token:
 
     h_t = f(W h_(t-1) + x_t)
 
-All that the last state knows about the first passes through every step between them. On the way back, a gradient is
-multiplied by one matrix diag(f') W per step. Such a product vanishes or explodes unless each factor is just right
+Everything that the last state knows about the first passes through every step between them. On the way back, each
+step multiplies a gradient by a matrix diag(f') W. Such a product vanishes or explodes unless each factor is just right
 (Bengio et al. 1994). Attention connects any two positions in one step.
 """
 
@@ -39,7 +39,7 @@ def last_state(weight: Tensor, inputs: Tensor, start: Tensor, activation: Activa
 
 
 def jacobians(weight: Tensor, inputs: Tensor, activation: Activation) -> list[Tensor]:
-    """Return ∂h_t/∂h_0 (C, C) for each step t. Each step multiplies by another factor diag(f') W."""
+    """Return ∂h_t/∂h_0 (C, C) for each step t. Each step adds a factor diag(f') W."""
     state, product, found = torch.zeros(WIDTH, dtype=torch.float64), torch.eye(WIDTH, dtype=torch.float64), []
     for x in inputs:
         before = (weight @ state + x).detach().requires_grad_()
@@ -56,7 +56,7 @@ def norm(matrix: Tensor) -> float:
 
 
 def rotation(claim: int) -> Tensor:
-    """Return a random orthogonal matrix (C, C). Times a gain g, it changes every length by the factor g."""
+    """Return a random orthogonal matrix (C, C). Multiplied by a gain g, it scales every vector's length by g."""
     q: Tensor = torch.linalg.qr(normal(WIDTH, WIDTH, claim=claim, part="rotation"))[0]
     return q
 
@@ -65,26 +65,26 @@ def rotation(claim: int) -> Tensor:
 
 
 def product_vanishes() -> Finding:
-    """Multiply the Jacobians of 64 steps. Their product vanishes; at step 8 it equals torch's own derivative."""
+    """Multiply the Jacobians of 64 steps. Their product vanishes. At step 8 it equals the derivative from torch."""
     weight, inputs = 0.9 * rotation(73), normal(STEPS, WIDTH, claim=73)
     chain = jacobians(weight, inputs, torch.tanh)
     start = torch.zeros(WIDTH, dtype=torch.float64)
     by_torch = torch.autograd.functional.jacobian(lambda h: last_state(weight, inputs[:8], h, torch.tanh), start)
     error = max_abs(chain[7] - by_torch)
     norms = [norm(chain[step - 1]) for step in (1, 4, 16, 64)]
-    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {fmt(norms)}; torch differs by {fmt(error)}"
+    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {fmt(norms)}; torch's derivative differs by {fmt(error)}"
     return Finding(error < EXACT and norms == sorted(norms, reverse=True) and norms[-1] < 1e-6, measured)
 
 
 def why_it_vanishes() -> Finding:
-    """Test both causes alone and together. Either one is enough; with neither, the gradient stays at 1.
+    """Test both causes, alone and together. Either one is enough; with neither, the gradient stays at 1.
 
     The slope of a sigmoid is at most 1/4.
     """
     inputs, left = normal(STEPS, WIDTH, claim=74) / 4, {}
     for name, activation in {"no activation": lambda z: 1 * z, "tanh": torch.tanh, "sigmoid": torch.sigmoid}.items():
         left[name] = [norm(jacobians(gain * rotation(74), inputs, activation)[-1]) for gain in (1.0, 0.9)]
-    measured = f"gradient left after {STEPS} steps at gains 1 and 0.9: {fmt_named(left)}"
+    measured = f"gradient after {STEPS} steps at gains 1 and 0.9: {fmt_named(left)}"
     neither, small = left["no activation"]
     return Finding(abs(neither - 1) < EXACT and max(small, left["tanh"][0], left["sigmoid"][0]) < 0.01, measured)
 
@@ -103,8 +103,8 @@ def cure_explodes() -> Finding:
     nn.utils.clip_grad_norm_([parameter], max_norm=1.0)
     length, cosine = parameter.grad.norm().item(), F.cosine_similarity(parameter.grad, gradient, dim=0).item()
     measured = (
-        f"gradient after {STEPS} steps at gain 2: {fmt_named(grown)}; clipping shortens one of length "
-        f"{fmt(gradient.norm())} to {fmt(length)}, with cosine {fmt(cosine)} to it"
+        f"gradient after {STEPS} steps at gain 2: {fmt_named(grown)}; clipping shortens a gradient from length "
+        f"{fmt(gradient.norm())} to {fmt(length)}; the cosine between the two is {fmt(cosine)}"
     )
     return Finding(min(grown.values()) > 1000 and abs(length - 1) < 1e-6 and abs(cosine - 1) < EXACT, measured)
 
@@ -113,7 +113,7 @@ DISTANCES = (1, 4, 16, 63)
 
 
 def shortcut_to_the_source() -> Finding:
-    """Compute the gradient of the last output with respect to earlier inputs. In attention each is one step away."""
+    """Compute the gradient of the last output with respect to earlier inputs. In attention, each is one step away."""
     inputs, direction = normal(STEPS, WIDTH, claim=18).requires_grad_(), normal(WIDTH, claim=18, part="direction")
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
     outputs = {
@@ -124,13 +124,13 @@ def shortcut_to_the_source() -> Finding:
     for name, output in outputs.items():
         (gradient,) = torch.autograd.grad(output @ direction, inputs)
         gradients[name] = [gradient[STEPS - 1 - distance].norm().item() for distance in DISTANCES]
-    measured = f"gradient at distance 1, 4, 16, 63: {fmt_named(gradients)}"
+    measured = f"gradient at distances 1, 4, 16, 63: {fmt_named(gradients)}"
     attention, recurrence = gradients.values()
     return Finding(min(attention) > 0.1 * max(attention) and recurrence[-1] < 1e-6 * recurrence[0], measured)
 
 
 def weight_decides_not_distance() -> Finding:
-    """Place a matching key at four distances. The gradient that reaches its value is its weight, at any distance."""
+    """Place a matching key at four distances. At any distance, the gradient that reaches its value is its weight."""
     q, k, v, inputs = normal(4, STEPS, WIDTH, claim=78)
     values, attention, recurrence = v.requires_grad_(), [], []
     chain = jacobians(rotation(78), inputs, torch.tanh)
@@ -142,7 +142,7 @@ def weight_decides_not_distance() -> Finding:
         attention.append(gradient[position, 0].item())
         recurrence.append(norm(chain[distance - 1]))
     measured = (
-        f"gradient that reaches the matching value at distance 1, 4, 16, 63: {fmt(attention)}; "
+        f"gradient that reaches the matching value at distances 1, 4, 16, 63: {fmt(attention)}; "
         f"in a recurrent network: {fmt(recurrence)}"
     )
     return Finding(min(attention) > 0.9 and recurrence[-1] < 1e-6, measured)
@@ -159,7 +159,7 @@ def steps_counted() -> Finding:
     def recur(text: Tensor | None) -> None:
         state = torch.zeros(WIDTH, dtype=torch.float64)
         for position in range(100):
-            state = cell(state if text is None else text[position], state)  # feeds its output back without a text
+            state = cell(state if text is None else text[position], state)  # without a text, feeds its output back
 
     steps = [
         len(record_inputs(model.token_embedding, lambda: model(ids[None]))),
@@ -172,12 +172,12 @@ def steps_counted() -> Finding:
         len(record_inputs(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
         len(record_inputs(cell, lambda: recur(None))),
     ]
-    measured = "steps to read and to generate 100 tokens: attention {} and {}, recurrence {} and {}".format(*steps)
+    measured = "steps to read and generate 100 tokens: attention {} and {}, recurrence {} and {}".format(*steps)
     return Finding(steps == [1, 100, 100, 100], measured)
 
 
 class CountMultiplications(TorchFunctionMode):
-    """Counts the multiplications in matrix products within a `with` block."""
+    """Counts the scalar multiplications of matrix products within a `with` block."""
 
     count: int = 0
 
@@ -199,7 +199,7 @@ def products_counted() -> Finding:
     """Count multiplications. Attention needs d per pair of tokens; a recurrent network needs d² per token.
 
     A transformer block also has 12 d² weights, each used once per token. Attention therefore costs more than the rest
-    of its block only in texts longer than 6 d.
+    of its block only for texts longer than 6 d tokens.
     """
 
     def attend(T: int, d: int) -> int:
@@ -212,12 +212,12 @@ def products_counted() -> Finding:
     longer = attend(128, 32) / attend(64, 32), recur(128, 32) / recur(64, 32)
     wider = attend(64, 64) / attend(64, 32), recur(64, 64) / recur(64, 32)
     model, core = small_gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 tokens are 6 d
-    model.use_kernels(TORCH)  # its attention is a single function, so only the block's weight matrices are counted
+    model.use_kernels(TORCH)  # its attention is one fused function, so only the weight matrices are counted
     weights = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
     measured = (
-        f"attention and recurrence: twice the length ×{fmt(longer[0])} and ×{fmt(longer[1])}, "
-        f"twice the width ×{fmt(wider[0])} and ×{fmt(wider[1])}; at length 6 d attention takes "
-        f"{core:,}, the block's weights {weights:,}"
+        f"cost of attention and recurrence: ×{fmt(longer[0])} and ×{fmt(longer[1])} at twice the length, "
+        f"×{fmt(wider[0])} and ×{fmt(wider[1])} at twice the width; at length 6 d attention takes "
+        f"{core:,} multiplications, the block's weights {weights:,}"
     )
     return Finding((*longer, *wider) == (4, 2, 2, 4) and weights == core, measured)
 
@@ -238,7 +238,7 @@ CLAIMS = (
         "Attention takes 1 step where a recurrent network takes 100.",
         ("001",),
         steps_counted,
-        correction="This is true in training. To generate 100 tokens, both take 100 steps.",
+        correction="This is true of training. To generate 100 tokens, both take 100 steps.",
     ),
     Claim(82, "For n tokens, a recurrent network costs n·d² and attention n²·d.", ("001",), products_counted),
 )

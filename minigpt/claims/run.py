@@ -10,8 +10,8 @@ Read the themes in this order. Each file starts with an introduction to its clai
     recurrence               the networks that attention replaced
     embeddings_and_blocks    the layers around attention
 
-A check uses minigpt's own model if the claim is about it, and so also tests that model. If the model has no switch
-for something, such as attention without a mask, the check builds it. The questions in `trained.py` need a trained run.
+If a claim is about minigpt's own model, its check uses that model and so also tests it. If the model has no option for
+something, such as attention without a mask, the check builds it. The questions in `trained.py` need a trained run.
 """
 
 import torch
@@ -36,10 +36,10 @@ CLAIMS: tuple[Claim, ...] = tuple(claim for theme in THEMES for claim in theme.C
 def run_claims() -> list[Result]:
     """Check all claims and return the results, sorted by claim number.
 
-    The results are deterministic. torch's random state, thread count and gradient modes do not change.
+    The results are deterministic. torch's random state, thread count and gradient modes are restored on return.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one order of summation on every machine
+    torch.set_num_threads(1)  # the same order of summation on every machine
     try:
         with torch.inference_mode(False), torch.enable_grad():
             return [decide(claim) for claim in sorted(CLAIMS, key=lambda claim: claim.id)]

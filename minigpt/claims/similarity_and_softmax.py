@@ -1,6 +1,6 @@
 """How attention measures similarity and turns it into weights.
 
-A query describes what a token looks for. A key describes what a token offers. The dot product of the two is the
+A query describes what a token is looking for. A key describes what a token offers. The dot product of the two is the
 score of the pair. The scores are divided by the square root of the head size d_k, and a softmax turns the scores of
 each query into weights that sum to 1. The output is the weighted mean of the values:
 
@@ -48,7 +48,7 @@ def cosine_similarity() -> Finding:
 
 
 def scaled_dot_product() -> Finding:
-    """Recover the score from the model's weights: the log of a ratio of two weights is the difference of their scores.
+    """Recover the score from the model's weights. The log of the ratio of two weights is their score difference.
 
     The second key is zero, so its score is zero.
     """
@@ -60,7 +60,7 @@ def scaled_dot_product() -> Finding:
 
 
 def score_of_each_pair() -> Finding:
-    """Compute all dot products with loops. The matrix product Q K^T is the same table."""
+    """Compute all dot products with loops. The matrix product Q K^T gives the same values."""
     length, head_size = 6, 4
     q, k = normal(2, length, head_size, claim=5)
     table = torch.zeros(length, length, dtype=torch.float64)
@@ -68,18 +68,18 @@ def score_of_each_pair() -> Finding:
         for j in range(length):
             for d in range(head_size):
                 table[i, j] += q[i, d] * k[j, d]
-    # The log of a weight is its score minus a constant of the row, so compare scores relative to the first key.
+    # The log of a weight is its score minus a per-row constant, so compare scores relative to the first key.
     scores = attention_weights(q, k).log() * math.sqrt(head_size)
     error = max_abs(((scores - scores[:, :1]) - (table - table[:, :1]))[causal_mask(length, length, q.device)])
-    measured = f"{table.numel()} scores for {length} tokens; the model differs from loops by {fmt(error)}"
+    measured = f"{table.numel()} scores for {length} tokens; the model differs from the loops by {fmt(error)}"
     return Finding(table.numel() == length**2 and error < EXACT, measured)
 
 
 def score_of_a_pair() -> Finding:
     """Negate one of five keys. Only the score of that key changes.
 
-    The log of a weight is its score minus the log of the softmax's denominator, which all keys share. Differences
-    between two keys cancel that denominator.
+    The log of a weight is its score minus the log of the softmax's denominator, which all keys share. It cancels in
+    the difference between two keys.
     """
     query, *keys = normal(6, 8, claim=19)
     before = attention_weights(query[None], torch.stack(keys)).log()[0]  # (5,)
@@ -98,13 +98,13 @@ def _weights(claim: int, head_size: int, *, scaled: bool) -> Tensor:
     """Return the weights of 256 queries over 256 keys, (queries, keys), for q and k with variance 1."""
     q, k = normal(2, KEYS, head_size, claim=claim)
     undo = 1.0 if scaled else math.sqrt(head_size)  # cancels the division in attention_weights
-    return attention_weights(undo * q[:, None], k)[:, 0]  # as last queries, which the mask lets see all keys
+    return attention_weights(undo * q[:, None], k)[:, 0]  # each is a last query, which sees all keys
 
 
 def scale_keeps_many_keys() -> Finding:
     """Count how many keys a query uses, with and without the scale, for four head sizes.
 
-    A sum of d_k products has a standard deviation of √d_k. Without the scale, larger heads give almost all weight to
+    A sum of d_k products has a standard deviation of √d_k. Without the scale, large heads give almost all weight to
     one key. exp(entropy) is the effective number of keys.
     """
     keys_used, top = {}, {}
@@ -126,7 +126,7 @@ def scale_keeps_gradients() -> Finding:
     """Compare the derivatives of the softmax with and without the scale.
 
     The derivative of a weight a with respect to its own score is a (1 - a). The sum over the keys is close to 1 if
-    many keys share the weight, and close to 0 if one key takes it all.
+    many keys share the weight, and close to 0 if one key gets it all.
     """
     slope = {}
     for scaled in (False, True):
@@ -140,9 +140,9 @@ def scale_keeps_gradients() -> Finding:
 def softmax_cannot_explode() -> Finding:
     """Compute the largest factor by which a softmax multiplies a gradient. It is at most 1/2 at any scale.
 
-    The Jacobian of the softmax is diag(a) - a a^T, and the factor is its largest eigenvalue. If one key takes all
+    The Jacobian of the softmax is diag(a) - a a^T, and the factor is its largest eigenvalue. If one key gets all
     the weight, the Jacobian is close to zero and the query learns nothing. The scale also multiplies the gradients of
-    q and k. Without it, the gradients that pass the softmax are larger, but still bounded.
+    q and k. Without it, the gradients that pass through the softmax are larger, but still bounded.
     """
     largest, blocked = {}, {}
     for scaled in (False, True):
@@ -181,12 +181,12 @@ def rows_sum_to_one() -> Finding:
     q, k = normal(2, 4, 64, 16, claim=11).float()  # (H, T, D) each
     weights = attention_weights(q, k)
     error, least = max_abs(weights.sum(-1) - 1), float(weights.min())
-    measured = f"{weights[..., 0].numel()} rows: smallest weight {fmt(least)}, sums within {fmt(error)} of 1"
+    measured = f"{weights[..., 0].numel()} rows: the smallest weight is {fmt(least)}; sums are within {fmt(error)} of 1"
     return Finding(least >= 0 and error < 1e-5, measured)
 
 
 def softmax_is_not_linear() -> Finding:
-    """Double the query. Without the softmax the output doubles; with it, the output changes in another way."""
+    """Double the query. Without the softmax the output doubles; with it, the output does not."""
     q, k, v = normal(3, 6, 8, claim=12)
     without = max_abs((2 * q @ k.T) @ v - 2 * (q @ k.T @ v))
     with_softmax = max_abs(attention_weights(2 * q, k) @ v - 2 * (attention_weights(q, k) @ v))
@@ -197,7 +197,7 @@ def softmax_is_not_linear() -> Finding:
 def large_scores_stay_finite() -> Finding:
     """Compute a softmax of scores near 10,000. The naive formula overflows; the model's does not.
 
-    Subtracting the largest score does not change a softmax, and then no exponential exceeds 1.
+    Subtracting the largest score does not change the softmax, and it keeps every exponential at or below 1.
     """
     query, keys = torch.tensor([[100.0]]), torch.tensor([[100.0], [99.99], [-100.0]])
     scores = (query @ keys.T)[0]
@@ -225,7 +225,7 @@ def output_is_a_weighted_sum() -> Finding:
     error = max_abs(layer.proj(total) - layer(x)[0])
     terms = zip(weights[2, :3], v[:3, 0], strict=True)
     parts = " + ".join(f"{fmt(weight)}·{fmt(value)}" for weight, value in terms)
-    measured = f"{parts} = {fmt(total[2, 0])}; the sums differ from the model by {fmt(error)}"
+    measured = f"{parts} = {fmt(total[2, 0])}; the loops differ from the model by {fmt(error)}"
     return Finding(error < EXACT, measured)
 
 
@@ -247,7 +247,7 @@ CLAIMS = (
     Claim(4, "The scaled score of this example is 14/√2.", ("002",), scaled_dot_product),
     Claim(
         5,
-        "Each query is compared with each key: the scores form a T×T table of dot products.",
+        "Each query is compared with each key: the scores form a T×T matrix of dot products.",
         ("000", "002", "003", "004"),
         score_of_each_pair,
     ),
@@ -264,18 +264,18 @@ CLAIMS = (
         "Dividing by √d_k prevents exploding gradients.",
         ("002",),
         softmax_cannot_explode,
-        correction="It prevents vanishing gradients. A softmax never amplifies a gradient; a saturated one blocks it.",
+        correction="It prevents vanishing gradients. A softmax never amplifies gradients; a saturated one blocks them.",
     ),
     Claim(
         10,
-        "The scores are divided by √768, the root of the model width; or d_k is 512 / len(seq).",
+        "The scores are divided by √768, the square root of the model width; or d_k is 512 / len(seq).",
         ("002", "003"),
         scale_is_that_of_a_head,
-        correction="d_k is the head size: the model width divided by the number of heads, at any sequence length.",
+        correction="d_k is the head size: the model width divided by the number of heads, for any sequence length.",
     ),
     Claim(11, "The weights of a query are non-negative and sum to 1.", ("001", "002", "003"), rows_sum_to_one),
     Claim(12, "The softmax makes attention non-linear.", ("003",), softmax_is_not_linear),
-    Claim(101, "A softmax must avoid very large numbers.", ("002",), large_scores_stay_finite),
+    Claim(101, "A softmax implementation must avoid very large numbers.", ("002",), large_scores_stay_finite),
     Claim(
         14,
         "The output is the weighted sum of the values in each dimension.",

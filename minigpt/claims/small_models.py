@@ -1,6 +1,6 @@
 """Seeded random tensors and small models for the checks.
 
-Tensors are float64. Rounding errors then stay near 1e-15, well below the tolerance EXACT.
+Tensors are float64, so rounding errors stay near 1e-15, well below the tolerance EXACT.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def normal(*shape: int, claim: int, part: str = "numbers") -> Tensor:
-    """Return standard normal numbers that depend only on the shape, the claim and the part."""
+    """Return standard normal values that depend only on the shape, the claim and the part."""
     generator = torch.Generator().manual_seed(mix_seed("claim", claim, part))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -37,7 +37,7 @@ def randomize(make: Callable[[], M], claim: int) -> M:
     """Return the module that `make` builds, with random weights that depend only on the claim.
 
     A new model starts near the identity, with zero biases and unit gains. That would hide the effect of many
-    parts. Here matrices preserve the variance of their input, and biases and gains get noise.
+    parts. Here matrices preserve the variance of their input, and biases and gains are noisy.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(mix_seed("claim", claim, "weights"))
@@ -51,7 +51,7 @@ def randomize(make: Callable[[], M], claim: int) -> M:
 
 
 def small_config(**changes: Any) -> ModelConfig:
-    """Return the settings of a small GPT-2 without biases and positions, updated with `changes`."""
+    """Return the settings of a small GPT-2 without biases or positions, updated with `changes`."""
     gpt2: dict[str, Any] = {"family": "classic", "norm": "layernorm", "activation": "gelu", "qk_norm": False}
     small: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 32, "context": 64, "zero_init": False}
     return ModelConfig(**{**gpt2, **small, "bias": False, "position": "none", **changes})
@@ -79,7 +79,7 @@ def record_inputs(module: nn.Module, run: Callable[[], object]) -> list[Tensor]:
 
 
 def sdpa_unmasked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Return attention without a causal mask, as in an encoder."""
+    """Compute attention without a causal mask, as in an encoder."""
     return F.scaled_dot_product_attention(q, k, v)
 
 

@@ -1,4 +1,4 @@
-"""The claims that depend on training, asked of a trained run."""
+"""The claims that depend on training, as questions about a trained run."""
 
 from collections.abc import Callable
 
@@ -27,15 +27,15 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 
 WINDOWS, MAX_LENGTH = 8, 256
-"""The number of windows, and the largest number of tokens in each."""
+"""The number of windows, and the maximum number of tokens in each."""
 MIN_CONTEXT = 4
 
 QUESTIONS = (
     Question(1, "Attention selects some positions and ignores others.", ("000", "001", "004"), attention_selects),
-    Question(16, "The vector at a position becomes a contextual version of its token.", ("000", "003"),
+    Question(16, "The vector at each position becomes a contextual version of its token.", ("000", "003"),
              vectors_become_contextual),
-    Question(17, "It is enough to use the key with the largest weight.", ("004",), hard_attention_suffices),
-    Question(23, "Embeddings learn features: characters of one group are similar.", ("002",),
+    Question(17, "Using only the key with the largest weight is enough.", ("004",), hard_attention_suffices),
+    Question(23, "Embeddings learn features: characters of the same group are similar.", ("002",),
              embeddings_group_characters),
     Question(33, "Different heads attend to different things.", ("000", "001", "003"), heads_differ),
     Question(34, "One head attends mostly to the previous token.", ("000",), some_head_follows("previous", 0.5)),
@@ -45,7 +45,7 @@ QUESTIONS = (
     Question(44, "The linear map after the heads amplifies good heads and weakens bad ones.", ("002",),
              larger_outputs_matter_more),
     Question(47, "Ensembling always helps: every head is needed.", ("004",), every_head_helps),
-    Question(87, "Embeddings are learned by back-propagation.", ("000", "002"), embeddings_learn),
+    Question(87, "Embeddings are learned by backpropagation.", ("000", "002"), embeddings_learn),
     Question(104, "x holds information about its token, and more after each layer.", ("004",),
              residual_gains_information),
     Question(105, "More layers use more context.", ("000",), layers_add_context),
@@ -53,7 +53,7 @@ QUESTIONS = (
 
 
 def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | None = None) -> list[Result]:
-    """Answer all questions for a trained model, measured on the start of `tokens`.
+    """Answer all questions about a trained model, measured on the start of `tokens`.
 
     Args:
         loaded: The checkpoint of the model.
@@ -61,7 +61,7 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
         progress: Called with 1 after each question, like `tqdm.update`.
 
     Raises:
-        UserError: If the context or the split is too short.
+        UserError: The context or the split is too short.
     """
     length = min(loaded.config.model.context, MAX_LENGTH)
     if length < MIN_CONTEXT:

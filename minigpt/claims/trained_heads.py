@@ -1,7 +1,7 @@
-"""Questions to a trained model about its attention heads.
+"""Questions about the attention heads of a trained model.
 
-Baselines are uniform attention and the same model before training. The best of many heads can score well by chance.
-So each check selects a head on one half of the windows and measures it on the other half.
+The baselines are uniform attention and the same model before training. The best of many heads can score well by
+chance. So a check that selects a head uses half of the windows to select it and the other half to measure it.
 """
 
 import math
@@ -26,11 +26,11 @@ from minigpt.interpret.scores import MIN_MARGIN, divergence
 from minigpt.model.kernels import SDPA
 
 MIN_COST = 0.001
-"""The smallest increase in loss, in nats, that shows that a head is needed."""
+"""The smallest increase in loss, in nats, that counts as evidence that a head is needed."""
 
 
 def attention_selects(evidence: Evidence) -> tuple[str, str]:
-    """Require an entropy at least a tenth below its maximum, and below that of the untrained heads."""
+    """Require the entropy to be at least a tenth below its maximum, and below that of the untrained heads."""
     entropy, uniform = evidence.scores("entropy")
     share = (entropy / uniform[:, None, None]).mean((1, 2))  # (N,)
     before = torch.stack([_entropy(seen.weights) for seen in evidence.untrained_activations]) / uniform
@@ -47,7 +47,7 @@ def _entropy(weights: Tensor) -> Tensor:
 
 
 def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
-    """Let each query use only its strongest key. This is enough if it keeps 95 % of what attention gains."""
+    """Let each query use only its strongest key. This is enough if it keeps 95% of what attention gains."""
 
     def strongest(layer: int, sdpa: SDPA) -> SDPA:
         def attend_to_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -73,7 +73,7 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
 
 
 def heads_differ(evidence: Evidence) -> tuple[str, str]:
-    """Compare the Jensen-Shannon divergence between heads before and after training: 0 if equal, at most 1."""
+    """Compare the Jensen-Shannon divergence between heads before and after training (0 if equal, at most 1)."""
     shape = evidence.loaded.config.model
     if shape.n_layer * shape.n_head < 2:
         return INCONCLUSIVE, "the model has only one head"
@@ -90,7 +90,7 @@ def _mean_divergence(weights: Tensor) -> Tensor:
 
 
 def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], tuple[str, str]]:
-    """Return a check for a head that gives a pattern at least this share of its attention, and more than uniform."""
+    """Return a check for a head that gives `pattern` at least `share` of its attention, and more than uniform."""
 
     def check(evidence: Evidence) -> tuple[str, str]:
         values, uniform = evidence.scores(pattern)  # (N, L, H), (N,)
@@ -110,9 +110,9 @@ def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], tuple[
 
 
 def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
-    """Compare the mean distance of the layers. In 75 % of all pairs of layers the deeper one must attend further.
+    """Compare the mean distance of the layers. In 75% of all pairs of layers the deeper one must attend further back.
 
-    The distance leaves out the first token, because idle heads attend to it.
+    The distance ignores the first token, because idle heads attend to it.
     """
     distance, uniform = evidence.scores("distance without first")
     layers = distance.nanmean(2)  # (N, L)
@@ -121,7 +121,7 @@ def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
 
 
 def every_head_helps(evidence: Evidence) -> tuple[str, str]:
-    """Remove one head at a time. Many heads are tested, so each test requires 99.9 % confidence."""
+    """Remove one head at a time. Many heads are tested, so each test requires 99.9% confidence."""
     costs = evidence.costs.flatten(1)  # (N, L H)
     verdicts = [judge(cost, MIN_COST, 0.9995) for cost in costs.T]
     verdict = next((v for v in (NOT_SUPPORTED, INCONCLUSIVE) if v in verdicts), SUPPORTED)
@@ -143,7 +143,7 @@ def larger_outputs_matter_more(evidence: Evidence) -> tuple[str, str]:
         0
     )
     found, shuffled = rank_correlation(sizes, evidence.costs.mean(0))  # of (L, H) each
-    measured = f"rank correlation {fmt(found)} within layers, 95 % of shuffles below {fmt(shuffled)}"
+    measured = f"rank correlation {fmt(found)} within layers; 95% of shuffles are below {fmt(shuffled)}"
     if math.isnan(found) or sizes.numel() < 6:
         return INCONCLUSIVE, measured
     return (SUPPORTED if found > shuffled else NOT_SUPPORTED if found < -shuffled else INCONCLUSIVE), measured

@@ -1,4 +1,4 @@
-"""Questions to a trained model about its embeddings and its residual stream."""
+"""Questions about the embeddings and the residual stream of a trained model."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from minigpt.seeds import mix_seed
 from minigpt.text.tokenizer import Ids
 
 SHORT_CONTEXT = 16
-"""Tokens in a short context."""
+"""The number of tokens in a short context."""
 
 
 def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def _cosine_of_equal_tokens(seen: Activations) -> list[float]:
 def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     """Compare cosines within and between the groups of ASCII vowels, consonants and capitals.
 
-    The baseline is shuffled letters. Capitals are also rare, and rare characters may be similar for that reason.
+    The baseline is shuffled letters. Capitals are also rare, and rare characters may be similar just because they are.
     """
     signs = characters(evidence.loaded.tokenizer, np.arange(evidence.loaded.tokenizer.vocab_size, dtype=np.uint32))
     group = torch.tensor([_group(sign) for sign in signs])
@@ -71,7 +71,7 @@ def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     units = F.normalize(evidence.model.token_embedding.weight.detach().cpu()[letters], dim=-1)
     group, cosine = group[letters], units @ units.T
     if len(group) < 10 or group.unique().numel() < 2:
-        return INCONCLUSIVE, "the vocabulary has too few letters of two groups"
+        return INCONCLUSIVE, "the vocabulary has too few letters or only one group of them"
 
     def gap(group: Tensor) -> float:
         same = (group[:, None] == group).fill_diagonal_(False)
@@ -81,7 +81,7 @@ def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(mix_seed("claim", "kinds"))
     shuffled = [gap(group[torch.randperm(len(group), generator=generator)]) for _ in range(SHUFFLES)]
     found, limit = gap(group), float(np.quantile(shuffled, 0.99))
-    measured = f"the mean cosine is {fmt(found)} higher within groups, 99 % of shuffles below {fmt(limit)}"
+    measured = f"the mean cosine is {fmt(found)} higher within groups; 99% of shuffles are below {fmt(limit)}"
     return (SUPPORTED if found > limit else NOT_SUPPORTED if found < 0 else INCONCLUSIVE), measured
 
 
@@ -92,7 +92,7 @@ def _group(sign: str) -> int:
 
 
 def residual_gains_information(evidence: Evidence) -> tuple[str, str]:
-    """Predict from the residual stream after each block (the logit lens). The loss must fall from layer to layer."""
+    """Predict from the residual stream after each block (the logit lens). The loss must fall with depth."""
     losses = torch.stack([_lens_losses(evidence.model, seen) for seen in evidence.activations])  # (N, L + 1)
     measured = f"loss by layer: {fmt(losses.mean(0))}"
     gain = losses[:, 0] - losses[:, -1] - MIN_DIFFERENCE
@@ -118,9 +118,9 @@ def layers_add_context(evidence: Evidence) -> tuple[str, str]:
 
 @torch.no_grad()
 def context_gain(model: GPT, window: Ids) -> Tensor:
-    """Return the loss with a short context minus the loss with the full context by layer, (L + 1), in nats.
+    """Return the loss with a short context minus the loss with the full context, by layer, (L + 1), in nats.
 
-    Both losses are over the second half of the window.
+    Both losses are measured on the second half of the window.
     """
     ids = torch.from_numpy(window.astype(np.int64)).to(model.token_embedding.weight.device)
     half = len(ids) // 2

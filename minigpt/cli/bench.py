@@ -21,7 +21,7 @@ def bench_train(
     config: ConfigOption = None,
     set_: SetOption = None,
     rounds: RoundsOption = 5,
-    seconds: Annotated[float, Option(help="Approximate time per side and round.", metavar="S")] = 3.0,
+    seconds: Annotated[float, Option(help="Approximate time per side and round, in seconds.", metavar="S")] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the training steps of `minigpt train` with a plain PyTorch loop in float32."""
@@ -32,7 +32,7 @@ def bench_train(
 
 @bench_app.command("sample")
 def bench_sample(
-    run: Annotated[str | None, Argument(help="A trained model. Default: a new one.", metavar="RUN")] = None,
+    run: Annotated[str | None, Argument(help="A trained run. Default: a new model.", metavar="RUN")] = None,
     set_: SetOption = None,
     num_samples: Annotated[
         int, Option("--num-samples", "-n", min=1, help="Number of texts to sample at once.", metavar="N")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def claims(
     run: Annotated[
-        str | None, Argument(help="A trained run, to check the claims that depend on training.", metavar="[RUN]")
+        str | None, Argument(help="A trained run. Also check the claims that depend on training.", metavar="[RUN]")
     ] = None,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""Patches of the batches and of the loss."""
+"""Patches to the batches and the loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def use_loss(run: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 
 def change_batch(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    """Let a run compute its loss on `change(x, y)`."""
+    """Make a run compute its loss on `change(x, y)`."""
     mean_loss = run.mean_loss
     use_loss(run, lambda x, y: mean_loss(*change(x, y)))
 
@@ -33,7 +33,7 @@ def random_windows(run: Any, argument: Any) -> None:
 
 
 def sequence_length_warmup(run: Any, stages: list[list[float]]) -> None:
-    """Split each sequence into shorter parts at first. `stages` are [end as a share of the run, parts] in order."""
+    """Split sequences into shorter parts at first. `stages` lists [end as a fraction of the run, parts] in order."""
 
     def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         progress = run.state.step / run.length.steps
@@ -44,7 +44,7 @@ def sequence_length_warmup(run: Any, stages: list[list[float]]) -> None:
 
 
 def batch_size_warmup(run: Any, stages: list[list[float]]) -> None:
-    """Use a part of each batch at first. `stages` are [end as a share of the run, part] in order."""
+    """Use part of each batch at first. `stages` lists [end as a fraction of the run, part] in order."""
     batch_size, whole_step = run.config.train.batch_size, run.step
 
     def kept(sequences: int) -> int:
@@ -61,7 +61,7 @@ def batch_size_warmup(run: Any, stages: list[list[float]]) -> None:
 
 
 def input_noise(run: Any, share: float) -> None:
-    """Replace a share of the inputs by random tokens of the batch (Xie et al. 2017)."""
+    """Replace the fraction `share` of the inputs with random tokens from the batch (Xie et al. 2017)."""
 
     def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         others = x.flatten()[torch.randperm(x.numel())].view_as(x)
@@ -71,7 +71,7 @@ def input_noise(run: Any, share: float) -> None:
 
 
 def multi_token_prediction(run: Any, weight: float) -> None:
-    """Also predict the token after the next (Gloeckle et al. 2024). The weight of that loss falls to zero."""
+    """Also predict the token after the next (Gloeckle et al. 2024). The weight of that loss decays to zero."""
     model, hidden = run.model, list[Tensor]()
     model.ahead = nn.Parameter(model.token_embedding.weight.detach().clone())
     model.norm.register_forward_hook(lambda norm, arguments, x: hidden.__setitem__(slice(None), [x]))

@@ -1,4 +1,4 @@
-"""Patches of the network."""
+"""Patches to the network."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from minigpt.model.kernels import CPU
 
 
 class UntiedEmbedding(nn.Embedding):
-    """An embedding with its own input table. `weight` is only the output projection."""
+    """An embedding with its own input matrix. `weight` is only the output projection."""
 
     def __init__(self, tied: nn.Embedding) -> None:
         super().__init__(*tied.weight.shape)
@@ -73,7 +73,7 @@ def short_convolution(run: Any, argument: Mapping[str, Any]) -> None:
 
 
 def dropout_rates(run: Any, argument: Mapping[str, float]) -> None:
-    """Set separate dropout rates for the embedding, the attention weights and the residual branches."""
+    """Set separate dropout rates for the embedding, the attention weights and the outputs of the sublayers."""
     run.model.dropout.probability = argument.get("embedding", 0.0)
     for block in run.model.blocks:
         block.attention.dropout = argument.get("attention", 0.0)
@@ -104,15 +104,15 @@ def qk_scale(run: Any, argument: Mapping[str, Any]) -> None:
 
 
 def refuse_ema(run: Any, name: str) -> None:
-    """Raise ValueError if the run averages weights: hooks of the average would use parameters of the model itself."""
+    """Raise ValueError if the run averages weights: the hooks of the average would use the model's own parameters."""
     if run.config.train.ema:
         raise ValueError(f"{name} does not work with train.ema")
 
 
 def value_residual(run: Any, argument: Any) -> None:
-    """Mix the values of the first layer into those of the other layers (Zhou et al. 2024), by learned shares.
+    """Mix the values of the first layer into those of the other layers (Zhou et al. 2024), with learned weights.
 
-    This replaces the attention kernel, as `variational_dropout` does, so the two exclude each other.
+    This replaces the attention kernel, as `variational_dropout` does, so the two cannot be combined.
     """
     refuse_ema(run, "value_residual")
     first: list[Tensor] = []
@@ -132,7 +132,7 @@ def value_residual(run: Any, argument: Any) -> None:
 
 
 def embedding_residual(run: Any, argument: Any) -> None:
-    """Add the embeddings to the input of each block again, by a learned share."""
+    """Add the embeddings, times a learned factor, to the input of each block."""
     embeddings: list[Tensor] = []
     for layer, block in enumerate(run.model.blocks):
         block.share = nn.Parameter(torch.zeros(1))

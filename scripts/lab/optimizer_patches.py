@@ -1,4 +1,4 @@
-"""Patches of the Muon optimizer."""
+"""Patches to the Muon optimizer."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def normalize_all_rows(muon: Any, argument: Any) -> None:
 
 
 def cautious_decay(muon: Any, argument: Any) -> None:
-    """Apply weight decay only to weights that the update also makes smaller (Chen et al. 2025)."""
+    """Apply weight decay only to weights that the update also shrinks (Chen et al. 2025)."""
     decay, muon.weight_decay, step = muon.weight_decay, 0.0, muon.step
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ POLAR_EXPRESS = (
 
 
 def polar_express(muon: Any, argument: Any) -> None:
-    """Use other Newton-Schulz coefficients in each iteration (Amsel et al. 2025)."""
+    """Use different Newton-Schulz coefficients in each iteration (Amsel et al. 2025)."""
     muon.ns_coefficients = POLAR_EXPRESS
 
 

@@ -1,7 +1,7 @@
-"""Changes to a run that experiments try and for which minigpt has no setting.
+"""Changes to a run that experiments try and that minigpt has no setting for.
 
-A patch changes a run before its first step. Patches that helped became part of minigpt. The others stay here, so that
-their results can be repeated.
+A patch changes a run before its first step. Patches that helped became part of minigpt. The others are kept here so
+that their results can be reproduced.
 """
 
 import copy
@@ -18,7 +18,7 @@ from minigpt.seeds import mix_seed
 from minigpt.training.optim import Muon, Optimizer
 
 Patch = Callable[[Any, Any], None]
-"""Changes a run, or its Muon optimizer, by an argument from the question."""
+"""Function that changes a run, or its Muon optimizer, with an argument from the question."""
 
 
 def _by_name(patches: Iterable[Patch]) -> dict[str, Patch]:
@@ -46,7 +46,7 @@ def apply(run: Any, patches: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def leak(model: GPT) -> float:
-    """Return the largest change of a logit when later tokens change. It is 0 unless the model sees the future."""
+    """Return the largest change of a logit when later tokens change. It is 0 unless the model can see the future."""
     vocab_size, context = model.token_embedding.num_embeddings, model.config.context
     ids = torch.randint(vocab_size, (2, context))
     largest = 0.0

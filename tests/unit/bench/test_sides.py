@@ -61,7 +61,7 @@ def test_sides_have_processes_of_their_own_and_work_one_at_a_time() -> None:
         ("memory", InsufficientMemoryError, "out of memory in a"),
         ("bug", RuntimeError, "Traceback(.|\n)*KeyError"),
         pytest.param(
-            *("killed", UserError, r"the process of a ended \(SIGKILL\)"),
+            *("killed", UserError, r"the process of a exited \(SIGKILL\)"),
             marks=pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"),
         ),
     ],
@@ -77,7 +77,7 @@ def test_a_side_that_was_killed_while_it_waited_is_an_error() -> None:
     with start_side("a", "bench_sides.sleeping", log=print) as side:
         side.process.kill()
         side.process.join()
-        with pytest.raises(UserError, match="the process of a ended"):
+        with pytest.raises(UserError, match="the process of a exited"):
             side.measure()
 
 

@@ -159,7 +159,7 @@ def test_incomparable_results_are_refused(results: tuple[Path, Lines], tmp_path:
     if change == "nothing":
         check()
     else:
-        with pytest.raises(SystemExit, match="with other settings, patches, text or timing"):
+        with pytest.raises(SystemExit, match="with different settings, patches, text or timing"):
             check()
 
 
@@ -167,8 +167,8 @@ def test_results_of_other_code_are_reported(results: tuple[Path, Lines], capsys:
     lines = [{**line, "commit": "0123456789", "uncommitted": True} for line in results[1]]
     harness.report_other_code(lines, Path("batch.jsonl"))
     assert capsys.readouterr().err.splitlines() == [
-        "note: batch.jsonl has results of uncommitted code",
-        "note: batch.jsonl has results of commit 0123456789: not in this repository",
+        "note: batch.jsonl has results from uncommitted code",
+        "note: batch.jsonl has results from commit 0123456789: not in this repository",
     ]
 
 
