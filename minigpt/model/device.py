@@ -1,4 +1,4 @@
-"""Where and how precisely a run computes: device, precision, threads, kernels, compilation.
+"""The device, precision, threads, kernels and compilation of a run.
 
 `choose_runtime` decides and changes nothing. `configure_torch` sets up this process for the decision.
 """
@@ -28,7 +28,7 @@ from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.storage.metadata import Environment
 
 COMPILE_FROM_SECONDS = 270.0
-"""Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15 % of the training time."""
+"""Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15% of the training time."""
 
 
 @dataclass(frozen=True)

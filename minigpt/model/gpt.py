@@ -1,8 +1,8 @@
 """The network: a decoder-only transformer with causal attention.
 
 One set of switches covers two families. `classic` is GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU,
-biases. `modern` has rotary positions, RMSNorm, normalized queries and keys, squared ReLU, no biases, and branches that
-start at zero.
+biases. `modern` has rotary positions, RMSNorm, normalized queries and keys, squared ReLU, no biases, and residual
+branches whose output starts at zero.
 
 Letters in shapes: B batch, T time, C width (n_embd), H heads, D head size (C / H), V vocabulary.
 """
@@ -149,8 +149,8 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Draw the weights as GPT-2 does, from torch's global generator: N(0, 0.02), biases zero.
 
-        The projections into the residual stream are smaller by sqrt(2 n_layer) (Radford et al. 2019, section 2.3), or
-        zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output would
+        The projections into the residual stream are scaled by 1 / sqrt(2 n_layer) (Radford et al. 2019, section
+        2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output would
         predict that token again. Gains of alternating sign make it as unlikely as any other.
         """
         for module in self.modules():
@@ -211,7 +211,7 @@ def rope_cos_sin(context: int, head_size: int) -> Tensor:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the positions."""
+    """Return a mask (queries, keys), true where a query may attend. The queries are the last of the keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 

@@ -1,7 +1,7 @@
 """Operations with two implementations: PyTorch's own, and a faster one for a CPU.
 
 A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
-`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `GPT.use_kernels` sets another choice.
+`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `GPT.use_kernels` sets a different choice.
 
 Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
 
@@ -60,7 +60,7 @@ def refuse_double_backward() -> None:
     torch's `once_differentiable` misses this if only some gradients are asked for.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError("minigpt's kernels have no second derivatives (create_graph=True)")
+        raise RuntimeError("minigpt's kernels do not support double backward (create_graph=True)")
 
 
 def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:

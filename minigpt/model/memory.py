@@ -1,6 +1,6 @@
-"""How much memory is free, how much training needs, and what to do if it does not fit.
+"""Free memory, the memory that training needs, and what to do if it does not fit.
 
-Nothing is refused in advance on a system that does not report its free memory.
+On a system that does not report its free memory, nothing is refused in advance.
 """
 
 import re
@@ -16,9 +16,9 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
 
 SPARING = 0.8
-"""Share of the free memory that a suggested micro-batch fills at most."""
+"""Fraction of the free memory that a suggested micro-batch fills at most."""
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
-"""What PyTorch's errors say if memory runs out."""
+"""Parts of PyTorch's error messages when memory runs out."""
 
 
 def free_memory_bytes(device: str) -> int | None:

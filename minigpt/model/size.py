@@ -1,4 +1,4 @@
-"""How large a model is, and how much work a training step is."""
+"""The number of parameters of a model, and the work of a training step."""
 
 import math
 

@@ -30,7 +30,7 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
             compiled(*example).backward()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # the compiler's parts raise any type, and training can go on without it
+    except Exception as error:  # compilation can raise any exception type, and training works without it
         cause = getattr(error, "inner_exception", error)
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         log(f"compilation failed, continuing without it ({reason[:200]})")

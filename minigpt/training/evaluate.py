@@ -22,7 +22,7 @@ MAX_LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class EvalResult:
-    """How well a model predicts a text."""
+    """The result of an evaluation."""
 
     loss: float
     """Mean cross entropy of the predicted tokens, in nats."""
@@ -74,7 +74,7 @@ def evaluate(
 
 
 def protocol(context: int, stride: int | None) -> str:
-    """Return how an evaluation cut the text into windows, to show beside its numbers."""
+    """Return a description of the windows of an evaluation, to show beside its results."""
     if stride is None or stride == context:
         return f"non-overlapping windows of {context}"
     return f"sliding windows of {context}, stride {stride} (not comparable with non-overlapping windows, mostly lower)"

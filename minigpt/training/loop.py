@@ -2,7 +2,7 @@
 
 No random state outlives a step: its batch and its dropout masks depend on the seed and the step alone. So an
 interrupted and resumed run ends in the same weights, and evaluating, sampling or saving never changes a weight.
-The exception is a run whose length is given in minutes: its learning rate follows the clock.
+The exception is a run with a length in minutes: its learning rate follows the clock.
 """
 
 import copy
@@ -42,8 +42,7 @@ from minigpt.training.signals import Interrupts
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 RAW = "weights/"
-"""With a moving average of the weights, model.safetensors has the average, and optimizer.safetensors also has the raw
-weights, with this prefix."""
+"""Prefix of the raw weights in optimizer.safetensors, used when model.safetensors holds their moving average."""
 
 
 def train(
@@ -61,7 +60,7 @@ def train(
 
     Raises:
         RunFinishedError: There is nothing left to do.
-        TrainingError: The loss or gradient is not finite, or the disk refuses to write. Saved checkpoints stay.
+        TrainingError: The loss or gradient is not finite, or a write fails. Saved checkpoints are kept.
         InsufficientMemoryError: The model or the batch does not fit.
     """
     try:
@@ -123,7 +122,7 @@ class Training:
         self.logged = (0.0, 0)  # seconds and tokens at the last log line
         self.speed = ""
         self.drift: list[str] = []
-        """What has changed since the checkpoint was written and may change results from here on."""
+        """Differences from the environment of the checkpoint, which may change results from here on."""
         if checkpoint:
             self._restore(checkpoint)
 

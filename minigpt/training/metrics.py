@@ -1,4 +1,4 @@
-"""Where a run reports to: `metrics.jsonl`, TensorBoard, and the terminal."""
+"""Reports of a run: `metrics.jsonl`, TensorBoard, and the terminal."""
 
 import json
 import math
@@ -24,8 +24,8 @@ BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaini
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes what was written after its step, so each curve has each step once. A disk that
-    refuses to write does not end training: lines of `metrics.jsonl` wait in memory, TensorBoard's curves end.
+    A resumed run first removes what was written after its step, so each curve has each step once. A failed
+    write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
     """
 
     def __init__(self, run: Path | None = None, step: int = 0) -> None:
@@ -56,13 +56,13 @@ class Metrics:
             self.to_tensorboard("add_scalar", tag, value, step)
 
     def to_tensorboard(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of torch's SummaryWriter, such as "add_image". If the disk refuses, drop TensorBoard."""
+        """Call a method of torch's SummaryWriter, such as "add_image". If a write fails, do not use it again."""
         try:
             if self.board is not None:
                 getattr(self.board, method)(*arguments, **options)
         except OSError as error:
             self.board = None
-            self.message(f"cannot write TensorBoard's curves: {reason(error)}; metrics.jsonl keeps the scalars")
+            self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
 
     def message(self, line: str) -> None:
         """Print a line on the terminal, above the progress bar."""
@@ -110,7 +110,7 @@ class Metrics:
         self.close()
 
     def _write_pending(self, sync: bool = False) -> None:
-        """Write the pending lines. If the disk refuses, keep them in memory."""
+        """Write the pending lines. If a write fails, keep them in memory."""
         try:
             while self.pending:
                 self.pending = self.pending[self.lines.write(self.pending) :]
@@ -144,6 +144,6 @@ def _is_line_up_to(step: int, line: bytes) -> bool:
 
 
 def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:
-    """Print no traceback of TensorBoard's thread if the disk is full: the next call of the board raises that error."""
+    """Do not print a traceback from TensorBoard's thread. The next call of the board raises the same error."""
     if not issubclass(thread.exc_type, OSError):
         threading.__excepthook__(thread)

@@ -22,7 +22,7 @@ NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 
 @dataclass(eq=False)
 class ParamGroupOptimizer:
-    """An optimizer of some parameters, which share their settings."""
+    """An optimizer for a group of parameters that share their settings."""
 
     state_shapes: ClassVar[Mapping[str, Callable[[Tensor], tuple[int, ...]]]]
     """The state of each parameter by name: its shape as a function of the parameter. State starts at zero."""
@@ -68,11 +68,11 @@ class AdamW(ParamGroupOptimizer):
 class Muon(ParamGroupOptimizer):
     """Nesterov momentum, orthogonalized (Jordan et al. 2024) and normalized by neuron (NorMuon, Li et al. 2025).
 
-    Muon replaces the update of each matrix by the nearest orthogonal one. The vectors along its longer side, such as
-    one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491), each is
+    Muon replaces the update of each matrix with the nearest orthogonal matrix. The vectors along its longer side,
+    such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491), each is
     divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40 % less time for small ones.
+    Matrices of one shape are updated together, which takes 40% less time for small ones.
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
@@ -148,7 +148,7 @@ class Optimizer:
         self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if hidden else {})
 
     def step(self, factor: float) -> None:
-        """Update all parameters. `factor` is the learning rate as a share of its peak."""
+        """Update all parameters. `factor` is the learning rate as a fraction of its peak."""
         for group in self.groups:
             group.step(group.peak_rate * factor)
 

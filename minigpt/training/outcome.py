@@ -1,4 +1,4 @@
-"""How a run ended, and how it can be resumed."""
+"""The end of a run, and the settings that resume it."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from minigpt.training.schedule import RunLength
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `train` ended."""
+    """The result of a call of `train`."""
 
     state: TrainState
     checkpoint: Path

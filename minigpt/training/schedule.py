@@ -1,4 +1,4 @@
-"""How long a run is, how long it has taken, and the learning rate along it."""
+"""The length of a run, the time it has taken, and its learning rate schedule."""
 
 import math
 import time
@@ -25,7 +25,7 @@ class RunLength:
         return cls(train.steps, 0.0)
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return how much of the run is done, 0 to 1: at the middle of the next step if the length is in steps."""
+        """Return the completed fraction of the run. If the length is in steps, use the middle of the next step."""
         return min(1.0, seconds / self.seconds) if self.steps is None else (step + 0.5) / self.steps
 
     def position(self, step: int, seconds: float) -> tuple[float, float, str]:
@@ -63,7 +63,7 @@ class Clock:
 
 
 def lr_factor(progress: float, config: OptimConfig) -> float:
-    """Return the learning rate at `progress` (0 to 1 of the run) as a share of its peak.
+    """Return the learning rate at `progress` (0 to 1 of the run) as a fraction of its peak.
 
     The rate rises linearly during `warmup`, then falls to `min_lr`:
 
@@ -71,7 +71,7 @@ def lr_factor(progress: float, config: OptimConfig) -> float:
     - "linear": linearly
     - "wsd" (warmup, stable, decay): linearly during the last `decay` of the run (Hu et al. 2024,
       https://arxiv.org/abs/2404.06395)
-    - "constant": it stays at its peak
+    - "constant": at its peak
     """
     if progress < config.warmup:
         return progress / config.warmup

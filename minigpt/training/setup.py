@@ -1,4 +1,4 @@
-"""How a run begins: the configuration and the text of a new run or of a resumed one."""
+"""Preparation of a new or resumed run: its configuration and its text."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class PreparedRun:
     stem: str
     """The start of a new run's name, before its number."""
     notices: tuple[str, ...]
-    """What minigpt chose or skipped, one line each."""
+    """Choices that minigpt made and things that it skipped, one line each."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
 
@@ -51,7 +51,7 @@ def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[s
     data = load_dataset(resolved.config.data)
     notices = list(data.notices)
     if len(text) == 1 and text[0].endswith((".yaml", ".yml")):
-        notices.append(f"training on the text of {text[0]}, not with its settings")
+        notices.append(f"using {text[0]} as training text, not as settings")
     if is_fitted:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
@@ -72,7 +72,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
 
     Raises:
         CheckpointError: No checkpoint is intact.
-        ConfigError: A setting would make it another run.
+        ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
     checkpoint, notices = newest_intact(run)
