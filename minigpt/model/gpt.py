@@ -150,8 +150,8 @@ class GPT(nn.Module):
         """Draw the weights as GPT-2 does, from torch's global generator: N(0, 0.02), biases zero.
 
         The projections into the residual stream are scaled by 1 / sqrt(2 n_layer) (Radford et al. 2019, section
-        2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output would
-        predict that token again. Gains of alternating sign make it as unlikely as any other.
+        2.3), or zero with `zero_init`. With zeros, the last norm sees the token's own embedding, and the tied output
+        would predict that token again. Gains of alternating sign make it as unlikely as any other.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -69,8 +69,8 @@ class Muon(ParamGroupOptimizer):
     """Nesterov momentum, orthogonalized (Jordan et al. 2024) and normalized by neuron (NorMuon, Li et al. 2025).
 
     Muon replaces the update of each matrix with the nearest orthogonal matrix. The vectors along its longer side,
-    such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491), each is
-    divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
+    such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
+    each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
     Matrices of one shape are updated together, which takes 40% less time for small ones.
     """
