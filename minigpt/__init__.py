@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, so that `import minigpt` and the command line's --help do not wait for torch.
+    # Import on first use, so that `import minigpt` and `minigpt --help` do not wait for torch.
     if name not in _HOME:
         raise AttributeError(f"module 'minigpt' has no attribute {name!r}")
     from importlib import import_module

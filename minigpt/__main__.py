@@ -1,4 +1,4 @@
-"""`python -m minigpt` is the command line."""
+"""Run the command line with `python -m minigpt`."""
 
 from minigpt.cli.main import main
 

@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Settings that are unknown, wrong, or contradict each other."""
+    """Settings that are unknown, invalid or contradictory."""
 
 
 class TextError(UserError):
@@ -33,10 +33,10 @@ class TextError(UserError):
 
 @dataclass(eq=False)
 class EncodingError(TextError):
-    """Bytes that are not valid in the encoding of a text."""
+    """Bytes that are not valid in a text's encoding."""
 
     suggestion: str = ""
-    """An encoding that may fit."""
+    """An encoding that may work."""
 
 
 class UnknownCharacterError(TextError):
@@ -48,11 +48,11 @@ class DownloadError(TextError):
     """A download that failed."""
 
     destination: Path | None = None
-    """Where minigpt looks for the file, if someone puts it there by hand."""
+    """Where minigpt looks for the file if the user downloads it manually."""
 
 
 class TextMismatchError(TextError):
-    """The text of a resumed run is missing, or is not the text it was trained on."""
+    """The text of a resumed run is missing, or differs from the text it was trained on."""
 
 
 @dataclass(eq=False)
@@ -65,31 +65,31 @@ class RunNotFoundError(UserError):
 
 @dataclass(eq=False)
 class RunExistsError(UserError):
-    """A run has this name already."""
+    """A run with this name already exists."""
 
     run: Path
     is_resumable: bool = False
 
 
 class RunLockedError(UserError):
-    """Another process trains this run."""
+    """Another process is training this run."""
 
 
 @dataclass(eq=False)
 class RunFinishedError(UserError):
-    """The run has reached its length, or stopped early."""
+    """The run has reached its full length or stopped early."""
 
     run: Path
     settings: tuple[str, ...] = ()
-    """The settings, as KEY=VALUE, with which the run can be resumed."""
+    """Settings, as KEY=VALUE, that allow the run to be resumed."""
 
 
 @dataclass(eq=False)
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, or does not fit."""
+    """A checkpoint that is missing, damaged or incompatible."""
 
     intact: tuple[int, ...] = ()
-    """Steps of other checkpoints of the run that are intact."""
+    """Steps of the run's other checkpoints that are intact."""
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class TrainingError(UserError):
 
     run: Path
     saved_step: int | None = None
-    """The newest checkpoint, from which the run can be resumed."""
+    """Step of the newest checkpoint, from which the run can be resumed."""
     settings: tuple[str, ...] = ()
     """Settings, as KEY=VALUE, that may avoid the problem."""
 
@@ -113,10 +113,10 @@ class DeviceError(UserError):
 
 @dataclass(eq=False)
 class InsufficientMemoryError(UserError):
-    """A model or a batch that does not fit into memory."""
+    """A model or batch that does not fit in memory."""
 
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, with which it fits."""
+    """Settings, as KEY=VALUE, that make it fit."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class ViewError(UserError):
     """A page that cannot show this model or excerpt."""
 
     max_tokens: int | None = None
-    """The longest excerpt that it can show."""
+    """The longest excerpt that it can show, in tokens."""
 
 
 def escape(name: object) -> str:
@@ -133,19 +133,19 @@ def escape(name: object) -> str:
 
 
 def sanitize_terminal(text: str) -> str:
-    """Escape the characters in `text` that control a terminal, as \\u001b. Line ends and tabs stay."""
+    """Escape terminal control characters in `text` in the form \\u001b. Keep newlines and tabs."""
     return _TERMINAL_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def reason(error: Exception) -> str:
-    """Return why `error` happened, in one line: the system's message if it has one."""
+    """Return a one-line reason for `error`: the operating system's message if there is one."""
     return escape(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string.
 
-    `word` may lack the start of a name, up to its dot or colon.
+    `word` may omit the part of a name before its last dot or colon.
     """
     known = {part: name for name in names for part in (re.split("[.:]", name)[-1], name)}
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)

@@ -1,4 +1,4 @@
-"""Write files that are complete or absent, even after a crash, and read files without trusting them."""
+"""Write files that are either complete or absent, even after a crash, and read untrusted files safely."""
 
 import errno
 import os
@@ -16,9 +16,9 @@ from minigpt.errors import UserError, escape, reason
 
 @contextmanager
 def publish(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. Rename it to `path` at the end of the block, or remove it on an error.
+    """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
-    The block creates a file or a folder of files there. A file or folder at `path` is replaced.
+    The block creates a file or a folder of files there. It replaces any file or folder at `path`.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -27,7 +27,7 @@ def publish(path: Path) -> Iterator[Path]:
         for part in (*temporary.iterdir(), temporary) if is_folder else (temporary,):
             sync(part)
         if is_folder:
-            withdraw(path)  # rename does not replace a folder
+            withdraw(path)  # rename cannot replace a folder
         os.replace(temporary, path)
         sync(path.parent)
     finally:
@@ -35,16 +35,16 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def withdraw(folder: Path) -> None:
-    """Remove a folder, and hide it first, so that no other process sees a part of it."""
+    """Hide a folder, then remove it, so that no other process sees it partly removed."""
     if folder.is_dir():
         hidden = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
         os.rename(folder, hidden)
-        sync(folder.parent)  # or a power cut could bring back the name without the files
+        sync(folder.parent)  # otherwise a power cut could restore the name without the files
         remove(hidden)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder. It may be missing or in use."""
+    """Remove a file or folder. Ignore it if it is missing or in use."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -53,7 +53,7 @@ def remove(path: Path) -> None:
 
 
 def remove_abandoned(folder: Path, age: float = 86_400) -> None:
-    """Remove temporary files of killed processes: those that are older than `age` seconds."""
+    """Remove temporary files left by killed processes: those at least `age` seconds old."""
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if path.lstat().st_mtime <= time.time() - age:
@@ -62,13 +62,13 @@ def remove_abandoned(folder: Path, age: float = 86_400) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file. A crash leaves the old content or the new, never a part."""
+    """Write a text file. A crash leaves either the old or the new content, never part of it."""
     with publish(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk. New, renamed and removed files then survive a power cut."""
+    """Flush a file, or the entries of a folder, to disk. Creations, renames and removals then survive a power cut."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
@@ -84,7 +84,7 @@ def sync(path: Path) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Create a folder and its parents so that they survive a power cut. They may exist."""
+    """Create a folder and any missing parents, so that they survive a power cut."""
     if not folder.is_dir():
         make_folders(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -95,11 +95,11 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
     """Open a regular file in `folder` for reading.
 
     Raises:
-        UserError: It is missing, a link out of the folder, a pipe, a device or a folder.
+        UserError: The file cannot be opened, is outside the folder, or is a pipe, a device or a folder.
     """
     try:
         if leaves(path, folder):
-            raise UserError(f"{escape(path)} is a link out of its folder")
+            raise UserError(f"{escape(path)} is a link that leads out of its folder")
         # O_NONBLOCK: opening a pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
@@ -111,12 +111,12 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Return whether `path` leads out of `folder` through a link."""
+    """Return whether `path`, with links resolved, is outside `folder`."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def read_within(path: Path, folder: Path, limit: int) -> bytes:
-    """Return the content of a file of at most `limit` bytes, opened with `open_within`. Raises UserError."""
+    """Return the contents of a file of at most `limit` bytes, opened with `open_within`. Raises UserError."""
     with open_within(path, folder) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -128,7 +128,7 @@ def read_within(path: Path, folder: Path, limit: int) -> bytes:
 
 
 def decode(content: bytes, path: Path) -> str:
-    """Return `content`, read from `path`, as UTF-8 text. Raises UserError."""
+    """Decode `content`, read from `path`, as UTF-8 text. Raises UserError."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Where files are: packaged resources, the cache, and the layout of a run.
+"""File locations: packaged resources, the cache, and the layout of a run.
 
 runs/NAME/
   config.yaml  environment.jsonl  metrics.jsonl  tensorboard/
@@ -18,21 +18,21 @@ RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", "tensorboard",
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether `folder` is a run."""
+    """Return whether `folder` is a run folder."""
     has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.jsonl"))
     return has_settings or any((folder / CHECKPOINTS).glob("step-*"))
 
 
 def containing_run(file: Path) -> Path | None:
-    """Return the run that `file` belongs to, or None. A run does not own what others put into its folder."""
+    """Return the run that `file` belongs to, or None. Other files in a run folder do not belong to the run."""
     real = Path(os.path.realpath(file))
     return next((at for at in real.parents if real.relative_to(at).parts[0] in RUN_FILES and is_run(at)), None)
 
 
 def resource_path(*parts: str) -> Path:
-    """Return the path of a packaged file or folder, such as `resource_path("configs")`. It need not exist.
+    """Return the path of a packaged file or folder, such as `resource_path("configs")`. The path need not exist.
 
-    A wheel has these files inside the package, a checkout has them beside it.
+    A wheel has these files inside the package; a checkout has them next to it.
     """
     package = Path(__file__).parent
     packaged = package.joinpath("shipped", *parts)
@@ -40,6 +40,6 @@ def resource_path(*parts: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that can be rebuilt: $MINIGPT_CACHE, or else the user's cache. It may not exist."""
+    """Return the folder for files that can be rebuilt: $MINIGPT_CACHE or the user's cache folder. It may not exist."""
     chosen = os.environ.get("MINIGPT_CACHE") or platformdirs.user_cache_path("minigpt", appauthor=False)
     return Path(chosen).expanduser().absolute()

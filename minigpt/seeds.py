@@ -1,4 +1,4 @@
-"""Seeds by key: each random draw has a key, so that a resumed run needs no stored random state."""
+"""Derive seeds from keys. Each random choice has its own key, so a resumed run needs no saved random state."""
 
 import hashlib
 
@@ -13,11 +13,11 @@ def mix_seed(*key: int | str) -> int:
 
 
 def permute(indices: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
-    """Apply a random permutation of range(size) to `indices`. The seed decides which permutation.
+    """Apply a random permutation of range(size) to `indices`. The seed selects the permutation.
 
-    The permutation needs no table, so that training can read a long text in random order from any step. It is a
-    Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) over the next larger power of four. Results
-    beyond `size` pass through it again (https://en.wikipedia.org/wiki/Format-preserving_encryption#Cycle_walking).
+    The permutation needs no table, so training can read a long text in random order starting at any step. It is a
+    Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) over the next power of four. Results that are not
+    below `size` pass through it again (https://en.wikipedia.org/wiki/Format-preserving_encryption#Cycle_walking).
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits in each half of an index
     mask = np.uint64((1 << half) - 1)
@@ -36,7 +36,7 @@ def permute(indices: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int6
 
 
 def _hash(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """Hash each number with the finalizer of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Hash each value with the finalizer of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     x = x + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,1 +1,1 @@
-"""Settings: their schema, where values come from, presets, YAML."""
+"""Settings: schema, sources, presets and YAML."""

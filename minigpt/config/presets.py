@@ -1,4 +1,4 @@
-"""Presets: shipped ones by name, a user's file by path, and one fitted to the size of a text."""
+"""Presets: shipped ones by name, user files by path, and one fitted to the size of a text."""
 
 from math import inf
 from pathlib import Path
@@ -10,7 +10,7 @@ from minigpt.paths import resource_path
 
 
 def presets() -> dict[str, str]:
-    """Return the names of the shipped presets with a description."""
+    """Return the description of each shipped preset by name."""
     found = {}
     for path in sorted(resource_path("configs").glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -26,7 +26,7 @@ def read_preset(name: str) -> ConfigSource:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
-        raise ConfigError(f"no preset and no file is called '{escape(name)}'{hint}") from error
+        raise ConfigError(f"no preset or file is named '{escape(name)}'{hint}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {escape(name)}: {reason(error)}") from error
     return f"{'preset' if is_shipped else 'file'} {name}", dotted(plain_yaml.parse(text, name), name)
@@ -41,22 +41,22 @@ SMALL = (
     (60_000, (4, 2, 128, 64, 16, 500, 0.2, 1.0, 0.95)),
     (600_000, (4, 2, 128, 128, 16, 1500, 0.0, 1.0, 0.9)),
 )
-"""The values of `KEYS` for texts of fewer characters than the first number."""
+"""Limits in characters, each with the values of `KEYS` for texts below that limit."""
 CPU = (*SMALL, (inf, (4, 4, 128, 256, 16, 1300, 0.0, 0.3, 0.9)))
-"""docs/experiments.md has the measurements. Those for larger texts on a GPU were not measured."""
+"""docs/experiments.md has the measurements. The GPU values for larger texts are not measured."""
 GPU = (
     *SMALL,
     (5_000_000, (6, 6, 384, 256, 64, 3000, 0.2, 1.0, 0.95)),
     (inf, (6, 6, 384, 256, 64, 10_000, 0.0, 0.1, 0.95)),
 )
 ENOUGH_VALIDATION = 50_000
-"""Characters that give the validation loss to the second digit."""
+"""Number of characters needed to measure the validation loss to two digits."""
 
 
 def fit(characters: int, gpu: bool) -> ConfigSource:
-    """Return a preset for a text of this many characters, with a first result within minutes.
+    """Return a preset for a text of this many characters that gives a first result within minutes.
 
-    All presets stop early. Small texts have more weight decay, and the smallest have dropout.
+    All fitted presets use early stopping. Small texts get more weight decay, and the smallest also get dropout.
     """
     values = dict(zip(KEYS, next(row for limit, row in (GPU if gpu else CPU) if characters < limit), strict=True))
     steps = int(values["train.steps"])

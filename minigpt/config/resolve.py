@@ -1,6 +1,6 @@
-"""Resolve a configuration: merge its sources, check all values, explain and save the result.
+"""Resolve a configuration: merge its sources, check all values, and explain or save the result.
 
-Later sources win: defaults, then model family, preset, command line.
+Later sources override earlier ones: defaults, model family, preset, command line.
 """
 
 import json
@@ -24,7 +24,7 @@ MAY_CHANGE = (
     "train.save_every", "train.keep_last", "train.attention", "train.histograms", "train.hparams",
     "train.micro_batch_size", "train.on_nonfinite", "train.max_skipped",
 )  # fmt: skip
-"""Prefixes of the settings that may change when a run is resumed. The text may move, but must be the same."""
+"""Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
@@ -32,7 +32,7 @@ ConfigSource = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration, and the name of the source of each setting."""
+    """A configuration, and the name of each setting's source."""
 
     config: RunConfig
     sources: dict[str, str]
@@ -56,7 +56,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def dotted(tree: Any, origin: str) -> dict[str, Any]:
-    """Return the values in sections by dotted key. Raise ConfigError, which names `origin`, for anything else."""
+    """Flatten sections into values by dotted key. Raise a ConfigError that names `origin` for anything else."""
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -71,9 +71,9 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
 
 
 def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
-    """Return the settings of assignments such as "model.n_layer=6".
+    """Parse assignments such as "model.n_layer=6".
 
-    A value is YAML. The value of a text setting is taken literally.
+    Values are YAML, but the values of text settings are taken literally.
     """
     values, known = {}, fields()
     for assignment in assignments:
@@ -96,11 +96,11 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
 
     Args:
-        sources: Settings, the most important last.
-        complete: False if more sources follow, which may resolve a contradiction.
+        sources: Settings, with the highest priority last.
+        complete: False if sources added later may resolve a contradiction.
 
     Raises:
-        ConfigError: Lists all unknown keys, wrong values and contradictions.
+        ConfigError: Keys are unknown, values are invalid, or settings contradict each other. The message lists all.
     """
     family = next((values["model.family"] for _, values in reversed(sources) if "model.family" in values), "modern")
     defaults = {f"model.{key}": value for key, value in FAMILIES.get(str(family), {}).items()}
@@ -109,7 +109,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     for label, values in ((f"family {family}", defaults), *sources):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
-            problems.append(f"{' and '.join(lengths)} are set together; set one")
+            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
         chosen |= {key: (value, label) for key, value in values.items()}
@@ -131,15 +131,15 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 
 
 def _problems(error: ValidationError) -> list[str]:
-    """Return what is wrong with each key."""
+    """Return the problem with each key."""
     problems: dict[str, str] = {}
     for one in error.errors():
-        is_section = len(one["loc"]) == 1  # an unknown one, whose input is a dictionary
+        is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
         key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
         message = re.sub(r"^(Input|String|Tuple) ", "", one["msg"])
         if one["type"] == "extra_forbidden":
             problems[key] = _unknown_key(key)
-        elif key in problems and message.startswith("should be '"):  # the alternative to another type
+        elif key in problems and message.startswith("should be '"):  # an alternative to the first type
             problems[key] += message.replace("should be", " or")
         elif key not in problems:
             problems[key] = f"{escape(key)} is {show(one['input'])[:60]}, but {message}"
@@ -148,7 +148,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
-        return f"{key}: is a section; set a key in it"
+        return f"{key} is a section; set a key in it"
     return f"{escape(key)}: unknown key{did_you_mean(key, [*fields(), *RunConfig.model_fields])}"
 
 
@@ -158,14 +158,14 @@ def contradictions(config: RunConfig) -> list[str]:
     if model.n_embd % model.n_head:
         found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
     elif model.position == "rotary" and model.head_size % 2:
-        found.append(f"model.position rotary needs an even head size, model.n_embd / model.n_head is {model.head_size}")
+        found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")
     if model.position == "sinusoidal" and model.n_embd % 2:
         found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
     if train.micro_batch_size and train.batch_size % train.micro_batch_size:
         micro = train.micro_batch_size
         found.append(f"train.batch_size ({train.batch_size}) must be a multiple of train.micro_batch_size ({micro})")
     if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
-        found.append("optim.warmup and optim.decay together exceed the run")
+        found.append("optim.warmup and optim.decay must not add up to more than 1")
     return found
 
 
@@ -173,7 +173,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     """Return a problem for each changed setting that must not change when a run is resumed."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{key} is {show(before[key])} in the run, {show(after[key])} now"
+        f"{key} is {show(before[key])} in the run but {show(after[key])} now"
         for key in before
         if before[key] != after[key] and not key.startswith(MAY_CHANGE)
     ]
@@ -183,7 +183,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return YAML from which `from_yaml` reads an equal configuration."""
+    """Return YAML that `from_yaml` reads as an equal configuration."""
     text = plain_yaml.dump(config.model_dump(mode="json"))
     if len(text.encode()) > plain_yaml.LIMIT:
         raise ConfigError("data.source has too many entries; use a folder or a glob")
@@ -191,22 +191,22 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str, origin: str) -> RunConfig:
-    """Read a complete configuration. Raise ConfigError, which names `origin`, if it is not valid."""
+    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid."""
     return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of a configuration file."""
+    """Return the JSON schema for configuration files."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """Return key, value and source of every setting."""
+    """Return the key, value and source of every setting."""
     return [(key, show(value), resolved.sources[key]) for key, value in flatten(resolved.config).items()]
 
 
 def describe_settings() -> list[tuple[str, str]]:
-    """Return the key of every setting, and its description, type and default."""
+    """Return the key of every setting with its description, type and default."""
     return [
         (key, f"{field.description} [{type_name(field.annotation)}; {show(field.default)}]")
         for key, field in fields().items()
@@ -214,14 +214,14 @@ def describe_settings() -> list[tuple[str, str]]:
 
 
 def show(value: Any) -> str:
-    """Return `value` in one line, as JSON, but texts and lists of texts without quotes."""
+    """Format `value` on one line, as JSON but without quotes around strings."""
     if isinstance(value, tuple):
         return ", ".join(map(show, value)) or "[]"
     return value if isinstance(value, str) and value.isprintable() and value else json.dumps(value)
 
 
 def type_name(annotation: Any) -> str:
-    """Return the type of a setting in words."""
+    """Describe the type of a setting in words."""
     if annotation == tuple[str, ...]:
         return "text, or a list of texts"
     if get_origin(annotation) is Literal:

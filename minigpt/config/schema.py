@@ -1,6 +1,6 @@
-"""The settings of a run, in frozen and typed sections.
+"""The settings of a run, in frozen, typed sections.
 
-The docstring of a field appears in --help, in the JSON schema and in docs/configuration.md.
+Each field's docstring appears in --help, the JSON schema and docs/configuration.md.
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 MOST_THREADS = 1024
-"""The most threads that torch supports without a crash."""
+"""The maximum number of threads that torch supports without crashing."""
 
 
 class Section(BaseModel):
-    """A section of settings. It converts no types ("6" is not a number) and refuses unknown keys."""
+    """A section of settings. It does not coerce types ("6" is not a number) and rejects unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -48,44 +48,44 @@ class DataConfig(Section):
     """The text and its tokenizer."""
 
     source: Texts = Field(("builtin:python",), min_length=1)
-    """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME`, or a list."""
+    """Training text: a file, folder or glob, `-` (standard input), `builtin:NAME`, `download:NAME` or a list."""
     tokenizer: Literal["char", "byte"] = "char"
-    """`char`: one token per distinct character of the text. `byte`: one token per byte of UTF-8, for any text."""
+    """`char`: one token per distinct character of the text. `byte`: one token per UTF-8 byte, for any text."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Share of the text, at its end, for validation. `val_source` replaces it."""
+    """Fraction of the text, taken from its end, for validation. Ignored if `val_source` is set."""
     val_source: Texts = ()
-    """Validation text, in the forms of `source`. All of `source` is then training text. `[]`: none."""
+    """Validation text, specified like `source`. All of `source` is then training text. `[]`: none."""
     encoding: str = "utf-8"
-    """Encoding of the text files, by its name in Python."""
+    """Encoding of the text files, as a Python codec name."""
 
 
 class ModelConfig(Section):
     """The architecture. The vocabulary size comes from the tokenizer."""
 
     family: Literal["classic", "modern"] = "modern"
-    """Defaults of `bias` and the settings below it. `classic` is GPT-2. `modern` learns faster."""
+    """Selects the defaults of `bias` and the settings below it. `classic` is GPT-2. `modern` learns faster."""
     n_layer: int = Field(4, ge=1, le=1000)
     """Number of blocks."""
     n_head: int = Field(4, ge=1)
     """Number of attention heads in each block."""
     n_embd: int = Field(128, ge=1, le=100_000)
-    """Embedding dimension (width of the residual stream). A multiple of `n_head`."""
+    """Embedding dimension (width of the residual stream). Must be a multiple of `n_head`."""
     context: int = Field(128, ge=1, le=1_000_000)
-    """Context length: the most tokens that a prediction can attend to."""
+    """Context length: the maximum number of tokens that a prediction can attend to."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout probability in training, on embeddings, attention weights and the output of each branch."""
+    """Dropout probability in training, for embeddings, attention weights and the output of each sublayer."""
     bias: bool = False
     """Use biases in linear layers and layer norms."""
     position: Literal["learned", "sinusoidal", "rotary", "none"] = "rotary"
     """Position encoding."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    """Normalization before each branch and before the logits."""
+    """Normalization before each sublayer and before the logits."""
     activation: Literal["gelu", "gelu_exact", "relu2", "swiglu"] = "relu2"
     """Activation of the MLP. `gelu`: tanh approximation. `gelu_exact`: faster on a CPU. `relu2`: squared ReLU."""
     qk_norm: bool = True
-    """Apply RMSNorm to the queries and keys of each head. The heads of a layer share the gains."""
+    """Apply RMSNorm to the queries and keys of each head. The heads of a layer share their gains."""
     zero_init: bool = True
-    """Initialize the output projection of each branch to zero. Each block is then the identity at first."""
+    """Initialize the output projection of each sublayer to zero. Each block is then initially the identity."""
 
     @property
     def head_size(self) -> int:
@@ -97,7 +97,7 @@ class OptimConfig(Section):
     """The optimizer and the learning rate schedule."""
 
     name: Literal["adamw", "muon"] = "muon"
-    """`muon`: NorMuon for the matrices in the blocks, AdamW for all other parameters. `adamw`: AdamW for all."""
+    """`muon`: NorMuon for the matrices in the blocks, AdamW for the rest. `adamw`: AdamW for all parameters."""
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate of AdamW."""
     muon_lr: float = Field(0.02, gt=0)
@@ -105,44 +105,44 @@ class OptimConfig(Section):
     momentum: float = Field(0.95, ge=0, lt=1)
     """Momentum of Muon."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay rate of the mean of gradients in AdamW."""
+    """Decay rate of AdamW's moving average of gradients."""
     beta2: float = Field(0.99, ge=0, lt=1)
-    """Decay rate of the mean of squared gradients in AdamW."""
+    """Decay rate of AdamW's moving average of squared gradients."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay of matrices."""
+    """Decoupled weight decay, applied to matrices."""
     warmup: float = Field(0.02, ge=0, lt=1)
-    """Share of the run in which the learning rate rises from zero to its peak."""
+    """Fraction of the run over which the learning rate rises from zero to its peak."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
-    """Learning rate after warmup. `wsd`: warmup, stable, decay."""
+    """Learning rate schedule after warmup. `wsd`: warmup, stable, decay."""
     decay: float = Field(0.4, gt=0, le=1)
-    """Share of the run, at its end, in which `wsd` decays."""
+    """Fraction of the run, at its end, over which `wsd` decays the learning rate."""
     min_lr: float = Field(0.0, ge=0, le=1)
-    """Final learning rate as a share of the peak."""
+    """Final learning rate as a fraction of the peak."""
     grad_clip: float = Field(1.0, ge=0)
     """Maximum norm of the gradient. 0: no clipping."""
 
 
 class TrainConfig(Section):
-    """Length, batches, evaluations and checkpoints. Set one of `steps`, `epochs` and `minutes`. Default: 2000 steps."""
+    """Length, batches, evaluations and checkpoints. Set one of `steps`, `epochs` or `minutes`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=10**12)
     """Length of the run in optimizer steps. 2000 if neither `epochs` nor `minutes` is set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run in epochs (passes over the training text)."""
     minutes: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in minutes, with evaluations and saves. Two such runs differ."""
+    """Length of the run in minutes, including evaluations and saves. Such a run is not reproducible."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences per forward pass (default: `batch_size`). Fewer need less memory and change the dropout masks."""
+    """Sequences per forward pass (default: `batch_size`). Fewer need less memory but change the dropout masks."""
     seed: int = Field(1337, ge=0)
     """Seed of the run: initial weights, batches and dropout."""
     log_every: int = Field(10, ge=1)
-    """Steps between two points of the training curves."""
+    """Steps between points on the training curves."""
     eval_every: int = Field(250, ge=1)
-    """Steps between two evaluations on the whole validation split."""
+    """Steps between evaluations on the whole validation split."""
     save_every: int = Field(500, ge=1)
-    """Steps between two checkpoints. The best validation loss, Ctrl-C and the end of the run also save one."""
+    """Steps between checkpoints. A new best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
     """Number of newest checkpoints to keep, besides the best one."""
     patience: int = Field(0, ge=0)
@@ -152,13 +152,13 @@ class TrainConfig(Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is NaN or infinite: `stop` the run, or `skip` the update."""
     max_skipped: int = Field(20, ge=0)
-    """Stop the run when it would skip more updates than this."""
+    """Stop the run rather than skip more updates than this."""
     attention: bool = True
     """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
     histograms: bool = False
     """Log histograms of weights and gradients to TensorBoard at each evaluation."""
     hparams: bool = False
-    """Log the settings and the final loss to the hyperparameter table of TensorBoard."""
+    """Log the settings and the final loss to TensorBoard's hyperparameter table."""
 
     @property
     def sequences_at_once(self) -> int:
@@ -176,21 +176,21 @@ class SampleConfig(Section):
     preview: int = Field(200, ge=0)
     """Tokens to generate at each evaluation. 0: none."""
     temperature: float = Field(0.8, ge=0)
-    """Divisor of the logits. Lower is more conservative, higher more random. 0: always the most likely token."""
+    """Divisor of the logits. Lower is more conservative, higher is more random. 0: always the most likely token."""
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens. 0: all."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the most likely tokens whose probabilities add up to this (nucleus sampling). 1: all."""
+    """Sample from the fewest most likely tokens whose probabilities reach this sum (nucleus sampling). 1: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Drop tokens whose probability is below this share of the highest one. 0: none."""
+    """Drop tokens whose probability is below this fraction of the highest probability. 0: none."""
     repetition_penalty: float = Field(1.0, gt=0)
-    """Above 1, tokens in the context become less likely. 1: off."""
+    """Values above 1 make tokens in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
-    """Seed of the samples. Sample i is the same for any number of samples."""
+    """Seed for sampling. Sample i does not depend on the number of samples."""
 
     @property
     def has_own_prompt(self) -> bool:
-        """True if the user set a prompt. Some texts lack the line end of the default."""
+        """True if the user set a prompt. Some texts do not contain the default, a newline."""
         return self.prompt != SampleConfig().prompt
 
 
@@ -200,11 +200,11 @@ class RuntimeConfig(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products (`float32` on a GPU: TF32). Weights and optimizer state are float32."""
+    """Precision of matrix products (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Use torch.compile. `auto`: if it saves time within the run."""
+    """Use torch.compile. `auto`: use it if it shortens the run."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
-    """`torch`: operations of PyTorch. `cpu`: faster ones for a CPU; the dropout probability is a multiple of 1/256."""
+    """`torch`: PyTorch operations. `cpu`: faster CPU kernels that round dropout probabilities to multiples of 1/256."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     """Number of CPU threads."""
 

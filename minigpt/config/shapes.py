@@ -6,7 +6,7 @@ from minigpt.config.schema import ModelConfig
 
 
 def hidden_width(config: ModelConfig) -> int:
-    """Return the hidden width of the MLP: 4 C, or for SwiGLU 8 C / 3 rounded up to a multiple of 8.
+    """Return the hidden width of the MLP: 4 C, or 8 C / 3 rounded up to a multiple of 8 for SwiGLU.
 
     SwiGLU's third matrix then costs no extra parameters (Shazeer 2020, https://arxiv.org/abs/2002.05202).
     """
@@ -15,7 +15,7 @@ def hidden_width(config: ModelConfig) -> int:
 
 
 def parameter_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter under its name in `GPT.state_dict()`."""
+    """Return the shape of each parameter by its name in `GPT.state_dict()`."""
     C, hidden = config.n_embd, hidden_width(config)
     shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, C)}
     if config.position == "learned":

@@ -1,4 +1,4 @@
-"""A small YAML: numbers, words, texts, lists and sections, without the surprises of YAML 1.1."""
+"""A small subset of YAML: numbers, words, strings, lists and sections, without the surprises of YAML 1.1."""
 
 import re
 from typing import Any
@@ -8,8 +8,8 @@ import yaml
 from minigpt.errors import ConfigError, escape, reason
 
 LIMIT = 128 << 10
-"""The most bytes of a configuration."""
-_TYPES = {  # what an unquoted word is; all other words are text
+"""The maximum size of a configuration, in bytes."""
+_TYPES = {  # types of unquoted words; all other words are strings
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|yes|Yes|YES|on|On|ON|false|False|FALSE|no|No|NO|off|Off|OFF",
     "int": r"[-+]?(0|[1-9][0-9_]*)",
@@ -18,7 +18,7 @@ _TYPES = {  # what an unquoted word is; all other words are text
 
 
 class _Loader(yaml.SafeLoader):
-    """Read 1e-3 as a number, but not 010, 1:30 or dates. Refuse duplicate keys, tags and aliases.
+    """Read 1e-3 as a number, but not 010, 1:30 or dates. Reject duplicate keys, tags and aliases.
 
     Settings need no tags or aliases, and a few lines of nested aliases can expand to gigabytes.
     """
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quote all texts but words, so that 1e-3 stays a text."""
+    """Quote all strings except identifiers, so that "1e-3" remains a string."""
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -51,20 +51,20 @@ for _type, _pattern in _TYPES.items():
 
 
 def parse(text: str, origin: str) -> Any:
-    """Return the values in `text`. Raise ConfigError, which names `origin`, if it is not valid YAML."""
+    """Parse `text`. Raise a ConfigError that names `origin` if it is not valid YAML."""
     if len(text.encode(errors="surrogatepass")) > LIMIT:
-        raise ConfigError(f"{escape(origin)}: is longer than {LIMIT:,} bytes")
+        raise ConfigError(f"{escape(origin)} is longer than {LIMIT:,} bytes")
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # deep nesting, very long numbers
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # deep nesting or very long numbers
         line, problem = "", reason(error)
     raise ConfigError(f"{escape(origin)}{line}: not valid YAML: {escape(problem)}")
 
 
 def dump(values: Any) -> str:
-    """Return YAML from which `parse` reads the same values."""
+    """Return YAML that `parse` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -139,7 +139,7 @@ def test_each_generated_text_has_a_table(monkeypatch: pytest.MonkeyPatch) -> Non
     ("arguments", "says"),
     [
         (["train", "--seconds", "nan"], "rounds of nan seconds: expected 0 to 3600"),
-        (["train", "-c", "shakespear"], "no preset and no file"),
+        (["train", "-c", "shakespear"], "no preset or file"),
         (["train", "nowhere.txt"], "nowhere.txt"),
         (["train", "-s", "model.n_layr=1"], "did you mean model.n_layer"),
         (["sample", "--length", "300"], "a length of 300 exceeds the context of 256"),

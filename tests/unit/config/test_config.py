@@ -198,9 +198,9 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("n_layer=6", "n_layer: unknown key; did you mean model.n_layer?"),
         ("modle.n_layer=6", "modle.n_layer: unknown key; did you mean model.n_layer?"),
         ("optim.learning_rate=1", "optim.learning_rate: unknown key"),
-        ("model=6", "model: is a section; set a key in it"),
+        ("model=6", "model is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
-        ("model.n_embd=36", "model.position rotary needs an even head size, model.n_embd / model.n_head is 9"),
+        ("model.n_embd=36", "model.position rotary needs an even head size; model.n_embd / model.n_head is 9"),
         ("train.micro_batch_size=5", "train.batch_size (32) must be a multiple of train.micro_batch_size (5)"),
     ],
 )
@@ -212,10 +212,10 @@ def test_contradictions_between_several_settings() -> None:
     assert "sinusoidal needs an even model.n_embd, got 45" in refused(
         "model.position=sinusoidal", "model.n_embd=45", "model.n_head=5"
     )
-    assert "optim.warmup and optim.decay together exceed" in refused(
+    assert "optim.warmup and optim.decay must not add up" in refused(
         "optim.schedule=wsd", "optim.warmup=0.7", "optim.decay=0.4"
     )
-    assert "train.steps and train.minutes are set together" in refused("train.steps=5", "train.minutes=5")
+    assert "train.steps and train.minutes cannot be set together" in refused("train.steps=5", "train.minutes=5")
 
 
 def test_all_problems_are_reported_at_once_in_one_line() -> None:
@@ -288,7 +288,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tinny", "no preset and no file is called 'tinny'; did you mean tiny?"),
+        ("tinny", "no preset or file is named 'tinny'; did you mean tiny?"),
         ("zzz.yaml", "presets: nanogpt, quickstart"),
         ("a\0b", "cannot read a\\x00b"),
         ("x" * 5000, "xxxxx"),
