@@ -34,10 +34,11 @@ def attention(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    layer: Annotated[int | None, Option(help="Only this layer, from 0.")] = None,
-    head: Annotated[int | None, Option(help="Only this head, from 0.")] = None,
+    layer: Annotated[int | None, Option(help="Show only this layer. The first is 0.")] = None,
+    head: Annotated[int | None, Option(help="Show only this head. The first is 0.")] = None,
     query: Annotated[
-        int | None, Option(help="List the strongest keys of this position, from 0. Default with --tty: the last.")
+        int | None,
+        Option(help="List the strongest keys of this position. The first is 0. Default with --tty: the last."),
     ] = None,
     probe: Annotated[
         tuple[str, str] | None,
@@ -45,14 +46,14 @@ def attention(
     ] = None,
     tty: Annotated[bool, Option("--tty", help="Print the text, shaded by the attention of --query.")] = False,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
-    npz: Annotated[Path | None, Option(help="Save all activations in float32 for NumPy.", metavar="FILE")] = None,
+    npz: Annotated[Path | None, Option(help="Save all activations as float32 NumPy arrays.", metavar="FILE")] = None,
     as_json: JsonOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     max_tokens: MaxTokensOption = None,
 ) -> None:
-    """Show what each attention head attends to. Scores come with the baseline of uniform attention."""
+    """Show what each attention head attends to. The first row is the baseline of uniform attention."""
     from minigpt.interpret import export, images
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores
@@ -111,7 +112,7 @@ def _probe_score(tokenizer: "Tokenizer", activations: "Activations", source: str
 def _show_query(
     activations: "Activations", excerpt: "Excerpt", selected: list[tuple[int, int]], query: int, as_text: bool
 ) -> None:
-    """Print the strongest keys of a query, and if `as_text`, the text shaded by its attention."""
+    """Print the strongest keys of a query. If `as_text`, also print the text shaded by its attention."""
     import torch
 
     from minigpt.interpret import terminal

@@ -9,19 +9,19 @@ from typer import Argument, Option
 from minigpt.errors import UserError, escape
 
 IMAGES = 200
-"""Images of each tag that TensorBoard shows. By default it picks ten at random."""
+"""Number of images that TensorBoard shows for each tag. Its default is ten, chosen at random."""
 
 
 def board(
-    folder: Annotated[Path, Argument(help="Folder of the runs.", metavar="FOLDER")] = Path("runs"),
+    folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = Path("runs"),
     port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 6006,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
-    """Show the curves of the runs in TensorBoard."""
+    """Show training curves in TensorBoard."""
     from tensorboard import default, program
 
     if not folder.is_dir():
-        raise UserError(f"no folder {escape(folder.absolute())}; to train a run: minigpt train")
+        raise UserError(f"folder {escape(folder.absolute())} does not exist; to start a run: minigpt train")
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--port={port}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
     server.configure(argv=["minigpt board", *options])

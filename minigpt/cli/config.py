@@ -28,7 +28,7 @@ def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
 
 @config_app.command("schema")
 def config_schema() -> None:
-    """Print the JSON schema of a configuration file, for completion and checks in an editor."""
+    """Print the JSON Schema of configuration files, for completion and validation in editors."""
     from minigpt.config.resolve import schema
 
     write(json_text(schema()))

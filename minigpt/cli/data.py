@@ -14,7 +14,7 @@ data_app = typer.Typer(**PLAIN, help="List, describe and download texts.")
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the built-in texts and the known downloads."""
+    """List the built-in texts and the available downloads."""
     from minigpt.text.download import downloads
     from minigpt.text.sources import BUILTINS
 
@@ -31,7 +31,7 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size and the characters of a text, and the settings that fit it."""
+    """Print the size and characters of a text, and the settings that fit it."""
     from minigpt.config.presets import fit
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
@@ -51,14 +51,14 @@ def data_info(
     print(f"most common  {_listed(list(counts))}")
     print(f"rare         {len(rare):,} occur fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
     if "\r" in counts:
-        print(f"line ends    {counts[chr(13)]:,} carriage returns")
+        print(f"line endings {counts[chr(13)]:,} carriage returns")
     print(f"fingerprint  {found.fingerprint}")
     print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="A download in `minigpt data list`.")]) -> None:
-    """Download a text into the cache, and print its path and its license."""
+def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.")]) -> None:
+    """Download a text into the cache, and print its path and license."""
     from minigpt.text.download import download, downloads
 
     name = name.removeprefix("download:")

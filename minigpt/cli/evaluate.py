@@ -26,12 +26,12 @@ def evaluate(
     run: RunArgument = "last",
     text: Annotated[
         list[str] | None,
-        Argument(help="Evaluate on this text. Default: the validation split of the run.", metavar="TEXT"),
+        Argument(help="Evaluate on this text. Default: the run's validation split.", metavar="TEXT"),
     ] = None,
     checkpoint: CheckpointOption = None,
     stride: Annotated[
         int | None,
-        Option(min=1, help="Move the window by N tokens. The loss is mostly lower, and not comparable.", metavar="N"),
+        Option(min=1, help="Move the window by N tokens. The loss is usually lower and not comparable.", metavar="N"),
     ] = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
@@ -50,7 +50,7 @@ def evaluate(
     from minigpt.training.evaluate import evaluate, protocol
 
     if os.path.isfile(run):
-        raise UserError(f"{escape(run)} is a text; name the run first: minigpt eval last {shell_quote(run)}")
+        raise UserError(f"{escape(run)} is a text file; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
     configure_torch(runtime)

@@ -1,4 +1,4 @@
-"""The options that choose an excerpt, and the notices about it."""
+"""Options that choose an excerpt, and notices about it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
 
 
-TextOption = Annotated[str | None, Option(help="The text to look at.", metavar="TEXT")]
+TextOption = Annotated[str | None, Option(help="Text to inspect.", metavar="TEXT")]
 FileOption = Annotated[
-    str | None, Option(help="A file with the text to look at. '-' reads standard input.", metavar="FILE")
+    str | None, Option(help="File with the text to inspect, or '-' (standard input).", metavar="FILE")
 ]
 ValOption = Annotated[
-    int | None, Option(help="Look at the validation split from this token on. Default: 0.", metavar="OFFSET")
+    int | None, Option(help="Inspect the validation split, starting at this token. Default: 0.", metavar="OFFSET")
 ]
 MaxTokensOption = Annotated[
-    int | None, Option(help="Use at most N tokens, up to 512: the last N of --text or --file.", metavar="N")
+    int | None, Option(help="Use at most N tokens (maximum 512). With --text or --file, use the last N.", metavar="N")
 ]
 
 
@@ -36,11 +36,11 @@ def choose_excerpt(
     encoding: str,
     max_tokens: int | None,
 ) -> "Excerpt":
-    """Return the excerpt that the options name. The default is the validation split, or else generated text."""
+    """Return the excerpt that the options choose. By default, use the validation split, or else generated text."""
     from minigpt.interpret import excerpt
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
-        raise UserError("--text, --file and --val exclude each other")
+        raise UserError("--text, --file and --val are mutually exclusive")
     if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
         raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
     if text is not None:
@@ -54,7 +54,7 @@ def choose_excerpt(
     except UserError as error:
         if val is not None:
             raise
-        notice(f"{error}; looking at generated text instead")
+        notice(f"{error}; using generated text instead")
         return excerpt.generated_excerpt(checkpoint, max_tokens)
     return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_tokens)
 
@@ -62,7 +62,7 @@ def choose_excerpt(
 def check_index(option: str, value: int | None, count: int, noun: str) -> None:
     """Raise UserError if an index is out of range."""
     if value is not None and not 0 <= value < count:
-        raise UserError(f"{option} {value}: expected 0 to {count - 1}, there are {count} {noun}")
+        raise UserError(f"{option} {value}: expected 0 to {count - 1}; there are {count} {noun}")
 
 
 def notice_checkpoint(checkpoint: "Checkpoint") -> None:

@@ -1,4 +1,4 @@
-"""What to type next: the one place that knows both an error and the command line."""
+"""Suggest what to type next. Only this module knows both the errors and the command line."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from minigpt.errors import (
 
 
 def error_line(error: Exception, command: str) -> str | None:
-    """Return what to print for an error of `minigpt COMMAND`: one line with a hint.
+    """Return the line to print for an error in `minigpt COMMAND`, with a hint.
 
-    The line is empty if there is nothing to say. Return None for an error that no user can cause.
+    The line is empty if there is nothing to print. Return None for unexpected errors, which need a traceback.
     """
     match error:
         case TyperException():
             return _usage_line(error)
         case UserError():
             problem = f"{escape(error)}; {hint(error, command)}".removesuffix("; ")
-        case BrokenPipeError():  # the reader of the output, such as `head`, has ended
+        case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
         case OSError():
             problem = f"{escape(error.filename)}: {reason(error)}" if error.filename else reason(error)
@@ -59,7 +59,7 @@ def _usage_line(error: TyperException) -> str:
     from minigpt.config.resolve import fields
 
     message, context = error.format_message(), getattr(error, "ctx", None)
-    if message.startswith("Usage:"):  # a group of commands without a command prints its help
+    if message.startswith("Usage:"):  # a command group without a command prints its help
         return message
     line = f"minigpt: {escape(message.rstrip('.'))}"
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
@@ -70,8 +70,8 @@ def _usage_line(error: TyperException) -> str:
 
 
 def hint(error: UserError, command: str) -> str:
-    """Return what helps against `error`, raised by `minigpt COMMAND`; empty if nothing is known to help."""
-    has_settings = command in ("train", "bench train", "bench sample")  # they take --set instead of single options
+    """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
+    has_settings = command in ("train", "bench train", "bench sample")  # they take --set instead of separate options
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
@@ -80,17 +80,17 @@ def hint(error: UserError, command: str) -> str:
         case DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
         case TextMismatchError() if command == "eval":
-            return "to evaluate on another text: minigpt eval RUN TEXT"
+            return "to evaluate on a different text: minigpt eval RUN TEXT"
         case TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT"
         case RunNotFoundError(names=()):
-            return "to train one: minigpt train"
+            return "to start one: minigpt train"
         case RunNotFoundError(names=names):
-            return f"runs here: {', '.join(map(shell_quote, names))}"
+            return f"available runs: {', '.join(map(shell_quote, names))}"
         case RunExistsError(run=run, is_resumable=True):
-            return f"resume it: {resume_command(run)}, or choose another --name"
+            return f"to resume it: {resume_command(run)}, or choose a different --name"
         case RunExistsError():
-            return "choose another --name"
+            return "choose a different --name"
         case RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps and command != "train":
@@ -102,7 +102,7 @@ def hint(error: UserError, command: str) -> str:
         case TrainingError():
             return _retry(error)
         case InsufficientMemoryError(settings=settings) if settings:
-            return f"try {set_options(settings)}: only rounding and dropout differ"
+            return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if has_settings:
             return "try a smaller model.n_embd, model.n_layer or model.context"
         case DeviceError():
@@ -111,24 +111,24 @@ def hint(error: UserError, command: str) -> str:
 
 
 def _retry(error: TrainingError) -> str:
-    """Return how to resume the run, or to start it again, with the settings that may help."""
+    """Return a hint to resume the run, or to start it again, with settings that may help."""
     if error.saved_step is not None:
         return f"to resume from step {error.saved_step}: {resume_command(error.run, error.settings)}"
     return f"try {set_options(error.settings)}" if error.settings else ""
 
 
 def set_options(settings: Iterable[str]) -> str:
-    """Return the options that change `settings`, each KEY=VALUE."""
+    """Return the --set options for `settings`, each KEY=VALUE."""
     return " ".join(f"--set {shell_quote(setting)}" for setting in settings)
 
 
 def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
-    """Return the command that resumes `run`, with changed `settings` as KEY=VALUE."""
+    """Return the command that resumes `run` with changed `settings`, each KEY=VALUE."""
     return f"minigpt train --resume {as_argument(run)} {set_options(settings)}".rstrip()
 
 
 def as_argument(run: Path) -> str:
-    """Return what to type for `run`: its name if it is in runs/, else its folder."""
+    """Return the argument that names `run`: its name if it is in runs/, else its folder."""
     from minigpt.paths import RUNS
 
     return shell_quote(run.name if run.parent == RUNS else run)

@@ -1,4 +1,4 @@
-"""Texts that commands read: files, and the validation split of a run."""
+"""Read the texts that commands use: files, and the validation split of a run."""
 
 from typing import TYPE_CHECKING
 

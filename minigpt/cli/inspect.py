@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
 
 ABLATION_TOKENS = 8192
-"""How many tokens of the validation split --ablate uses."""
+"""Number of tokens of the validation split that --ablate uses."""
 LARGE, MAX_SIZE = 4_000_000, 16_000_000
-"""Sizes of a page, in bytes: from LARGE on a notice says so; beyond MAX_SIZE it takes --force."""
+"""Page sizes in bytes. Above LARGE, print advice. Above MAX_SIZE, require --force."""
 
 
 def inspect(
@@ -38,14 +38,14 @@ def inspect(
     ] = None,
     steps: Annotated[
         str | None,
-        Option(help="Show how heads form during training, over these checkpoints of the run.", metavar="all|N,..."),
+        Option(help="Show how heads form during training, at these checkpoints of the run.", metavar="all|N,..."),
     ] = None,
     ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.")] = False,
     detail: Annotated[
-        bool, Option("--detail", help="Add a worked example with all numbers. Uses at most 64 tokens.")
+        bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.")
     ] = False,
-    layers: Annotated[str | None, Option(help="Show only these layers, from 0.", metavar="N,...")] = None,
-    out: Annotated[Path, Option("--out", "-o", help="The file to write.", metavar="FILE")] = Path("inspect.html"),
+    layers: Annotated[str | None, Option(help="Show only these layers. The first is 0.", metavar="N,...")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     force: Annotated[bool, Option("--force", help="Write the page even if it exceeds 16 MB.")] = False,
     checkpoint: CheckpointOption = None,
@@ -53,7 +53,7 @@ def inspect(
     encoding: EncodingOption = "utf-8",
     max_tokens: MaxTokensOption = None,
 ) -> None:
-    """Write an interactive page that shows what a model computes for a text. It is one file and works offline."""
+    """Write an interactive page that shows what a model computes for a text. The page is one file and works offline."""
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
@@ -79,15 +79,18 @@ def inspect(
             layers=_integers("--layers", layers) if layers is not None else None,
             detail=detail,
             ablation_tokens=validation_tokens(loaded)[:ABLATION_TOKENS] if ablate else None,
-            steps=(load_checkpoint(path) for path in _checkpoints(loaded, steps)),  # in memory one at a time
+            steps=(load_checkpoint(path) for path in _checkpoints(loaded, steps)),  # loads one at a time
             compare=load_checkpoint(compare) if compare else None,
             progress=show_progress,
         ).encode()
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
-        raise UserError(f"the page would have {size}, more than 16 MB; reduce --layers or --max-tokens, or add --force")
+        raise UserError(f"the page takes {size}, more than 16 MB; use fewer --layers, a lower --max-tokens, or --force")
     write_bytes(page, out)
-    notice(f"wrote {escape(out)}, {size}" + ("; reduce --layers or --max-tokens for less" * (len(page) > LARGE)))
+    notice(
+        f"wrote {escape(out)}, {size}"
+        + ("; to shrink it, use fewer --layers or a lower --max-tokens" * (len(page) > LARGE))
+    )
     if open_:
         webbrowser.open(out.absolute().as_uri())
 
@@ -101,20 +104,20 @@ def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     run = loaded.path.parent.parent
     existing = checkpoint_steps(run)
     if not existing:
-        raise UserError("--steps needs a run, not the folder of one checkpoint")
+        raise UserError("--steps needs a run, not a checkpoint folder")
     selected = _spread(existing) if steps == "all" else _integers("--steps", steps)
     if steps == "all" and len(selected) < len(existing):
-        notice(f"showing {len(selected)} of {len(existing)} checkpoints, evenly spread")
+        notice(f"showing {len(selected)} of {len(existing)} checkpoints, evenly spaced")
     for step in selected:
         if step not in existing:
-            raise UserError(f"--steps: no checkpoint of step {step}; the run has {', '.join(map(str, existing))}")
+            raise UserError(f"--steps: no checkpoint at step {step}; the run has {', '.join(map(str, existing))}")
     if len(selected) == 1:
         notice("the run has one checkpoint; train with --set train.keep_last=20 to keep more")
     return [step_folder(run, step) for step in sorted(set(selected))]
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """Return as many evenly spread steps as the page can show, with the first and the last."""
+    """Return as many evenly spaced steps as the page can show, including the first and the last."""
     from minigpt.viewer.views import MAX_STEPS
 
     count = min(MAX_STEPS, len(steps))

@@ -18,14 +18,12 @@ SetOption = Annotated[
 RunArgument = Annotated[
     str, Argument(help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN")
 ]
-CheckpointOption = Annotated[
-    str | None, Option(help="Which checkpoint to load. Default: best.", metavar="best|last|STEP")
-]
+CheckpointOption = Annotated[str | None, Option(help="Checkpoint to load. Default: best.", metavar="best|last|STEP")]
 OnUnknown = Literal["error", "skip", "replace"]
 UnknownOption = Annotated[OnUnknown, Option(help="How to handle characters outside the vocabulary.")]
-EncodingOption = Annotated[str, Option(help="Encoding of the files.", metavar="NAME")]
+EncodingOption = Annotated[str, Option(help="Encoding of the text files, as a Python codec name.", metavar="NAME")]
 DeviceOption = Annotated[str, Option(help="Device to compute on.", metavar="auto|cpu|cuda|cuda:N|mps")]
-JsonOption = Annotated[bool, Option("--json", help="Print one JSON document.")]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 
 
@@ -40,7 +38,7 @@ class SettingsInHelp(TyperCommand):
 
 
 def checked_device(device: str) -> str:
-    """Return the value of --device. Raises UserError if it names no kind of device."""
+    """Return the value of --device. Raises UserError if it is not a device."""
     from minigpt.config.resolve import parse_overrides, resolve
 
     return resolve(parse_overrides([f"runtime.device={device}"])).config.runtime.device

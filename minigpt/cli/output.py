@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GAP = "  "
 MIN_WRAPPED = 24
-"""Smallest width, in characters, of a column that is wrapped to fit the terminal."""
+"""Minimum width, in characters, of a column that is wrapped to fit the terminal."""
 
 
 def notice(*lines: str) -> None:
@@ -66,7 +66,7 @@ def _column_groups(widths: Sequence[int], available: float) -> list[list[int]]:
 
 
 def json_text(document: Any) -> str:
-    """Return `document` as JSON that ends in a newline."""
+    """Return `document` as JSON with a final newline."""
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -74,7 +74,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
     """Check, before any work, that a command can write its output files.
 
     Raises:
-        UserError: A file cannot be written, belongs to a run, or is `read` or written twice by the command.
+        UserError: A file cannot be written, belongs to a run, is written twice, or is the input file `read`.
     """
     from minigpt.paths import containing_run
 
@@ -83,7 +83,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
         if out is None:
             continue
         try:
-            os.stat(os.path.join(out.parent, ""))  # names a parent that is missing or not a folder
+            os.stat(os.path.join(out.parent, ""))  # fails if the parent is missing or not a folder
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(out if out.exists() else out.parent, os.W_OK):
@@ -99,7 +99,7 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
 
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
-    """Raise UserError if an output file is a text of the run, which could then not be resumed."""
+    """Raise UserError if an output file is one of the run's training texts. Resuming needs them unchanged."""
     existing = [out for out in outs if out is not None and out.is_file()]
     if not existing:
         return
@@ -118,7 +118,7 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
 def write(text: str, out: Path | None = None) -> None:
     """Write `text` to a file or to stdout. Raises UserError if the file cannot be written.
 
-    A terminal gets no control characters: a model may generate escape sequences.
+    Control characters are escaped on a terminal, because a model may generate escape sequences.
     """
     if out is None:
         print(sanitize_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)

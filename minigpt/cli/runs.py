@@ -17,10 +17,10 @@ CORPUS_WIDTH = 40
 
 
 def runs(
-    verify: Annotated[bool, Option("--verify", help="Check every file of every run.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in runs/, the one trained last at the end."""
+    """List the runs in runs/, the most recently trained last."""
     from minigpt.storage.runs import all_runs
 
     if verify:
@@ -31,12 +31,12 @@ def runs(
         write(json_text(summaries))
         return
     if not summaries:
-        raise RunNotFoundError(f"there is no run in {RUNS.absolute()}")
+        raise RunNotFoundError(f"there are no runs in {RUNS.absolute()}")
     table(("run", "corpus", "parameters", "step", "best loss", "age"), [_row(**summary) for summary in summaries])
 
 
 def _summary(run: Path) -> dict[str, Any]:
-    """Return what to list of a run. Values are None if the newest checkpoint is missing or damaged."""
+    """Return a summary of a run. Values are None if the newest checkpoint is missing or damaged."""
     from minigpt.storage.metadata import read_metadata
     from minigpt.storage.runs import checkpoint_steps, last_trained, step_folder
 
@@ -78,11 +78,11 @@ def _verify_runs(as_json: bool) -> None:
     if as_json:
         write(json_text([asdict(item) for item in checked]))
     elif not checked:
-        notice(f"there is no run in {RUNS.absolute()}")
+        notice(f"there are no runs in {RUNS.absolute()}")
     else:
         table(("run", "file", ""), [(item.run, item.name, item.problem or "intact") for item in checked])
     if damaged := sum(item.problem is not None for item in checked):
-        raise UserError(f"{damaged} of {len(checked)} are damaged")
+        raise UserError(f"{damaged} of {len(checked)} files are damaged")
 
 
 def _shorten(corpus: str) -> str:

@@ -36,34 +36,37 @@ def sample(
         str | None, Option(help="File with the text to continue, or '-' (standard input).", metavar="FILE")
     ] = None,
     num_samples: Annotated[int, Option("--num-samples", "-n", min=1, help="Number of samples.")] = 1,
-    length: Annotated[int | None, Option("--length", "-l", help="Characters to generate.")] = None,
+    length: Annotated[int | None, Option("--length", "-l", help="Number of characters to generate.")] = None,
     temperature: Annotated[
-        float | None, Option("--temperature", "-t", help="Divide the logits by this. 0: always the likeliest.")
+        float | None,
+        Option("--temperature", "-t", help="Divide the logits by this. 0 takes the most likely character."),
     ] = None,
-    top_k: Annotated[int | None, Option(help="Keep only the k likeliest characters. 0: all.")] = None,
+    top_k: Annotated[int | None, Option(help="Keep only the k most likely characters. 0 keeps all.")] = None,
     top_p: Annotated[
-        float | None, Option(help="Keep the likeliest characters that together reach this probability.")
+        float | None, Option(help="Keep the most likely characters that together reach this probability.")
     ] = None,
     min_p: Annotated[
-        float | None, Option(help="Drop characters less likely than this share of the likeliest one.")
+        float | None, Option(help="Drop characters below this fraction of the highest probability.")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, Option(help="Above 1: make characters in the context less likely.")
+        float | None, Option(help="Values above 1 make characters in the context less likely.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")] = None,
-    seed: Annotated[int | None, Option(help="Seed of the samples.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed.")] = None,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     engine: Annotated[
-        Literal["numpy", "torch"], Option(help="Run the model with NumPy, or slowly with torch on any device.")
+        Literal["numpy", "torch"], Option(help="Run the model with NumPy, or with torch: slower, but on any device.")
     ] = "numpy",
     device: Annotated[
         str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="auto|cpu|cuda|cuda:N|mps")
     ] = None,
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
-    no_stream: Annotated[bool, Option("--no-stream", help="Print the text at the end, all at once.")] = False,
+    no_stream: Annotated[
+        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")
+    ] = False,
 ) -> None:
     """Continue a prompt with a trained model. Omitted options default to the run's `sample` settings."""
     from minigpt.sampling.generate import generate
@@ -71,7 +74,7 @@ def sample(
     if device is not None and engine == "numpy":
         raise UserError("--device needs --engine torch: NumPy runs on the CPU")
     if prompt is not None and prompt_file is not None:
-        raise UserError("--prompt and --prompt-file exclude each other")
+        raise UserError("--prompt and --prompt-file are mutually exclusive")
     if prompt_file is not None:
         prompt = read_text(prompt_file, encoding)
     check_writable(out, read=prompt_file)
@@ -105,7 +108,7 @@ def sample(
 
 
 def _load(run: str, checkpoint: str | None) -> "Checkpoint":
-    """Load the checkpoint. The error for a RUN that looks like a text mentions --prompt."""
+    """Load the checkpoint. If RUN looks like a text, the error suggests --prompt."""
     from minigpt.paths import RUNS
     from minigpt.storage.checkpoint import load_checkpoint
 
@@ -113,13 +116,13 @@ def _load(run: str, checkpoint: str | None) -> "Checkpoint":
         return load_checkpoint(run, checkpoint)
     except UserError as error:
         is_name = re.fullmatch(r"[\w.+/\\-]*", run)
-        if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # False for a text too long for a name
+        if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # False if the text is too long for a name
             raise
         raise UserError(f"{error}; to continue a text: --prompt {shell_quote(run)}") from error
 
 
 def _make_engine(loaded: "Checkpoint", name: str, device: str) -> "LanguageModel":
-    """Return what runs the model. Only "torch" imports torch."""
+    """Return the engine that runs the model. Only "torch" imports torch."""
     if name == "numpy":
         from minigpt.sampling.engine import Engine
 
@@ -137,12 +140,12 @@ def _known_prompt(loaded: "Checkpoint", prompt: str, unknown: OnUnknown) -> str:
     """Return the prompt with characters outside the vocabulary skipped or replaced."""
     ids, context = loaded.tokenizer.encode(prompt, unknown), loaded.config.model.context
     if len(ids) > context:
-        notice(f"the prompt is longer than the context: using its last {context} of {len(ids)} tokens")
+        notice(f"the prompt is longer than the context: using the last {context} of {len(ids)} tokens")
     return loaded.tokenizer.decode(ids)
 
 
 def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the text of each sample and its characters with log-probabilities; False if Ctrl-C ended them early."""
+    """Return the text and the log-probabilities of each sample, and whether generation ended without Ctrl-C."""
     from tqdm import tqdm
 
     samples: list[dict[str, Any]] = [{"text": "", "characters": []} for _ in range(count)]

@@ -26,11 +26,11 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[
-        str | None, Option(help="Name of the run. Default: the preset or text, with a number.", metavar="NAME")
+        str | None, Option(help="Name of the run. Default: the preset or text, and a number.", metavar="NAME")
     ] = None,
     resume: Annotated[str | None, Option(help="Resume a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:
-    """Train a model on TEXT with settings that fit its size. Without TEXT, train the quickstart."""
+    """Train a model on TEXT with settings that fit its size. Without TEXT, use the quickstart preset."""
     from minigpt.storage import runs
     from minigpt.training.setup import prepare_resume, prepare_run
 
@@ -54,7 +54,7 @@ def _train(run: Path, prepared: "PreparedRun") -> None:
 
     config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
     notice(*prepared.notices)
-    notice(f"{data.characters:,} characters, {data.tokenizer.vocab_size} in the vocabulary; run {run}")
+    notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
     _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
@@ -66,7 +66,7 @@ def _train(run: Path, prepared: "PreparedRun") -> None:
         outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
     except KeyboardInterrupt:
         if set(runs.checkpoint_steps(run)) <= set(saved):
-            kept = "the run has not changed" if checkpoint else "nothing was saved"
+            kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
     _report(run, outcome)
@@ -99,7 +99,7 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 
 def _report(run: Path, outcome: "Outcome") -> None:
-    """Print how the run ended and what to type next. Exit with the code of the signal, if one stopped it."""
+    """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
     from minigpt.paths import RUNS
 
     state, name = outcome.state, as_argument(run)

@@ -1,4 +1,4 @@
-"""The text to look at, and how to display each of its characters, even an invisible one."""
+"""Choose the text to inspect, and display its characters, including invisible ones."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import ByteTokenizer, Ids, Tokenizer
 
 MAX_TOKENS = 512
-"""The longest excerpt. A larger attention matrix is unreadable."""
+"""Maximum length of an excerpt. Larger attention matrices are unreadable."""
 DEFAULT_TOKENS = 256
 BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
-"""Letters and symbols that fonts draw as nothing."""
+"""Letters and symbols that fonts render as blank."""
 GLYPHS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\xa0": "⍽"}
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A text of T tokens to look at."""
+    """A text of T tokens to inspect."""
 
     ids: Ids
-    """Its tokens, (T,)."""
+    """Token ids, (T,)."""
     characters: list[str]
-    """One string per token: a character, or for a byte above 127 an escape like \\xE6."""
+    """One string per token: a character, or an escape such as \\xE6 for a byte above 127."""
     source: str
-    """Where the text is from, for display."""
+    """Where the text comes from, for display."""
     skipped: int = 0
-    """How many tokens before the excerpt were left out because the text was too long."""
+    """Number of tokens dropped before the excerpt because the text was too long."""
 
 
 def last_tokens(checkpoint: Checkpoint, ids: Ids, source: str, max_tokens: int | None = None) -> Excerpt:
@@ -47,11 +47,11 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, max_tok
         raise UserError(f"offset {offset} is outside the validation split of {len(tokens):,} tokens")
     length = min(max_tokens or DEFAULT_TOKENS, checkpoint.config.model.context)
     part = np.asarray(tokens[offset : offset + length])
-    return last_tokens(checkpoint, part, f"validation split from {offset}", max_tokens)
+    return last_tokens(checkpoint, part, f"validation split from token {offset}", max_tokens)
 
 
 def generated_excerpt(checkpoint: Checkpoint, max_tokens: int | None = None) -> Excerpt:
-    """Generate an excerpt with the model itself, for a run whose text is not available."""
+    """Generate an excerpt with the model itself, for when the run's text is unavailable."""
     length = min(max_tokens or DEFAULT_TOKENS, checkpoint.config.model.context)
     settings = checkpoint.config.sample.model_copy(update={"length": length})
     prompt = checkpoint.tokenizer.encode(settings.prompt or "\n", "replace")
@@ -68,13 +68,13 @@ def characters(tokenizer: Tokenizer, ids: Ids) -> list[str]:
 
 
 def glyph(character: str) -> str:
-    """Return a visible form of `character`: a symbol for blanks and controls, a base for combining marks."""
+    """Return `character` in visible form: blanks and controls as symbols, combining marks on a dotted circle."""
     if character in GLYPHS:
         return GLYPHS[character]
     if len(character) > 1:  # an escaped byte
         return character
     if ord(character) < 32:
-        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+        return chr(0x2400 + ord(character))  # Unicode control pictures
     category = unicodedata.category(character)
     if category in ("Mn", "Me", "Mc"):
         return "◌" + character

@@ -1,4 +1,4 @@
-"""Activations and scores as NPZ, as JSON, and as rows of a table."""
+"""Export activations and scores as NPZ, JSON or table rows."""
 
 import io
 import math
@@ -14,7 +14,7 @@ from minigpt.interpret.scores import MEASURES, Score, head_kinds
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
-"""A model has learned something if its loss is this far below the loss of a uniform guess, in nats."""
+"""A model has learned something if its loss is at least this far below that of a uniform guess, in nats."""
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:
@@ -27,7 +27,7 @@ def untrained_warning(checkpoint: Checkpoint) -> str | None:
         return None
     return (
         f"This model has learned almost nothing: its validation loss is {loss:.3f}, "
-        f"and a uniform guess has {uniform:.3f}."
+        f"and that of a uniform guess is {uniform:.3f}."
     )
 
 
@@ -53,7 +53,7 @@ def to_json(
     scores: Mapping[str, Score],
     selected: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Return the excerpt and the scores of the selected heads, (layer, head) each, and the weights of a single head."""
+    """Return the excerpt and the scores of the `selected` (layer, head) pairs. A single head includes its weights."""
     kinds = head_kinds(scores)
     document = {
         "checkpoint": escape(checkpoint.path),
@@ -91,9 +91,9 @@ def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
 def table_rows(
     scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and the rows of a table of the selected heads. The first row is the uniform baseline.
+    """Return the header and rows of a table of the selected heads. The first row is the uniform baseline.
 
-    Patterns show their lift, as ×1.5. A `probe` score is shown alone.
+    Pattern scores show their lift, such as ×1.5. If there is a `probe` score, it is the only column.
     """
     kinds = head_kinds(scores)
     columns = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]

@@ -1,10 +1,10 @@
 """Record what a model computes for one text: attention weights, head outputs, and the residual stream.
 
-The model itself has no recording mode. Its attention kernel is wrapped to capture queries, keys and values, and hooks
+The model has no recording mode. A wrapper around its attention kernel captures queries, keys and values, and hooks
 capture the residual stream. The reference implementation (`attention_weights`) then computes the weights, which the
-fast kernel never stores. `extract` compares the outputs of the two.
+fast kernel never stores. `extract` checks that both produce the same outputs.
 
-Letters in shapes: T time (queries), S keys, H heads, D head size, C width, L layers, V vocabulary.
+Letters in shapes: T queries, S keys, H heads, D head size, C width, L layers, V vocabulary.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +21,7 @@ from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""The largest accepted difference between kernel and reference, relative to the largest value of a head."""
+"""Maximum difference between kernel and reference, relative to the largest value of a head."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Activations:
     """What a model computed for one text of T tokens, in float32 on the CPU."""
 
     ids: Tensor
-    """The tokens, (T,)."""
+    """Token ids, (T,)."""
     q: Tensor
     """Queries after normalization and RoPE, (L, H, T, D)."""
     k: Tensor
@@ -41,15 +41,15 @@ class Activations:
     residual: Tensor
     """The residual stream before the first block and after each block, (L + 1, T, C)."""
     logits: Tensor
-    """Logits of the next token at each position, (T, V)."""
+    """Next-token logits at each position, (T, V)."""
     output_norms: Tensor
-    """|v_s W_O|, (L, H, S): the length of a head's output if it attends only to key s."""
+    """|v_s W_O|, (L, H, S): the norm of a head's output if it attends only to key s."""
     max_error: float
     """The largest difference between kernel and reference, relative to the largest value of the head."""
 
     @property
     def head_outputs(self) -> Tensor:
-        """The values weighted by attention, (L, H, T, D)."""
+        """The attention-weighted sums of the values, (L, H, T, D)."""
         return self.weights @ self.v
 
 
@@ -59,9 +59,9 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
     Raises:
         CheckpointError: The activations are not finite.
-        UserError: Kernel and reference disagree, so the weights would not be the model's own.
+        UserError: Kernel and reference disagree, so the weights would not be those that the model uses.
     """
-    assert 0 < len(ids) <= model.config.context, f"{len(ids)} tokens, the context is {model.config.context}"
+    assert 0 < len(ids) <= model.config.context, f"got {len(ids)} tokens, expected 1 to {model.config.context}"
     tokens = torch.from_numpy(np.asarray(ids).astype(np.int64))  # (T,)
     captured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -76,7 +76,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
     with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
         logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
     if not all(part.isfinite().all() for part in (*residual, logits)):
-        raise CheckpointError("the activations of the model are not finite; an earlier checkpoint may work")
+        raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
     dtype = captured[0][3].dtype
     q, k, v, y = (torch.stack(parts).float().cpu() for parts in zip(*captured, strict=True))  # (L, H, T, D) each
     weights = attention_weights(q, k)  # (L, H, T, S)
@@ -100,7 +100,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
 @contextmanager
 def capture_residual(model: GPT) -> Iterator[list[Tensor]]:
-    """Within the block, collect the residual stream before the first layer and after each layer, (B, T, C)."""
+    """Collect the residual stream (B, T, C), before the first layer and after each layer, in a `with` statement."""
     residual: list[Tensor] = []
     hooks = [
         model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
@@ -121,7 +121,7 @@ def output_weights(model: GPT, layer: int) -> Tensor:
 
 @contextmanager
 def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
-    """Within the block, replace the attention kernel of each layer by `patch(layer, kernel)`."""
+    """Replace each layer's attention kernel with `patch(layer, kernel)` in a `with` statement."""
     layers = attention_layers(model)
     before = [attention.kernels for attention in layers]
     try:
@@ -140,7 +140,7 @@ def attention_layers(model: GPT) -> list[Attention]:
 
 @contextmanager
 def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-    """Within the block, set the output of these heads to zero. A head is (layer, head), both from 0."""
+    """Set the output of `heads`, as (layer, head) pairs from 0, to zero in a `with` statement."""
 
     def ablate(layer: int, sdpa: SDPA) -> SDPA:
         ablated = [head for at, head in heads if at == layer]
@@ -157,7 +157,7 @@ def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[Non
 
 
 def logit_lens(model: GPT, residual: Tensor) -> Tensor:
-    """Apply the last norm and the unembedding to any point of the residual stream (..., C): logits (..., V).
+    """Apply the final norm and the unembedding to the residual stream (..., C), and return logits (..., V).
 
     See nostalgebraist 2020, "interpreting GPT: the logit lens",
     https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens

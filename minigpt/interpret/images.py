@@ -9,12 +9,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 HEAD_SIZE = 1024
-"""The approximate side of the image of one head, in pixels."""
+"""Approximate side length of the image of one head, in pixels."""
 CELL_SIZE = 160
-"""The approximate side of each head in a grid, in pixels."""
+"""Approximate side length of each head in a grid, in pixels."""
 GAP, MARGIN = 6, 26
 SHADES = 254
-"""Shades from light (weight 0) to dark blue (weight 1)."""
+"""Number of shades from light (weight 0) to dark blue (weight 1)."""
 BACKGROUND, INK = SHADES, SHADES + 1
 _ramp = np.linspace((247, 251, 255), (8, 48, 107), SHADES).round()
 PALETTE = np.vstack((_ramp, (255, 255, 255), (40, 40, 40))).astype(np.uint8)
@@ -22,7 +22,7 @@ PALETTE = np.vstack((_ramp, (255, 255, 255), (40, 40, 40))).astype(np.uint8)
 
 
 def to_shades(weights: Tensor) -> npt.NDArray[np.uint8]:
-    """Return the palette index of each weight. It grows with the square root, so that 1 % is visible."""
+    """Return the palette index of each weight. It grows with the square root, so that 1% is visible."""
     shades: npt.NDArray[np.uint8] = np.rint((SHADES - 1) * np.sqrt(weights.clamp(0, 1).numpy())).astype(np.uint8)
     return shades
 
@@ -50,7 +50,7 @@ def grid_image(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> 
 
 
 def to_png(image: Image.Image) -> bytes:
-    """Encode as PNG. The same image gives the same bytes."""
+    """Encode an image as PNG. The same image always gives the same bytes."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()

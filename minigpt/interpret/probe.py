@@ -1,4 +1,4 @@
-"""Log attention to TensorBoard at each evaluation, to watch how heads form during training."""
+"""Log attention to TensorBoard at each evaluation, to show how heads form during training."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
 
 PROBE_TOKENS = 128
-"""How many tokens are probed, from the start of the validation split."""
+"""Number of tokens to probe, from the start of the validation split."""
 MAX_PROJECTED = 4096
-"""Embeddings are logged for vocabularies of at most this size."""
+"""Size of the largest vocabulary whose embeddings are logged."""
 
 
 def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
-    """Return the function that training calls at each evaluation, as (step, model, metrics).
+    """Return a function that training calls at each evaluation with (step, model, metrics).
 
-    It logs an image of all heads (`attention/grid`), the best head for each pattern (`heads/PATTERN`), the mean
+    It logs an image of all heads (`attention/grid`), the best score for each pattern (`heads/PATTERN`), the mean
     distance and entropy of each layer, and the token embeddings for TensorBoard's projector.
     """
 
@@ -59,7 +59,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
 
 
 def write_projector(folder: Path, vectors: Tensor, labels: Sequence[str]) -> None:
-    """Write vectors (N, C), a label each, for TensorBoard's projector. They replace earlier ones."""
+    """Write vectors (N, C) and their labels for TensorBoard's projector. They replace earlier ones."""
     rows = ["\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist()]
     entry = 'embeddings { tensor_name: "characters" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }'
     files = {"vectors.tsv": rows, "labels.tsv": map(escape, labels), "projector_config.pbtxt": [entry]}

@@ -1,6 +1,6 @@
-"""Scores of attention heads, each with the value that uniform attention would get as its baseline.
+"""Score attention heads. The baseline of each score is its value for uniform attention.
 
-Scores count queries from the second on, because the first token can only attend to itself.
+Scores skip the first query, because it can only attend to itself.
 """
 
 import math
@@ -23,7 +23,7 @@ PATTERNS = {
     "line": "the first character of the current line",
     "next": "the next character; always 0 in a causal model",
 }
-"""The keys of each pattern. The score is the share of attention on them, averaged over queries that have such keys."""
+"""The keys of each pattern. Its score is the share of attention on them, averaged over queries that have such keys."""
 MEASURES = {
     "distance": "mean distance to the attended keys, in characters",
     "distance without first": "the same, ignoring attention to the first character",
@@ -33,14 +33,14 @@ MEASURES = {
 MIN_MARGIN = 0.15
 """A head is named after its best pattern if that score exceeds the uniform baseline by this much."""
 MAX_COMPARED = 1 << 26
-"""Upper limit for pairs of heads times queries times keys in `divergence`. Beyond it, queries are subsampled."""
+"""Maximum head pairs × queries × keys in `divergence`. Above this limit, queries are subsampled."""
 BROAD = 0.9
-"""A head without a pattern is broad if its entropy reaches this share of the maximum."""
+"""A head without a pattern is broad if its entropy reaches this fraction of the maximum."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One score of all heads. It is nan if no query of the text has such keys."""
+    """One score for each head. It is NaN if no query in the text has the keys."""
 
     values: Tensor
     """The score of each head, (L, H)."""
@@ -69,10 +69,10 @@ def _uniform(T: int) -> Tensor:
 
 
 def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: Sequence[int]) -> Score:
-    """Return the attention (L, H, T, S) from one string to another, for example from a pronoun to a noun.
+    """Score the attention `weights` (L, H, T, S) from one string to another, such as from a pronoun to a noun.
 
     The queries are all occurrences of the tokens `query` in `ids`. Their keys are all earlier occurrences of the
-    tokens `key`. The score is nan if there are none.
+    tokens `key`. The score is NaN if no query has a key.
     """
     T = len(ids)
     keys = torch.zeros(T, T, dtype=torch.bool)
@@ -125,7 +125,7 @@ def is_word_character(character: str) -> bool:
 
 
 def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
-    """Mark the start of the current segment for each position in it but the first, as a mask (T, S)."""
+    """Return a mask (T, S): each position in a segment, except its first, selects the first position of the segment."""
     starts = torch.zeros(len(is_inside), len(is_inside), dtype=torch.bool)
     start = 0
     for position, inside in enumerate(is_inside):
@@ -137,7 +137,7 @@ def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
 
 
 def measures(weights: Tensor) -> dict[str, Tensor]:
-    """Return the MEASURES of attention weights (N, T, S), (N,) each."""
+    """Return the MEASURES of attention weights (N, T, S). Each has shape (N,)."""
     T = weights.size(-1)
     distance = (torch.arange(T)[:, None] - torch.arange(T)).double()  # (T, S)
     later = weights[:, 1:]
@@ -154,7 +154,7 @@ def measures(weights: Tensor) -> dict[str, Tensor]:
 
 
 def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return a name for each head, (L, H): its best pattern relative to the baseline, or `broad`, or `mixed`."""
+    """Return a name for each head, (L, H): the pattern furthest above the baseline, or `broad`, or `mixed`."""
     names = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     entropy = scores["entropy"]
     layers, heads = entropy.values.shape
@@ -171,7 +171,7 @@ def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
 def divergence(weights: Tensor) -> Tensor:
     """Return the Jensen-Shannon divergence between all pairs of heads, (L H, L H), averaged over queries.
 
-    It is divided by ln 2, so that 1 means disjoint attention. Long texts with many heads use a subset of the queries.
+    Values are divided by ln 2, so 1 means disjoint attention. Long texts with many heads use a subset of the queries.
     """
     stride = math.ceil(weights.numel() * weights.size(0) * weights.size(1) / MAX_COMPARED)
     rows = weights[:, :, 1::stride].double().flatten(0, 1)  # (L H, queries, S)

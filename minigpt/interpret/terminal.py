@@ -1,4 +1,4 @@
-"""Attention in a terminal: the text with each key shaded by its weight."""
+"""Show attention in a terminal: the text, with each key shaded by its weight."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BLOCKS = " ░▒▓█"
 
 
 def colored_text(characters: Sequence[str], row: Tensor, query: int) -> str:
-    """Return the text up to `query`, shaded by the weights `row` (S,) relative to the largest; the query is orange."""
+    """Return the text up to `query`, shaded by the weights `row` (S,) relative to the largest. The query is orange."""
     colors = PALETTE[to_shades(row / row.max())]  # (S, 3)
     parts = []
     for position, character in enumerate(characters[: query + 1]):
@@ -27,7 +27,7 @@ def colored_text(characters: Sequence[str], row: Tensor, query: int) -> str:
 
 
 def block_text(characters: Sequence[str], row: Tensor, query: int, width: int = 80) -> str:
-    """Return the same without color: below each line of the text, a line of blocks that are fuller for larger weights.
+    """Return the same without color: a line of blocks below each line of text. Larger weights have fuller blocks.
 
     Lines wrap at `width` columns.
     """
@@ -47,7 +47,7 @@ def block_text(characters: Sequence[str], row: Tensor, query: int, width: int = 
 
 
 def display_width(text: str) -> int:
-    """Return how many terminal columns `text` takes: two per wide character, none per combining mark."""
+    """Return the number of terminal columns that `text` takes: two per wide character, none per combining mark."""
     wide = {"W": 2, "F": 2}
     combining = ("Mn", "Me")
     return sum(

@@ -46,7 +46,7 @@ def find_run(name: str) -> Path:
                 return folder
     if os.path.isfile(Path(name) / METADATA):
         raise UserError(f"{escape(name)} is a checkpoint; name the run")
-    problem = f"no run has the name '{escape(name)}'" if runs else f"there is no run in {escape(RUNS.absolute())}"
+    problem = f"no run has the name '{escape(name)}'" if runs else f"there are no runs in {escape(RUNS.absolute())}"
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 

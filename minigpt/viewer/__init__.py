@@ -1,1 +1,1 @@
-"""The HTML page that `minigpt inspect` writes: Python packs the data, JavaScript shows it."""
+"""The HTML page that `minigpt inspect` writes: Python packs the data, JavaScript displays it."""

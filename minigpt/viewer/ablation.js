@@ -22,11 +22,11 @@ views.push({
       }),
     ]);
     const negligible = increases.flat().filter(increase => increase <= NEGLIGIBLE).length;
-    const title = 'Increase of the loss without the head, in nats';
+    const title = 'Increase in loss without the head, in nats';
     panel.append(
       intro(
-        `How much the loss increases if the output of one head is set to zero. With all heads, it is ${loss} nats over ` +
-          `the first ${tokens.toLocaleString('en')} tokens of the validation split.`,
+        `How much the loss increases if the output of one head is set to zero. With all heads, the loss is ` +
+          `${loss} nats over the first ${tokens.toLocaleString('en')} tokens of the validation split.`,
       ),
       make('p', { text: `Negligible heads (at most ${NEGLIGIBLE} nats each): ${negligible} of ${L * H}.` }),
       scrollArea(title, table(title, ['', ...range(H, head => `head ${head}`)], rows)),

@@ -1,5 +1,5 @@
-// Colors, heatmaps and curves. Weights have one hue from light to dark (in dark mode from dark to light), so they also
-// read in gray. Heads have the colors of Okabe and Ito, which colorblind readers can tell apart.
+// Colors, heatmaps and curves. Weights use one hue from light to dark (dark to light in dark mode), so they are also
+// readable in grayscale. Heads use the Okabe-Ito palette, which colorblind readers can tell apart.
 
 const RAMPS = {
   light: [
@@ -31,14 +31,14 @@ const MARK = { light: '#B25200', dark: '#FFB057' };
 const darkMode = matchMedia('(prefers-color-scheme: dark)');
 const theme = () => (darkMode.matches ? 'dark' : 'light');
 
-/** Return the color [r, g, b] of a depth from 0 to 1. */
+/** Return the color [r, g, b] for a shading depth from 0 to 1. */
 function ramp(depth) {
   const [low, middle, high] = RAMPS[theme()];
   const share = Math.min(Math.max(depth, 0), 1) * 2;
   return share < 1 ? mix(low, middle, share) : mix(middle, high, share - 1);
 }
 
-/** Return the color of a difference from -1 (orange) to 1 (blue). */
+/** Return the color for a difference from -1 (orange) to 1 (blue). */
 function divergingRamp(difference) {
   const [below, zero, above] = DIVERGING[theme()];
   return mix(zero, difference < 0 ? below : above, Math.min(Math.abs(difference), 1));
@@ -49,7 +49,7 @@ const css = ([r, g, b]) => `rgb(${r}, ${g}, ${b})`;
 const headColor = head => HEAD_COLORS[head % HEAD_COLORS.length];
 const textColor = () => getComputedStyle(document.body).color;
 
-/** Return black or white, whichever is readable on a color: one of them always has a contrast of 4.5. */
+/** Return black or white, whichever is readable on a color. One of them always has a contrast ratio of at least 4.5. */
 function contrastColor(color) {
   const [r, g, b] = color.map(channel => {
     const share = channel / 255;
@@ -64,7 +64,7 @@ function fill(element, color) {
   element.style.color = color ? contrastColor(color) : '';
 }
 
-/** The shading depth of a weight: its square root, so that 1 % is visible. */
+/** The shading depth of a weight: its square root, so that 1% is visible. */
 const depthOf = weight => Math.sqrt(weight);
 
 /** Set the size of a canvas in CSS pixels, sharp on any screen, and return its context. */
@@ -84,7 +84,7 @@ function resize(canvas, width, height) {
   return context;
 }
 
-/** Return a canvas with a pixel per cell of a table; `color(row, column)` may return null. */
+/** Return a canvas with one pixel per table cell. `color(row, column)` may return null. */
 function pixels(rows, columns, color) {
   const canvas = make('canvas', { width: columns, height: rows });
   const context = canvas.getContext('2d');
@@ -99,7 +99,7 @@ function pixels(rows, columns, color) {
   return canvas;
 }
 
-/** Draw a thumbnail of n x n levels. Cells above the diagonal stay empty. */
+/** Draw a thumbnail of n × n levels. Cells above the diagonal stay empty. */
 function drawThumbnail(canvas, n, level) {
   const color = (row, column) => (column > row ? null : ramp(depthOf(page.levels[level(row, column)])));
   const size = n * Math.max(1, Math.floor(96 / n));
@@ -112,8 +112,8 @@ function drawThumbnail(canvas, n, level) {
 /**
  * Make a heatmap of a table.
  *
- * `draw({name, rows, columns, color, rowLabel, columnLabel, cross, from, width})` draws the cells from `from` on, as
- * large as `width` allows. Pixels are only recomputed if `name` changes. `cross` marks the row and column of a cell.
+ * `draw({name, rows, columns, color, rowLabel, columnLabel, cross, from, width})` draws the cells, starting at `from`,
+ * as large as `width` allows. Pixels are recomputed only if `name` changes. `cross` marks the row and column of a cell.
  * `onpoint(row, column, isClick)` runs when the pointer is over a cell.
  */
 function heatmap(onpoint) {
@@ -170,7 +170,7 @@ function heatmap(onpoint) {
   return { canvas, draw, cellAt };
 }
 
-/** Make a legend of the color ramp. */
+/** Make a legend for the color ramp. */
 function legend(low, high) {
   const canvas = make('canvas', { role: 'img', 'aria-label': `Shades from ${low} to ${high}` });
   updaters.push(() => {
@@ -186,14 +186,14 @@ function legend(low, high) {
   return make('span', { class: 'legend' }, make('span', { text: low }), canvas, make('span', { text: high }));
 }
 
-/** Make a legend entry: a colored chip with a text. */
+/** Make a legend entry: a colored chip with text. */
 function chip(color, text) {
   const box = make('span', { class: 'chip' });
   box.style.backgroundColor = color;
   return make('span', { class: 'legend' }, box, make('span', { text }));
 }
 
-/** Draw curves of {values, color} over `xs`, with numbers at both ends of each axis. */
+/** Draw curves of {values, color} over `xs`, with a number at both ends of each axis. */
 function plot(canvas, curves, { low, high, xLabel, xs }) {
   const width = Math.min(640, canvas.parentElement.clientWidth),
     height = 180,

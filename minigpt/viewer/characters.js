@@ -13,7 +13,7 @@ function relationTable() {
   return (row, column) => page.characters[state.relation][start + row * n + column];
 }
 
-/** Return the columns with the largest values of a row. Python found them, because the stored values are rounded. */
+/** Return the columns with the largest values in a row. Python computes them, because the stored values are rounded. */
 function topColumns(row) {
   const top = page.characters.top[state.relation];
   const [, n, count] = top.shape;
@@ -22,12 +22,12 @@ function topColumns(row) {
 }
 
 const RELATIONS = {
-  cosine: 'How similar two characters are to the model: the cosine similarity of their embeddings.',
+  cosine: 'How similar the model considers two characters: the cosine similarity of their embeddings.',
   qk: 'Which characters attend to which. A row is the query, a column is the key.',
-  ov: 'What attending does. A row is the character attended to, a column is the character whose logit changes.',
+  ov: 'What attention does. A row is the attended character, a column is the character whose logit changes.',
 };
 const POSITION_NOTES = {
-  rotary: 'For RoPE, QK assumes that the key is one position before the query. ',
+  rotary: 'With RoPE, QK assumes that the key is one position before the query. ',
   learned: 'QK ignores the learned positions. ',
   sinusoidal: 'QK ignores the sinusoidal positions. ',
   none: '',
@@ -68,8 +68,8 @@ views.push({
       make('p', {
         class: 'small',
         text:
-          `${cut}QK and OV treat the embedding as the only input of the layer, which is exact only for layer 0. ` +
-          `${POSITION_NOTES[page.positions.kind]}OV ignores later layers, uses the mean scale of the last norm over ` +
+          `${cut}QK and OV treat the embedding as the layer's only input. This is exact only for layer 0. ` +
+          `${POSITION_NOTES[page.positions.kind]}OV ignores later layers, uses the mean scale of the final norm over ` +
           'this text, and is relative to the mean of the row.',
       }),
     );
@@ -116,7 +116,7 @@ views.push({
     const top = topColumns(state.row).map(i => `${symbol(i)[1]} ${value(state.row, i).toPrecision(2)}`);
     this.intro.textContent = RELATIONS[state.relation];
     this.note.textContent = this.describe(value(state.row, state.column));
-    this.top.textContent = `Largest values in the row of ${symbol(state.row)[1]}, about: ${top.join(', ')}.`;
+    this.top.textContent = `Largest values in the row of ${symbol(state.row)[1]} (approximate): ${top.join(', ')}.`;
     this.heat.canvas.setAttribute('aria-label', `${RELATIONS[state.relation]} ${this.top.textContent}`);
   },
 });

@@ -1,4 +1,4 @@
-// The same text read by another run.
+// Two runs compared on the same text.
 
 state.otherLayer = 'same';
 state.otherHead = 'same';
@@ -26,7 +26,7 @@ views.push({
     this.note = note();
     this.other = make('p');
     panel.append(
-      intro('Two runs read the same text. Select a head of each; they share the query and the key.'),
+      intro('Two runs read the same text. Select a head in each. They share the query and the key.'),
       controls(
         choice('Layer of B', 'otherLayer', [['same', 'as in A'], ...layers.map((number, i) => [i, String(number)])]),
         choice('Head of B', 'otherHead', [['same', 'as in A'], ...range(heads, head => [head, String(head)])]),

@@ -1,6 +1,6 @@
 // Elements: text, tables, and controls for the state.
 
-/** Make an element: `make('p', { class: 'note', text: 'words' }, child, …)`. Text never becomes markup. */
+/** Make an element: `make('p', { class: 'note', text: 'words' }, child, …)`. Text is never parsed as markup. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -41,7 +41,7 @@ function checkbox(isChecked, onchange, ...label) {
   return make('label', { class: 'choice' }, box, ...label);
 }
 
-/** Make a table. `rows` are lists of strings or elements; the first of each is a header. */
+/** Make a table. `rows` are lists of strings or elements. The first cell of each row is a header. */
 function table(caption, headings, rows) {
   const cell = (content, column) => make(column ? 'td' : 'th', column ? {} : { scope: 'row' }, content);
   return make(
@@ -61,15 +61,15 @@ const definitions = pairs =>
     ...pairs.map(([term, text]) => make('div', {}, make('dt', { text: term }), make('dd', { text }))),
   );
 
-/** Make the only line of a view without data. */
+/** Make the line that a view without data shows. */
 const unavailable = (what, option) =>
   make('p', { class: 'note', text: `To add ${what}, run: minigpt inspect ${option}` });
 
-/** Make an area that scrolls sideways, also by keyboard. */
+/** Make an area that scrolls horizontally, also by keyboard. */
 const scrollArea = (label, ...children) =>
   make('div', { class: 'scroll', role: 'group', tabindex: 0, 'aria-label': label }, ...children);
 
-/** Make a character of the text, isolated so that its script does not reorder its neighbors. */
+/** Make an element for a character of the text, isolated so that its script does not reorder its neighbors. */
 function characterAt(position, extraClass = '') {
   const names = `character ${isReplaced(position) ? 'replaced ' : ''}${extraClass}`;
   return make('span', { class: names, dir: 'ltr', text: glyphAt(position) });
@@ -98,7 +98,7 @@ function headCards(onclick) {
   });
 }
 
-/** Make a grid of cards. With the class by-layer, each layer has its own row. */
+/** Make a grid of cards. With the class `by-layer`, each layer has its own row. */
 function cardGrid(cards) {
   const grid = make('div', { class: H <= 8 ? 'cards by-layer' : 'cards' }, ...cards.map(card => card.element));
   grid.style.setProperty('--heads', String(H));

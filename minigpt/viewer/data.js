@@ -1,5 +1,5 @@
 'use strict';
-// The data of the page. packing.py compresses arrays to text; this file unpacks them.
+// The data of the page. packing.py compresses arrays into text, and this file unpacks them.
 // Layers, heads and positions count from 0. A layer is its index on this page; `layerNumber` is its index in the model.
 
 const page = JSON.parse(document.getElementById('data').textContent);
@@ -9,7 +9,7 @@ const H = page.heads;
 
 const range = (count, of = i => i) => Array.from({ length: count }, (_, i) => of(i));
 
-/** Replace each packed array in `tree` by its numbers. */
+/** Replace each packed array in `tree` with its numbers. */
 async function unpackAll(tree) {
   if (tree === null || typeof tree !== 'object') return tree;
   if (typeof tree.data === 'string' && tree.shape) return unpack(tree);
@@ -52,7 +52,7 @@ async function unpack({ type, shape, data, low, step }) {
   return Object.assign(numbers, { shape });
 }
 
-/** The number of weights of one head before query q: each query has a weight for each key up to itself. */
+/** The number of weights in a head before query q. Each query has one weight per key, up to itself. */
 const triangle = q => (q * (q + 1)) / 2;
 const layerNumber = layer => page.layers[layer];
 const headName = (layer, head) => `layer ${layerNumber(layer)} head ${head}`;
@@ -63,7 +63,7 @@ function weightsOf(layer, head, q, source = page.attention, heads = H) {
   return Float32Array.from(source.weights.subarray(start, start + q + 1), level => page.levels[level]);
 }
 
-/** Return the strongest key of a query. Python found it, because rounded weights have ties. */
+/** Return the strongest key of a query. Python computes it, because rounded weights have ties. */
 const strongestKey = (layer, head, q) => page.attention.strongest[(layer * H + head) * T + q];
 
 /** Return the share of each key up to q in the head's output, by norm: |a v W_O|. */
@@ -78,7 +78,7 @@ function toShares(numbers) {
   return numbers.map(number => number / sum);
 }
 
-const headMeans = []; // per layer, on first use: the mean of its heads, laid out like one head
+const headMeans = []; // the mean of each layer's heads, laid out like one head; computed on first use
 
 function meanOfHeads(layer) {
   const size = triangle(T);
@@ -88,7 +88,7 @@ function meanOfHeads(layer) {
 
 /**
  * Return the share of each position in query q after `layer`: attention rollout (Abnar and Zuidema 2020, section 3).
- * Each layer keeps half of its input and takes the other half from where its heads attend.
+ * Each layer keeps half of its input and takes the other half from the positions that its heads attend to.
  */
 function rollout(layer, q) {
   let shares = new Float32Array(q + 1);
@@ -108,12 +108,12 @@ const symbolAt = position => page.symbols[page.text.symbols[position]];
 const glyphAt = position => symbolAt(position)[0];
 const nameAt = position => symbolAt(position)[1];
 const isReplaced = position => symbolAt(position)[2] === 1;
-/** Name a position: "17 e". */
+/** Return the name of a position, such as "17 e". */
 const positionName = position => `${position} ${nameAt(position)}`;
 
-/** Format a weight with the two decimals that the page stores. */
+/** Format a weight to the two decimals that the page stores. */
 const formatWeight = weight => (weight > 0 && weight < 0.005 ? '<0.01' : weight.toFixed(2));
-/** Format a number with three significant digits. */
+/** Format a number to three significant digits. */
 const formatNumber = number =>
   number === null || number === undefined || Number.isNaN(number)
     ? '–'
@@ -123,7 +123,7 @@ const formatNumber = number =>
 const formatSigned = number => (number > 0 ? '+' : '') + formatNumber(number).replace('-', '−');
 const formatPercent = share => (share < 0.001 ? '<0.1%' : `${(share * 100).toFixed(share < 0.1 ? 1 : 0)}%`);
 
-/** Start a text with a capital letter. */
+/** Capitalize the first letter of a text. */
 const sentence = text => text[0].toUpperCase() + text.slice(1);
 
 const argmax = values => values.reduce((best, value, i) => (value > values[best] ? i : best), 0);

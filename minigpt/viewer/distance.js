@@ -7,8 +7,8 @@ views.push({
     const { values, uniform, descriptions } = page.scores;
     panel.append(
       intro(
-        'A dot per head, by layer. The dashed line is the baseline of uniform attention. Heads often attend to the ' +
-          'first character, which makes distances long, so a second chart ignores it.',
+        'One dot per head, by layer. The dashed line is the baseline of uniform attention. Heads often attend to the ' +
+          'first character, which increases the mean distance. The second chart ignores it.',
       ),
     );
     this.charts = ['distance', 'distance without first', 'entropy'].map(name => {

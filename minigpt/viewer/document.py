@@ -1,4 +1,4 @@
-"""Put data, style and scripts into one HTML file with a content security policy that allows nothing else."""
+"""Put data, styles and scripts into one HTML file. Its content security policy allows nothing else."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ SCRIPTS = (
     *("text", "overview", "matrix", "heads", "distance", "worked", "predictions"),
     *("characters", "positions", "ablation", "training", "compare", "keys", "main"),
 )
-"""The scripts in the order in which the page joins them. Views appear as tabs in this order."""
+"""The scripts, in the order in which the page joins them. Tabs appear in the same order."""
 
 
 def assemble(

@@ -1,4 +1,4 @@
-// All scores of all heads, how the heads differ, and the strongest keys of the query.
+// All scores of all heads, the differences between heads, and the strongest keys of the query.
 
 const STRONGEST = 10;
 
@@ -91,8 +91,8 @@ views.push({
     ];
     panel.append(
       intro(
-        'The share of attention that goes to each kind of key, averaged over the queries that have one. The first row ' +
-          'is the baseline: a head that attends to all earlier characters equally.',
+        'The share of attention that goes to each kind of key, averaged over queries with such a key. The first row ' +
+          'is the baseline: a head that attends equally to all characters so far.',
       ),
       make('p', {}, copy, ' ', message),
       csv,
@@ -118,8 +118,8 @@ views.push({
       make('h2', { text: 'Differences between heads' }),
       make('p', {
         text:
-          'The Jensen-Shannon divergence of two heads: 0 if they attend to the same keys, 1 if they share none. ' +
-          'Point at a cell to see its value.',
+          'The Jensen-Shannon divergence between two heads: 0 if they attend to the same keys, 1 if they share none. ' +
+          'Hover over a cell to see its value.',
       }),
       this.nearest,
       this.note,

@@ -1,4 +1,4 @@
-// Builds the page: tabs, the bar with the selection, the status line, and the side panel.
+// Build the page: tabs, the selection bar, the status line, and the side panel.
 
 const status = make('p', { id: 'status', role: 'status', 'aria-live': 'polite' });
 const tabs = new Map();
@@ -26,7 +26,7 @@ function tabBar() {
   return bar;
 }
 
-/** Make the bar that shows and moves the selection. */
+/** Make the bar that shows and changes the selection. */
 function selectionBar() {
   const query = make('input', {
     type: 'number',
@@ -94,7 +94,7 @@ function draw(isOtherRow = false) {
     tab.setAttribute('tabindex', isOpen ? 0 : -1);
     panels.get(name).hidden = !isOpen;
   }
-  if (hidesFocus) panels.get(state.view).focus({ preventScroll: true }); // the shortcuts need a focus in the viewer
+  if (hidesFocus) panels.get(state.view).focus({ preventScroll: true }); // the shortcuts need focus in the viewer
   const view = views.find(view => view.name === state.view);
   if (!built.has(view.name)) {
     built.add(view.name);
@@ -117,9 +117,9 @@ function start() {
   document.getElementById('accuracy').textContent =
     'A reference implementation computes the weights. ' +
     (maxError === '0'
-      ? 'Its results equal those of the model. '
-      : `Its results differ from the model by at most ${maxError}, relative to the largest value of a head. `) +
-    `Each row sums to 1, up to ${rowError}. The page stores weights with two decimals.`;
+      ? "Its results equal the model's. "
+      : `Its results differ from the model's by at most ${maxError}, relative to the largest value of a head. `) +
+    `Each row sums to 1, to within ${rowError}. The page stores weights to two decimals.`;
   change(fromAddress(location.hash));
   window.addEventListener('hashchange', event => change(fromAddress(new URL(event.newURL).hash)));
   window.addEventListener('resize', () => draw());

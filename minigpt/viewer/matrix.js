@@ -1,6 +1,6 @@
-// One head as a matrix with a row per query, and as lines from queries to keys.
+// One head as a matrix with one row per query, and as lines from queries to keys.
 
-/** Return the matrix of the selected head at a stage: its size, the value and the shading depth (0 to 1) of a cell. */
+/** Return the matrix of the selected head at a stage: its size, and the value and shading depth (0 to 1) of a cell. */
 function stageMatrix(stage) {
   const { layer, head } = state;
   if (stage === 'softmax') {
@@ -20,7 +20,7 @@ function stageMatrix(stage) {
   return { n, value, depth: (q, k) => (scores[q * n + k] - low) / (high - low || 1) };
 }
 
-/** Return the first of `count` shown rows, so that row `at` of `total` is visible, close to the `current` one. */
+/** Return the first of `count` visible rows, close to `current`, so that row `at` of `total` is visible. */
 function scrollTo(at, current, count, total) {
   const start = Math.min(Math.max(current, at - count + 1), at);
   return Math.min(Math.max(start, 0), total - count);
@@ -44,7 +44,7 @@ views.push({
       softmax: 'softmax: the weights',
     };
     panel.append(
-      intro('A row is a query, a column is a key. The upper right is the future, which no query attends to.'),
+      intro('Rows are queries, columns are keys. The upper right is the future. No query attends to it.'),
       controls(
         choice('Stage', 'stage', stages),
         choice('Shading', 'shading', { linear: 'linear', root: 'square root', row: 'relative to the row maximum' }),
@@ -77,8 +77,8 @@ views.push({
     });
     const score = value(row, column);
     const number = page.stages.coarse ? `about ${score.toPrecision(2)}` : formatNumber(score);
-    const limit = n < T ? ` Scores are stored for the first ${n} characters.` : '';
-    this.note.hidden = stage === 'softmax'; // the status line has the weight
+    const limit = n < T ? ` Scores are stored only for the first ${n} characters.` : '';
+    this.note.hidden = stage === 'softmax'; // the status line shows the weight
     this.note.textContent = `Query ${positionName(row)}, key ${positionName(column)}: score ${number}.${limit}`;
     this.heat.canvas.setAttribute('aria-label', `${summary(layer, head)} Rows are queries, columns are keys.`);
   },

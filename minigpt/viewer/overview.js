@@ -1,4 +1,4 @@
-// The overview: a thumbnail of each head, with the pattern it follows.
+// The overview: a thumbnail of each head, labeled with its pattern.
 
 const THUMBNAIL = 64;
 state.sort = 'layer';
@@ -18,18 +18,19 @@ const KINDS = {
 };
 const kindOf = (layer, head) => page.scores.kinds[layer][head];
 
-/** Describe a head: "Layer 2 head 3: 87% of its attention on: previous character." */
+/** Describe a head: "Layer 2 head 3: previous character (87% of its attention)." */
 function summary(layer, head) {
   const kind = kindOf(layer, head);
   const share = page.scores.values[kind]?.[layer][head];
   const isKnown = share !== undefined && share !== null;
-  return `${sentence(headName(layer, head))}: ${isKnown ? `${Math.round(share * 100)}% of its attention on: ` : ''}${KINDS[kind]}.`;
+  const percent = isKnown ? ` (${Math.round(share * 100)}% of its attention)` : '';
+  return `${sentence(headName(layer, head))}: ${KINDS[kind]}${percent}.`;
 }
 
 const lossWithout = (layer, head) =>
   page.ablation ? `${formatSigned(page.ablation.increases[layer][head])} nats` : 'not measured (add --ablate)';
 
-/** Draw the thumbnail of a head. Each pixel is the largest weight under it. */
+/** Draw the thumbnail of a head. Each pixel is the largest weight that it covers. */
 function drawHead(canvas, layer, head) {
   const n = Math.min(T, THUMBNAIL);
   const levels = new Float32Array(n * n);

@@ -1,8 +1,8 @@
-"""Pack arrays as short text: quantized, compressed with zlib, encoded in base 85. `data.js` unpacks them.
+"""Pack arrays as short text: quantize, compress with zlib, and encode in base 85. `data.js` unpacks them.
 
-Attention weights make up most of a page: 6 layers of 6 heads over 256 characters are 1.2 million numbers. Each one
-becomes a byte, the index of its level. Levels are spaced by square root, like the shading. No level crosses a
-boundary between two decimals, so the page shows 0.43 exactly if the float32 weight rounds to 0.43.
+Attention weights make up most of a page: 6 layers of 6 heads over 256 characters have 1.2 million weights. Each one
+becomes a byte, the index of its level. Levels are evenly spaced on a square-root scale, like the shading. Weights in
+one level round to the same two decimals, so the page shows 0.43 if and only if the float32 weight rounds to 0.43.
 """
 
 import base64
@@ -15,18 +15,18 @@ import numpy.typing as npt
 from torch import Tensor
 
 Packed = dict[str, Any]
-"""`type`, `shape` and `data` of an array; scaled tables also have `low` and `step`, one number per table."""
+"""`type`, `shape` and `data` of an array. Scaled matrices also have `low` and `step`, one number per matrix."""
 MAX_ROOT_ERROR = 0.0118
-"""The largest difference between the square roots of a weight and its level: three of 255 color steps."""
+"""Maximum difference between the square roots of a weight and its level: three of 255 color steps."""
 HTML_SAFE = bytes.maketrans(b"<>&", b".,:")
-"""Replacements for the base-85 digits that have a meaning in HTML."""
+"""Replacements for the base-85 digits that are special in HTML."""
 
 
 def _levels() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Build the levels.
 
     Returns:
-        The first level of each hundredth from 0.00 to 1.00, and the number of levels, (102,).
+        The first level of each hundredth from 0.00 to 1.00, then the number of levels, (102,).
         The square root of the smallest weight of each level, (levels,).
         The weight that each level stands for, (levels,). Level 0 is weight 0.
     """
@@ -67,7 +67,7 @@ def pack_integers(numbers: Tensor) -> Packed:
 
 
 def pack_scaled(tables: Tensor, steps: int) -> Packed:
-    """Pack tables (N, ...) of numbers. Each is quantized to `steps` equal steps between its minimum and maximum."""
+    """Pack N tables, (N, ...). Quantize each one to `steps` equal steps between its minimum and maximum."""
     values = tables.double().flatten(1).numpy()
     low, high = values.min(1), values.max(1)
     step = np.where(high > low, (high - low) / steps, 1.0)
@@ -91,7 +91,7 @@ def pack_exact(numbers: Tensor) -> Packed:
 
 def _packed(kind: str, values: npt.NDArray[Any]) -> Packed:
     content = np.ascontiguousarray(values).tobytes()
-    # Repetitions among weights are mostly chance: coding them costs more than Huffman codes alone.
+    # Weights repeat mostly by chance. Encoding the repetitions can cost more than Huffman codes alone.
     compressed = min((_compressed(content, how) for how in (zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY)), key=len)
     digits = base64.b85encode(compressed).translate(HTML_SAFE)
     return {"type": kind, "shape": list(values.shape), "data": digits.decode("ascii")}

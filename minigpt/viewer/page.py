@@ -1,7 +1,7 @@
-"""Build the page for one checkpoint and one excerpt: one HTML file that works offline.
+"""Build the page for a checkpoint and an excerpt: one HTML file that works offline.
 
 `views.py` computes the data of each view, `packing.py` compresses it, and `document.py` puts it into `page.html`
-together with the style and the scripts.
+together with the styles and scripts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,10 +39,10 @@ def build_page(
         excerpt: The text that the model reads.
         layers: The layers to show. None shows all.
         detail: Add the worked example.
-        ablation_tokens: Measure the loss over these tokens without each head.
+        ablation_tokens: Tokens over which to measure the loss without each head.
         steps: Checkpoints of the run, in order, to show how heads form during training.
-        compare: Another model that reads the same text.
-        progress: Called after each ablated head with (heads done, heads in total).
+        compare: Another model to run on the same text.
+        progress: Called after each ablated head with (heads done, total heads).
 
     Raises:
         ViewError: A view cannot show this model or excerpt.
@@ -71,13 +71,13 @@ def build_page(
         "detail": views.detail_view(model, activations, selected) if detail else None,
         "training": views.training_view(steps, excerpt, selected, (config.n_layer, config.n_head)),
         "compare": views.compare_view(checkpoint, compare, excerpt, layers) if compare else None,
-        # Last, because it takes longest: errors of the other views come first.
+        # Ablation takes the longest. It comes last, so that other views report their errors first.
         "ablation": None
         if ablation_tokens is None
         else views.ablation_view(model, checkpoint.tokenizer, ablation_tokens, selected, progress),
     }
     data["symbols"] = symbols.rows()
-    # With 32 shades the PNG is a third smaller.
+    # 32 shades make the PNG a third smaller.
     preview = (31 * views.downsample(activations.weights).sqrt()).round().div(31).square()
     return assemble(
         data,

@@ -1,10 +1,10 @@
 // How the model represents positions.
 
-/** The angle of a pair of numbers at a position, for sinusoidal positions and RoPE with vectors of `width` numbers. */
+/** Return the angle of a pair of dimensions at a position, in sinusoidal positions or RoPE with `width` dimensions. */
 const angleAt = (position, pair, width) => position * 10000 ** ((-2 * pair) / width);
 const sinusoidal = (position, i, width) => (i % 2 ? Math.cos : Math.sin)(angleAt(position, Math.floor(i / 2), width));
 
-/** The mean cosine over all pairs: what RoPE leaves of the score of equal query and key vectors at a distance. */
+/** Return the mean cosine over all pairs: the fraction of the score that RoPE keeps if query and key are equal. */
 const ropeShare = (distance, width) =>
   range(width / 2, pair => Math.cos(angleAt(distance, pair, width))).reduce((a, b) => a + b, 0) / (width / 2);
 
@@ -21,7 +21,7 @@ views.push({
         make('p', {
           class: 'note',
           text:
-            'This model has no position embeddings. It can infer the order from the causal mask: from the second layer ' +
+            'This model has no position embeddings. It can infer order from the causal mask: from the second layer ' +
             'on, a character can tell how many characters come before it.',
         }),
       );
@@ -32,7 +32,7 @@ views.push({
     panel.append(make('h2', { text: title }), make('p', { text }), heat.canvas);
     this.heatmaps.push([heat, { name: title, ...spec }]);
   },
-  /** Add the cosine similarities of the vectors with numbers `valueAt(position, i)`. */
+  /** Add the cosine similarities of the vectors whose components are `valueAt(position, i)`. */
   addSimilarity(panel, title, text, valueAt) {
     const { width } = page.positions;
     const vectors = range(T, position => {
@@ -51,10 +51,10 @@ views.push({
     this.addHeatmap(
       panel,
       `${kind === 'learned' ? 'Learned' : 'Sinusoidal'} position embeddings`,
-      `A row per position, a column per dimension${shown < width ? ` (the first ${shown} of ${width})` : ''}.`,
+      `One row per position, one column per dimension${shown < width ? ` (the first ${shown} of ${width})` : ''}.`,
       { rows: T, columns: shown, color: (position, i) => ramp((valueAt(position, i) / largest + 1) / 2) },
     );
-    const text = 'The cosine similarity of two position embeddings. Stronger colors are more similar.';
+    const text = 'The cosine similarity of two position embeddings. Stronger colors mean more similar.';
     this.addSimilarity(panel, 'Similarity of positions', text, valueAt);
     if (kind !== 'learned') return;
     const comparison = 'The same for sinusoidal position embeddings (Vaswani et al. 2017), for comparison.';
@@ -69,8 +69,8 @@ views.push({
     this.curve = make('canvas', { role: 'img', 'aria-label': `Effect of RoPE on the score: ${label}` });
     panel.append(
       intro(
-        'RoPE rotates pairs of numbers in queries and keys by angles that grow with the position. So the score depends ' +
-          'on the distance of query and key, not on their absolute positions.',
+        'RoPE rotates pairs of numbers in queries and keys by angles that grow with the position. The score ' +
+          'therefore depends on the distance between query and key, not on their absolute positions.',
       ),
       make('h2', { text: 'Score by distance' }),
       make('p', { text: 'The score of equal query and key vectors at each distance, relative to distance 0.' }),
@@ -79,8 +79,8 @@ views.push({
     this.addHeatmap(
       panel,
       'Score by pair and distance',
-      'A row per pair of numbers, a column per distance. Strong colors keep the score, weak colors reverse it. Pairs ' +
-        'that rotate fast tell near positions apart, slow pairs far positions.',
+      'One row per pair of numbers, one column per distance. Strong colors keep the score, weak colors reverse it. ' +
+        'Pairs that rotate fast distinguish nearby positions. Slow pairs distinguish distant ones.',
       {
         rows: D / 2,
         columns: T,

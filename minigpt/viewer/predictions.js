@@ -1,6 +1,6 @@
-// The most likely next characters, by the model and after each layer (logit lens).
+// The most likely next characters, after the whole model and after each layer (logit lens).
 
-/** Return the top next characters after `position`, read after layer `row` - 1: {glyph, name, probability}. */
+/** Return the most likely next characters after `position`, read after layer `row` - 1: {glyph, name, probability}. */
 function topNext(row, position) {
   const { symbols, permille } = page.predictions;
   const top = permille.shape[2];
@@ -32,8 +32,9 @@ views.push({
     const title = 'Most likely next characters after each layer';
     panel.append(
       intro(
-        'The stronger the color, the less the model expected the character. The table shows the most likely characters ' +
-          'after the selected one. For earlier layers, it applies the last norm and the output layer to their output (logit lens).',
+        'The stronger the color, the less the model expected the character. The table shows the most likely ' +
+          'characters after the selected one. For earlier layers, it applies the final norm and the output layer to ' +
+          'the output of the layer (logit lens).',
       ),
       controls(legend('0 bits', `${formatNumber(highest)} bits`)),
       this.text.strip,

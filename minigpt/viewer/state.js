@@ -1,4 +1,4 @@
-// What the user selected, and the address that stores it.
+// The user's selection, and the address that stores it.
 
 const state = {
   view: 'text',
@@ -6,17 +6,17 @@ const state = {
   head: 0,
   query: 0,
   key: null, // the selected key; null selects the strongest
-  pinned: false, // the pointer does not move the query
+  pinned: false, // whether the pointer leaves the query in place
   mode: 'one', // what the text view shows: one head, several heads, their mean or max, or the rollout
-  scope: 'layer', // the heads of the mean and max: of this layer, or of all layers
-  several: [], // the heads that are shown together
+  scope: 'layer', // the heads in the mean and max: those of this layer or of all layers
+  several: [], // the heads shown together
   group: 'character', // what is shaded as a unit: a character, a word or a line
   byNorm: false, // shade by |a v W_O| instead of the weight a
   shading: 'root',
   stage: 'softmax',
   zoom: 1,
 };
-const views = []; // {name, title, build(panel), draw()}, in the order of the tabs; each view's file adds its own
+const views = []; // {name, title, build(panel), draw()}, in tab order; each file adds its own
 const updaters = []; // functions that update a control from the state
 
 const ADDRESS = {
@@ -68,7 +68,7 @@ function address() {
   return '#' + parts.join('&');
 }
 
-/** Read an address like #l=2&h=3&q=17&v=text. Missing or invalid parts get their initial values. */
+/** Read an address such as #l=2&h=3&q=17&v=text. Missing or invalid parts get their initial values. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.initial;
   const found = { layer, head, query, key: null, several: range(Math.min(H, 4)), byNorm: false };
@@ -87,7 +87,7 @@ function fromAddress(hash) {
 
 let lastPointer = '';
 
-/** Whether the pointer moved. Browsers also send events if the page moves under a resting pointer. */
+/** Whether the pointer moved. Browsers also send events when the page moves under a stationary pointer. */
 function hasMoved(event) {
   const pointer = `${event.screenX} ${event.screenY}`;
   const moved = pointer !== lastPointer;

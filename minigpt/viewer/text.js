@@ -1,6 +1,6 @@
-// The text view: point at a character to shade the earlier characters by its attention.
+// The text view: point to a character to shade the earlier characters by its attention.
 
-// The options of this view apply to it alone. All other views show one head, character by character.
+// The options of this view apply only to it. All other views show one head, character by character.
 const isTextView = () => state.view === 'text';
 const currentMode = () => (isTextView() ? state.mode : 'one');
 const currentGroup = () => (isTextView() ? state.group : 'character');
@@ -34,7 +34,7 @@ function groupOf(position) {
 }
 
 /**
- * Return the share of each key. For words and lines: the mean over the queries of the selected group, and the sum over
+ * Return the share of each key. For words and lines, average over the queries of the selected group, and sum over
  * the keys of each group. `rowOf(query)` gives the shares of one query.
  */
 function groupedRow(rowOf = selectedRow) {
@@ -64,7 +64,7 @@ function strongestIn(row, head = state.head, isGrouped = !isByCharacter()) {
   return isExactRow ? strongestKey(state.layer, head, state.query) : argmax(row);
 }
 
-/** Name what the selected row shows. */
+/** Return a name for the selected row. */
 function rowName() {
   if (currentMode() === 'rollout') return `rollout up to layer ${layerNumber(state.layer)}`;
   const scope = state.scope === 'layer' ? `layer ${layerNumber(state.layer)}` : 'all layers';
@@ -89,7 +89,7 @@ function describeSelection() {
   return `query ${groupName(state.query)}, strongest key ${groupName(best)}, ${share(best)}${selected}`;
 }
 
-/** Make the text as a list of characters with one tab stop. The selected character is the query. */
+/** Make a list of the characters of the text, with one tab stop. The selected character is the query. */
 function textStrip(label, shade) {
   const strip = make('div', { class: 'strip', role: 'listbox', 'aria-label': label, 'aria-orientation': 'horizontal' });
   const cells = range(T, position => {
@@ -176,7 +176,7 @@ views.push({
         chip(headColor(head), `head ${head}`),
       ),
     );
-    const title = 'Heads of this layer. Each has a stripe of its color; its number marks its strongest key.';
+    const title = 'Heads in this layer. Each has a stripe in its color. Its number marks its strongest key.';
     const several = make('fieldset', {}, make('legend', { text: title }), ...heads);
     const scope = choice('of', 'scope', { layer: 'this layer', all: 'all layers' });
     const setByNorm = byNorm => change({ byNorm });
@@ -190,8 +190,8 @@ views.push({
     if (hasAllLayersBelow) modes.rollout = 'attention rollout up to this layer';
     panel.append(
       intro(
-        'Point at a character, or select one and move with ← →. It is the query. The stronger the color of an earlier ' +
-          'character, the more this head attends to it.',
+        'Point to a character, or select one and move with ← →. It becomes the query. The stronger the color of an ' +
+          'earlier character, the more this head attends to it.',
       ),
       this.text.strip,
       controls(
@@ -209,7 +209,7 @@ views.push({
   },
 });
 
-/** Add a head to those shown together, or remove it. */
+/** Add a head to the heads shown together, or remove it. */
 function toggleHead(head) {
   if (head >= H) return;
   const several = range(H).filter(other => (other === head) !== state.several.includes(other));

@@ -1,4 +1,4 @@
-// How heads form: thumbnails and scores at several checkpoints of the run.
+// How heads form: thumbnails and scores at several checkpoints of a run.
 
 state.frame = 0;
 
@@ -23,7 +23,7 @@ views.push({
     this.legend = make('p');
     this.curves = make('canvas', { role: 'img' });
     panel.append(
-      intro('Move the slider to see the heads at each checkpoint. Select a head to see its scores over the steps.'),
+      intro('Move the slider to see the heads at each checkpoint. Select a head to see its scores over time.'),
       this.slider,
       this.note,
       cardGrid(this.cards),

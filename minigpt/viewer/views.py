@@ -1,6 +1,6 @@
-"""The data of each view of the page, ready for JSON. The scripts only display it.
+"""Compute the data of each view, ready for JSON. The scripts only display it.
 
-Letters in shapes: T time (queries), S keys, L layers, H heads, D head size, C width, V vocabulary, N characters shown.
+Letters in shapes: T queries, S keys, L layers, H heads, D head size, C width, V vocabulary, N characters shown.
 """
 
 import math
@@ -36,16 +36,16 @@ from minigpt.training.evaluate import evaluate
 from minigpt.viewer.packing import pack_attention, pack_exact, pack_integers, pack_scaled
 
 MAX_STAGES = 64
-"""How many tokens have scores before the softmax in the page. The worked example needs all of them."""
+"""Maximum number of tokens whose pre-softmax scores the page stores. The worked example needs every score."""
 TOP = 5
-"""How many next characters are named for each position and layer."""
+"""Number of next characters to list for each position and layer."""
 THUMBNAIL = 32
-"""The side of a thumbnail, in pixels."""
+"""Side length of a thumbnail, in pixels."""
 COARSE = 15
-"""Quantization steps of tables that exist once per head: with 31, pages would grow by a tenth."""
+"""Quantization steps of matrices that each head has. With 31 steps, pages would grow by a tenth."""
 MAX_STEPS = 20
 MAX_CELLS = 1 << 18
-"""Upper limit for the cells of all QK tables together, and of all OV tables."""
+"""Maximum number of cells in all QK matrices together, and in all OV matrices."""
 NAMES = {" ": "space", "\n": "newline", "\t": "tab", "\r": "carriage return"}
 Data = dict[str, Any]
 
@@ -54,7 +54,7 @@ Data = dict[str, Any]
 
 
 class Symbols:
-    """The characters of the page, numbered in order of first use."""
+    """The characters on the page, numbered in order of first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Symbols:
         return self._numbers.setdefault(character, len(self._numbers))
 
     def rows(self) -> list[list[Any]]:
-        """Return for each number the glyph, the name, and whether the glyph replaces an invisible character."""
+        """Return each character's glyph, its name, and whether the glyph replaces an invisible character."""
         return [[glyph(c), character_name(c), int(glyph(c) != c)] for c in self._numbers]
 
 
@@ -82,7 +82,7 @@ def character_name(character: str) -> str:
 
 
 def text_view(excerpt: Excerpt, symbols: Symbols) -> Data:
-    """Return the symbol of each position, and the positions at which words and lines start."""
+    """Return the symbol at each position, and the positions where words and lines start."""
     words, lines = [0], [0]
     for position in range(1, len(excerpt.characters)):
         before, character = excerpt.characters[position - 1 : position + 1]
@@ -108,7 +108,7 @@ def attention_view(activations: Activations) -> Data:
 
 
 def stages_view(activations: Activations) -> Data:
-    """Return the scores q k^T of the first n tokens, before scaling and mask, (L, H, n, n)."""
+    """Return the scores q k^T of the first n tokens, before scaling and masking, (L, H, n, n)."""
     n = min(MAX_STAGES, activations.weights.size(-1))
     raw = activations.q[:, :, :n] @ activations.k[:, :, :n].transpose(-2, -1)
     steps = 65535 if len(activations.ids) <= MAX_STAGES else COARSE
@@ -130,7 +130,7 @@ def scores_view(activations: Activations, excerpt: Excerpt) -> Data:
 
 
 def _initial_selection(activations: Activations, scores: dict[str, Score]) -> list[int]:
-    """Return the layer, head and query selected at first: the clearest pattern, and its most focused late query."""
+    """Return the initial layer, head and query: the head with the clearest pattern, and its most focused late query."""
     T, H = len(activations.ids), activations.weights.size(1)
     shown = [scores[name] for name in ("previous", "same", "induction", "word", "line")]
     margins = [(s.values - s.uniform).nan_to_num(-1) for s in shown if not math.isnan(s.uniform)]
@@ -140,19 +140,19 @@ def _initial_selection(activations: Activations, scores: dict[str, Score]) -> li
 
 
 def _number(value: float) -> float | None:
-    """Round to four digits; nan becomes None."""
+    """Round to four significant digits. NaN becomes None."""
     return None if math.isnan(value) else float(f"{value:.4g}")
 
 
 def _table(values: Tensor) -> list[list[float | None]]:
-    """Round a table (L, H) of numbers."""
+    """Round the values (L, H)."""
     return [[_number(value) for value in row] for row in values.tolist()]
 
 
 def predictions_view(model: GPT, tokenizer: Tokenizer, activations: Activations, symbols: Symbols) -> Data:
-    """Return the most likely next characters by the logit lens, and the probability of the actual one.
+    """Return the most likely next characters by the logit lens, and the probability of the actual next one.
 
-    Row 0 reads the embedding, row l + 1 the residual stream after layer l. The last row is the model's prediction.
+    Row 0 reads the embedding, and row l + 1 the residual stream after layer l. The last row is the model's prediction.
     """
     log_probs = logit_lens(model, activations.residual).double().log_softmax(-1)  # (L + 1, T, V)
     top = log_probs.topk(min(TOP, log_probs.size(-1)), dim=-1)
@@ -174,7 +174,7 @@ def predictions_view(model: GPT, tokenizer: Tokenizer, activations: Activations,
 def characters_view(
     model: GPT, tokenizer: Tokenizer, activations: Activations, layers: Sequence[int], symbols: Symbols
 ) -> Data:
-    """Return the cosine similarity of embeddings, and the QK and OV circuit of each head (Elhage et al. 2021)."""
+    """Return the cosine similarity of embeddings, and the QK and OV circuits of each head (Elhage et al. 2021)."""
     V, config = tokenizer.vocab_size, model.config
     selected = _most_frequent(activations, V, len(layers) * config.n_head)
     ids = torch.tensor(selected)
@@ -185,7 +185,7 @@ def characters_view(
         qk, ov = (torch.cat(parts).cpu() for parts in zip(*circuits, strict=True))  # (L H, N, N)
         last = activations.residual[-1]
         last = last - last.mean(-1, keepdim=True) if config.norm == "layernorm" else last
-        scale = last.square().mean(-1).sqrt().mean()  # the divisor of the last norm, averaged over the text
+        scale = last.square().mean(-1).sqrt().mean()  # the divisor of the final norm, averaged over the text
     others = cosine.clone().fill_diagonal_(-math.inf)[None]
     count = min(TOP, len(selected) - 1)
     return {
@@ -202,7 +202,7 @@ def characters_view(
 
 
 def _most_frequent(activations: Activations, V: int, heads: int) -> list[int]:
-    """Return the ids to show, sorted: all, or those most frequent in the text if their tables would be too large."""
+    """Return the ids to show, sorted: all, or the most frequent in the text if the matrices would be too large."""
     limit = min(256 if V <= 256 else 128, int(math.sqrt(MAX_CELLS / heads)))
     if limit >= V:
         return list(range(V))
@@ -213,9 +213,9 @@ def _most_frequent(activations: Activations, V: int, heads: int) -> list[int]:
 def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tensor]:
     """Return the QK and OV circuits of one layer, (H, N, N) each, as if its input were a bare embedding.
 
-    QK is the score of the row's character as the query and the column's as the key. Positions are left out; with RoPE
-    the key is one position before. OV is the change of the column's logit if the head attends only to the row's
-    character, relative to the row's mean and before the last norm divides.
+    QK is the score with the row's character as the query and the column's as the key. It ignores positions, except
+    that RoPE puts the key one position before the query. OV is the change in the column's logit if the head attends
+    only to the row's character. It is relative to the row's mean, and leaves out the divisor of the final norm.
     """
     block, config = cast(Block, model.blocks[layer]), model.config
     D = config.head_size
@@ -232,7 +232,7 @@ def _circuits(model: GPT, layer: int, embeddings: Tensor) -> tuple[Tensor, Tenso
 
 
 def positions_view(model: GPT, T: int) -> Data:
-    """Return the kind of positions, the head size and width, and the table of position vectors (T, C) if any."""
+    """Return the type of position encoding, the head size, the width, and the position vectors (T, C) if any."""
     config = model.config
     table = model.position_embedding.weight[:T] if config.position == "learned" else model.positions
     view: Data = {"kind": config.position, "head_size": config.head_size, "width": config.n_embd}
@@ -260,7 +260,7 @@ def ablation_view(
     layers: Sequence[int],
     progress: Callable[[int, int], object] | None = None,
 ) -> Data:
-    """Return the loss over `tokens`, and how much it increases without each head, (L, H)."""
+    """Return the loss over `tokens`, and its increase without each head, (L, H)."""
 
     def loss_without(*heads: tuple[int, int]) -> float:
         with ablate_heads(model, heads):
@@ -282,7 +282,7 @@ def training_view(
 ) -> Data | None:
     """Return thumbnails and scores of all heads at each checkpoint, or None without checkpoints.
 
-    All checkpoints must have `shape`, which is (layers, heads).
+    All checkpoints must have the same `shape`, (layers, heads).
     """
     frames: list[Data] = []
     for checkpoint in steps:
@@ -290,7 +290,7 @@ def training_view(
             raise ViewError(f"the page shows at most {MAX_STEPS} checkpoints of a run")
         if (checkpoint.config.model.n_layer, checkpoint.config.model.n_head) != shape:
             name, step = run_name(checkpoint), checkpoint.metadata.step
-            raise ViewError(f"the model of {name} at step {step} has another number of layers or heads")
+            raise ViewError(f"the model of {name} at step {step} has a different number of layers or heads")
         activations = select_layers(extract(load_model(checkpoint), excerpt.ids), layers)
         scores = head_scores(activations.weights, excerpt.characters)
         frames.append({
@@ -306,7 +306,7 @@ def training_view(
 def compare_view(
     checkpoint: Checkpoint, other: Checkpoint, excerpt: Excerpt, layers: Sequence[int] | None = None
 ) -> Data:
-    """Return the attention of the model `other` over the same text."""
+    """Return the attention of the model `other` on the same text."""
     name, config = run_name(other), other.config.model
     same = checkpoint.tokenizer.to_json() == other.tokenizer.to_json()
     try:
@@ -314,14 +314,14 @@ def compare_view(
     except UserError as error:
         raise ViewError(f"cannot compare with {name}: {error}") from error
     if characters(other.tokenizer, ids) != excerpt.characters:
-        raise ViewError(f"cannot compare with {name}: it splits the text into other tokens")
+        raise ViewError(f"cannot compare with {name}: it splits the text into different tokens")
     if len(ids) > config.context:
         raise ViewError(
             f"cannot compare with {name}: its context is {config.context} tokens", max_tokens=config.context
         )
     shown = [layer for layer in range(config.n_layer) if layers is None or layer in layers]
     if not shown:
-        raise ViewError(f"cannot compare with {name}: it has {config.n_layer} layers, none of the selected ones")
+        raise ViewError(f"cannot compare with {name}: none of its {config.n_layer} layers are selected")
     activations = select_layers(extract(load_model(other), ids), shown)
     return {
         "name": name, "step": other.metadata.step, "loss": _loss(other),
@@ -335,7 +335,7 @@ def compare_view(
 
 
 def run_name(checkpoint: Checkpoint) -> str:
-    """Return the name of the checkpoint's run, without the folders above it."""
+    """Return the name of the checkpoint's run, without its parent folders."""
     folder = checkpoint.path.parent.parent if checkpoint.path.parent.name == CHECKPOINTS else checkpoint.path
     return folder.name or folder.resolve().name
 
@@ -346,11 +346,11 @@ def _loss(checkpoint: Checkpoint) -> float | None:
 
 
 def select_layers(activations: Activations, layers: Sequence[int]) -> Activations:
-    """Return the activations of these layers only. The residual stream stays whole."""
+    """Return the activations of these layers only. The residual stream keeps all layers."""
     parts = {name: getattr(activations, name)[list(layers)] for name in ("q", "k", "v", "weights", "output_norms")}
     return replace(activations, **parts)
 
 
 def downsample(weights: Tensor) -> Tensor:
-    """Reduce weights (L, H, T, T) to thumbnails; each pixel is the largest weight under it."""
+    """Reduce weights (L, H, T, T) to thumbnails. Each pixel is the largest weight that it covers."""
     return F.adaptive_max_pool2d(weights, min(THUMBNAIL, weights.size(-1)))

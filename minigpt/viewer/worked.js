@@ -1,4 +1,4 @@
-// The worked example: one query of one head with all numbers, checked against the model's own.
+// The worked example: one query of one head, with all numbers checked against the model's own.
 
 /** Return q, k or v of one position of the selected head. */
 function vectorOf(name, position) {
@@ -22,7 +22,7 @@ function computeHead() {
   return { q, raw, scaled, weights, mixed, output: project(mixed), max, sum };
 }
 
-/** Multiply a vector of the head by its rows of W_O. */
+/** Multiply a vector of the head by the head's rows of W_O. */
 function project(vector) {
   const { head_size: D, width: C } = page.positions;
   const start = (state.layer * H + state.head) * D * C;
@@ -34,7 +34,7 @@ function project(vector) {
 function errorsOf(work, key) {
   const { layer, head, query } = state;
   const first = (layer * H + head) * T;
-  const scores = page.stages.raw.subarray(first * T, (first + T) * T); // all tokens: this view has 64 at most
+  const scores = page.stages.raw.subarray(first * T, (first + T) * T); // all tokens, because this view has at most 64
   const norms = page.attention.output_norms.subarray(first, first + T);
   const difference = (ours, theirs) => Math.max(...ours.map((number, i) => Math.abs(number - theirs[i])));
   return {
@@ -75,7 +75,7 @@ views.push({
       .slice(0, 8)
       .map(i => `${formatSigned(output[i])} at ${i}`);
     const steps = [
-      `Score: multiply q of the query by k of the key, number by number, and add up: q·k = ${formatNumber(raw[key])}.`,
+      `Score: multiply q of the query by k of the key, element by element, and sum: q·k = ${formatNumber(raw[key])}.`,
       `Scale: divide by √${D} = ${formatNumber(Math.sqrt(D))}, so that the softmax does not saturate: ` +
         `${formatNumber(scaled[key])}.`,
       `Mask: set the scores of the ${T - 1 - query} keys after the query to −∞.`,
@@ -90,7 +90,7 @@ views.push({
     return [
       intro(
         `${sentence(headName(state.layer, state.head))}, query ${positionName(query)}, key ${positionName(key)}. ` +
-          'Select another key with Shift + ← →.',
+          'Select a different key with Shift + ← →.',
       ),
       make('ol', {}, ...steps.map(text => make('li', { text }))),
       make(

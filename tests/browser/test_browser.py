@@ -396,7 +396,7 @@ def test_the_largest_values_of_a_row_are_exact(page: Shown, made: Made) -> None:
     page.go(relation="cosine", row=7)
     names = [views.character_name(made.loaded.tokenizer.decode([i])) for i in alike[7].topk(5).indices.tolist()]
     best = page.tab.inner_text("#panel-characters p:not([class])")
-    assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("about: ")[2].split(", ")] == names
+    assert [part.rsplit(" ", 1)[0] for part in best.rstrip(".").partition("(approximate): ")[2].split(", ")] == names
     page.go(relation="qk", layer=1, head=2)
     with torch.no_grad():
         looks, _ = views._circuits(load_model(made.loaded), 1, table)

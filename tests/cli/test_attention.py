@@ -147,7 +147,7 @@ def test_a_run_whose_text_is_missing_generates_one(cli: Cli, folder: Path, tmp_p
         (["--head", -1], "--head -1"),
         (["--text", "all", "--query", 3], "--query 3"),
         (["--text", ""], "empty"),
-        (["--text", "a", "--val", 0], "exclude each other"),
+        (["--text", "a", "--val", 0], "mutually exclusive"),
         (["--val", 10_000], "184 tokens"),
         (["--max-tokens", 0], "expected 1 to 512"),
         (["--max-tokens", 513, "--val", 0], "expected 1 to 512"),

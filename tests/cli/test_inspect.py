@@ -57,7 +57,7 @@ def test_options_add_views(cli: Cli, tmp_path: Path) -> None:
     [
         (["--layers", "2"], "layers 0 to 1"),
         (["--layers", "one"], "--layers one: "),
-        (["--steps", "3"], "no checkpoint of step 3; the run has 2, 4"),
+        (["--steps", "3"], "no checkpoint at step 3; the run has 2, 4"),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
         (["--compare", "nothing"], "nothing"),
         (["--text", ""], "empty"),

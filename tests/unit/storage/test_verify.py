@@ -61,7 +61,7 @@ def test_no_runs_have_no_damage(cli: Cli) -> None:
     assert cli("runs", "--verify", "--json").json == []
     done = cli("runs", "--verify")
     assert (done.code, done.out) == (0, "")
-    assert done.err == f"there is no run in {Path('runs').absolute()}\n"
+    assert done.err == f"there are no runs in {Path('runs').absolute()}\n"
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "environment.jsonl", "metrics.jsonl"])
@@ -159,7 +159,7 @@ def test_damage_exits_with_code_1(cli: Cli, run: Path) -> None:
     flip(run / STEP_2 / "model.safetensors")
     flip(run / STEP_4 / "metadata.json", 0.2)
     done = cli("runs", "--verify")
-    assert (done.code, done.err) == (1, "minigpt: 2 of 10 are damaged\n")
+    assert (done.code, done.err) == (1, "minigpt: 2 of 10 files are damaged\n")
     rows = [line for line in done.out.splitlines()[1:] if not line.endswith("intact")]
     assert [row.split()[:2] for row in rows] == [["b", "step-00000002"], ["b", "step-00000004"]]
     assert "model.safetensors has changed since it was saved" in rows[0]
