@@ -46,7 +46,7 @@ DEFAULTS: ConfigSource = (
 def run(
     trained: str | None, assignments: Sequence[str], num_samples: int, length: int | None, rounds: int, log: Log
 ) -> Report:
-    """Measure generating `num_samples` samples of `length` characters at once, from the run `trained` or a new model.
+    """Measure the run `trained`, or a new model, generating `num_samples` samples of `length` characters at once.
 
     Raises:
         ConfigError: A setting cannot be changed here, or `length` exceeds the context.

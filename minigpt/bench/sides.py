@@ -120,7 +120,7 @@ def measure_interleaved(sides: Sequence[Side], rounds: int, rate: str, **about: 
         sides: The sides; the first is minigpt.
         rounds: The number of rounds.
         rate: The column to compare.
-        about: More entries for the result. `what` is its title.
+        about: Additional entries for the result. `what` is its title.
     """
     heading, format_value = COLUMNS[rate]
     for number in range(rounds):

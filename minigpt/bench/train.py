@@ -78,7 +78,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
 
 
 def build_plain(config: RunConfig, known: Known, seconds: float, device: str, threads: int, log: Log) -> Workload:
-    """Build the side that trains in float32 with torch's own kernels, on the same device with as many threads."""
+    """Build the side that trains in float32 with torch's own kernels, with the same device and thread count."""
     torch.set_num_threads(threads)
     data, runtime = reload_dataset(config.data, *known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))

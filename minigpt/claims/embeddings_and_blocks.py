@@ -30,7 +30,7 @@ def any_alphabet() -> Finding:
         piece.text for piece in generate(TorchEngine(model), tokenizer, text[:2], SampleConfig(length=6))
     )
     measured = (
-        f"{text} becomes the ids {', '.join(map(str, ids))} or {len(as_bytes.encode(text))} bytes; the ids decode to "
+        f"{text} becomes the ids {', '.join(map(str, ids))} , or {len(as_bytes.encode(text))} bytes; the ids decode to "
         f"{tokenizer.decode(ids)}; after {text[:2]} an untrained model generates {generated}"
     )
     decoded = tokenizer.decode(ids) == text == as_bytes.decode(as_bytes.encode(text))
@@ -51,7 +51,7 @@ def same_word_same_embedding() -> Finding:
 
 
 def width_is_a_choice() -> Finding:
-    """Build models of four widths. Any multiple of the number of heads works, and small models use less than 512."""
+    """Build models of four widths. Any multiple of the number of heads works, and small models are narrower."""
     tried, ids = (64, 384, 510, 512), torch.arange(12)[None]
     works = [width for width in tried if not contradictions(RunConfig(model=small_config(n_embd=width)))]
     shapes = {tuple(small_gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
@@ -114,7 +114,7 @@ CLAIMS = (
     ),
     Claim(
         90,
-        "A model is N identical blocks: attention and MLP, each after a norm and before dropout and a residual sum.",
+        "A model is N identical blocks: attention and MLP, each with a norm before it and dropout and a sum after it.",
         ("003",),
         blocks_of_one_shape,
         correction="This describes GPT-2 and minigpt. The blocks of the 2017 paper are post-norm.",

@@ -1,7 +1,7 @@
 """Multiple heads: attention in parallel, each head in its own subspace.
 
-The heads divide the model width among them. Each head compares d_k components of every query and key. One can attend
-to the previous token while another attends to the last line break. The outputs of the heads are concatenated and
+The heads divide the model width among them. Each head compares d_k components of every query and key. One head can
+attend to the previous token while another attends to the last line break. The outputs of the heads are concatenated and
 multiplied by one more matrix:
 
     concat(head_1, ..., head_H) W_O        (Vaswani et al. 2017, section 3.2.2)
@@ -65,9 +65,9 @@ def heads_side_by_side() -> Finding:
 
 
 def heads_add_up() -> Finding:
-    """Split W_O into one block of rows per head. Each head's output times its block, summed, is the layer's output.
+    """Split W_O into one block of rows per head. Multiply each head's output by its block, and add up.
 
-    So "concatenate, then multiply by W_O" and "add the outputs" describe the same computation.
+    The sum is the layer's output. So "concatenate, then multiply by W_O" and "add the outputs" mean the same.
     """
     layer, x = small_attention(43, n_head=4), normal(1, 10, 32, claim=43)
     q, k, v = layer.queries_keys_values(x)
@@ -83,7 +83,7 @@ def heads_add_up() -> Finding:
 def heads_at_the_same_cost() -> Finding:
     """Count parameters for 1, 2, 4 and 8 heads. With more heads, each head is smaller, so the count does not change.
 
-    A head compares tokens by x W_Q W_K^T x', a product of rank d_k.
+    A head scores a pair of tokens as x W_Q W_K^T x', and W_Q W_K^T has rank d_k.
     """
     parameters, ranks = [], []
     for heads in (1, 2, 4, 8):
@@ -117,7 +117,7 @@ def random_starts_tell_heads_apart() -> Finding:
         assert layer.qkv.weight.grad is not None
         first, second = layer.qkv.weight.grad.unflatten(0, (3, 2, 16)).unbind(1)
         gaps[equal] = max_abs(first - second) / max_abs(first)
-    measured = f"relative difference between the heads' gradients, by which weights are equal: {fmt_named(gaps)}"
+    measured = f"relative difference between the heads' gradients when these weights are equal: {fmt_named(gaps)}"
     different = gaps["none"] > 0.1 and gaps["W_Q, W_K, W_V"] > 0.1
     return Finding(gaps["all"] < EXACT and different, measured)
 
@@ -184,7 +184,7 @@ def one_head_reference() -> Finding:
     rows, columns = (max_abs(lecture.weights(x, 1.0).sum(dim) - 1) for dim in (-1, -2))
     measured = (
         f"the code differs from the model by {fmt(unscaled)}, or with 1/√d_k by {fmt(scaled)}; "
-        f"row sums differ from 1 by at most {fmt(rows)}, column sums by {fmt(columns)}"
+        f"row sums differ from 1 by at most {fmt(rows)}, column sums by up to {fmt(columns)}"
     )
     return Finding(unscaled > 0.01 and scaled < EXACT and rows < EXACT and columns > 0.1, measured)
 
@@ -210,11 +210,11 @@ CLAIMS = (
     ),
     Claim(43, "The outputs of the heads are added.", ("000",), heads_add_up),
     Claim(46, "Multiple heads attend in different subspaces at the cost of one.", ("003",), heads_at_the_same_cost),
-    Claim(45, "Heads become different because their weights start random.", ("001",), random_starts_tell_heads_apart),
+    Claim(45, "Heads differ because their initial weights are random.", ("001",), random_starts_tell_heads_apart),
     Claim(96, "The code of BERT's layer implements self-attention.", ("003",), bert_reference),
     Claim(
         97,
-        "The lecture's code implements one attention head, with a softmax along the columns.",
+        "The lecture's code is one attention head, with a softmax along the columns.",
         ("004",),
         one_head_reference,
         correction="The code lacks the factor 1/√d_k. Its softmax runs along each row: over the keys of one query.",

@@ -42,14 +42,14 @@ def future_gets_nothing() -> Finding:
 
 
 def mask_before_softmax() -> Finding:
-    """Apply the mask after the softmax instead. The weight of the future is lost, so the rows sum to less than 1."""
+    """Apply the mask after the softmax instead. It removes the weight of future keys, so rows sum to less than 1."""
     q, k = normal(2, 6, 8, claim=51)
     after = (q @ k.T / math.sqrt(8)).softmax(-1).tril()
     before = attention_weights(q, k)
     error = max_abs(after / after.sum(-1, keepdim=True) - before)
     measured = (
-        f"row sums: {fmt(after.sum(-1))} masked after the softmax, "
-        f"{fmt(before.sum(-1).min())} masked before; rescaled to 1, they agree to within {fmt(error)}"
+        f"masked after the softmax, rows sum to {fmt(after.sum(-1))}; masked before it, to "
+        f"{fmt(before.sum(-1).min())}; after rescaling, the two agree to within {fmt(error)}"
     )
     return Finding(after.sum(-1)[0].item() < 0.9 and max_abs(before.sum(-1) - 1) < EXACT and error < EXACT, measured)
 

@@ -47,7 +47,7 @@ def query_of_the() -> Finding:
 
 
 def length_of_a_query() -> Finding:
-    """Compare shapes for three sentence lengths. A longer sentence has more queries, but they are no longer."""
+    """Compare shapes for three sentence lengths. A longer sentence has more queries, each of the same length."""
     layer, lengths = small_attention(24, n_embd=32, n_head=4), (1, 10, 64)
     shapes = [tuple(part.shape[1:]) for T in lengths for part in layer.queries_keys_values(normal(1, T, 32, claim=24))]
     measured = f"shape of q for {lengths} tokens: {', '.join(map(str, shapes[::3]))} (heads, tokens, head size)"
@@ -68,15 +68,15 @@ def same_matrix_for_every_token() -> Finding:
 
 
 def no_biases() -> Finding:
-    """Project a vector of zeros. Without biases the result is zero. Biases would add 3 C parameters to the 3 C²."""
+    """Project a vector of zeros. Without biases the result is zero. A layer with 3 C² weights has 3 C biases."""
     zeros = torch.zeros(1, 1, 32, dtype=torch.float64)
     without, with_bias = small_attention(29, bias=False), small_attention(29, bias=True)
     unbiased, biased = max_abs(without.qkv(zeros)), max_abs(with_bias.qkv(zeros))
     share = with_bias.qkv.bias.numel() / sum(parameter.numel() for parameter in with_bias.qkv.parameters())
     names = [name for name, _ in small_gpt(29, bias=False).named_parameters() if name.endswith("bias")]
     measured = (
-        f"zeros map to {fmt(unbiased)} without biases and to at most {fmt(biased)} with biases, "
-        f"which are {share:.1%} of the parameters"
+        f"zeros map to {fmt(unbiased)} without biases and to at most {fmt(biased)} with biases; "
+        f"{share:.1%} of the parameters are biases"
     )
     return Finding(unbiased == 0 and biased > 0.1 and not names and not ModelConfig().bias, measured)
 

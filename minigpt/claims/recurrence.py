@@ -65,14 +65,14 @@ def rotation(claim: int) -> Tensor:
 
 
 def product_vanishes() -> Finding:
-    """Multiply the Jacobians of 64 steps. Their product vanishes. At step 8 it equals the derivative from torch."""
+    """Multiply the Jacobians of 64 steps. Their product vanishes. At step 8 it equals the Jacobian from autograd."""
     weight, inputs = 0.9 * rotation(73), normal(STEPS, WIDTH, claim=73)
     chain = jacobians(weight, inputs, torch.tanh)
     start = torch.zeros(WIDTH, dtype=torch.float64)
     by_torch = torch.autograd.functional.jacobian(lambda h: last_state(weight, inputs[:8], h, torch.tanh), start)
     error = max_abs(chain[7] - by_torch)
     norms = [norm(chain[step - 1]) for step in (1, 4, 16, 64)]
-    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {fmt(norms)}; torch's derivative differs by {fmt(error)}"
+    measured = f"|∂h_t/∂h_0| at t = 1, 4, 16, 64: {fmt(norms)}; autograd differs by {fmt(error)}"
     return Finding(error < EXACT and norms == sorted(norms, reverse=True) and norms[-1] < 1e-6, measured)
 
 

@@ -186,7 +186,7 @@ def rows_sum_to_one() -> Finding:
 
 
 def softmax_is_not_linear() -> Finding:
-    """Double the query. Without the softmax the output doubles; with it, the output does not."""
+    """Double the query. Without the softmax the output doubles; with the softmax it does not."""
     q, k, v = normal(3, 6, 8, claim=12)
     without = max_abs((2 * q @ k.T) @ v - 2 * (q @ k.T @ v))
     with_softmax = max_abs(attention_weights(2 * q, k) @ v - 2 * (attention_weights(q, k) @ v))
@@ -275,7 +275,7 @@ CLAIMS = (
     ),
     Claim(11, "The weights of a query are non-negative and sum to 1.", ("001", "002", "003"), rows_sum_to_one),
     Claim(12, "The softmax makes attention non-linear.", ("003",), softmax_is_not_linear),
-    Claim(101, "A softmax implementation must avoid very large numbers.", ("002",), large_scores_stay_finite),
+    Claim(101, "A softmax must avoid very large numbers.", ("002",), large_scores_stay_finite),
     Claim(
         14,
         "The output is the weighted sum of the values in each dimension.",

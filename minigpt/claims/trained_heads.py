@@ -116,7 +116,7 @@ def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
     """
     distance, uniform = evidence.scores("distance without first")
     layers = distance.nanmean(2)  # (N, L)
-    measured = f"by layer: {fmt(layers.mean(0))} characters, uniform {fmt(uniform.mean())}"
+    measured = f"mean distance by layer: {fmt(layers.mean(0))} characters, uniform {fmt(uniform.mean())}"
     return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
 
 
@@ -128,8 +128,8 @@ def every_head_helps(evidence: Evidence) -> tuple[str, str]:
     means = costs.mean(0)  # (L H,)
     more, less, undecided = (verdicts.count(verdict) for verdict in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
     measured = (
-        f"of {len(means)} heads {more} cost more than {MIN_COST} nats, {less} less, {undecided} are undecided; "
-        f"from {fmt(means.min())} to {fmt(means.max())}"
+        f"of {len(means)} heads, {more} cost more than {MIN_COST} nats, {less} cost less, {undecided} are undecided; "
+        f"costs range from {fmt(means.min())} to {fmt(means.max())}"
     )
     return verdict, measured
 

@@ -50,7 +50,7 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
 def vectors_become_contextual(evidence: Evidence) -> tuple[str, str]:
     """Compare the cosine between two positions of the same token before the first block and after the last."""
     cosines = torch.tensor([_cosine_of_equal_tokens(seen) for seen in evidence.activations])  # (N, L + 1)
-    measured = f"cosine between equal tokens by layer: {fmt(cosines.mean(0))}"
+    measured = f"cosine between equal tokens, by layer: {fmt(cosines.mean(0))}"
     return judge(cosines[:, 0] - cosines[:, -1], MIN_DIFFERENCE), measured
 
 
@@ -110,7 +110,7 @@ def layers_add_context(evidence: Evidence) -> tuple[str, str]:
     if length < 2 * SHORT_CONTEXT:
         return INCONCLUSIVE, f"a window has {length} tokens; {2 * SHORT_CONTEXT} are needed"
     gains = torch.stack([context_gain(evidence.model, window) for window in evidence.windows])[:, 1:]  # (N, L)
-    measured = f"gain from more than {SHORT_CONTEXT} tokens by layer: {fmt(gains.mean(0))} nats"
+    measured = f"gain from context beyond {SHORT_CONTEXT} tokens, by layer: {fmt(gains.mean(0))} nats"
     if gains.size(1) < 2:
         return INCONCLUSIVE, measured
     return judge(torch.minimum(kendall_tau(gains) - 0.5, gains[:, -1] - gains[:, 0] - MIN_DIFFERENCE)), measured

@@ -43,7 +43,7 @@ def bench_sample(
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare sampling with transformers, if it is installed."""
+    """Compare sampling with the transformers library, if it is installed."""
     from minigpt.bench import sample
 
     _print_report(sample.run(run, set_ or [], num_samples, length, rounds, notice), as_json)

@@ -72,7 +72,7 @@ def test_an_untrained_model_supports_nothing() -> None:
     assert [result for result in found if result.verdict == SUPPORTED] == []
     measured = {result.id: result.measured for result in found}
     assert measured[17].endswith(": attention has no effect")  # blocks start at zero
-    assert "0 cost more than 0.001 nats, 8 less" in measured[47]
+    assert "0 cost more than 0.001 nats, 8 cost less" in measured[47]
     assert measured[87].startswith("moved by 0 times")
 
 
@@ -147,7 +147,7 @@ def test_one_useless_head_contradicts_that_all_help() -> None:
     assert trained_heads.every_head_helps(helped)[0] == SUPPORTED
     verdict, measured = trained_heads.every_head_helps(not_helped)
     assert verdict == NOT_SUPPORTED
-    assert measured.startswith("of 8 heads 7 cost more than 0.001 nats, 1 less, 0 are undecided")
+    assert measured.startswith("of 8 heads, 7 cost more than 0.001 nats, 1 cost less, 0 are undecided")
 
 
 def test_rank_correlation_is_spearman_within_layers() -> None:
