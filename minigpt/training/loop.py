@@ -65,8 +65,8 @@ def train(
     """
     try:
         training = Training(config, run, data, resume)
-        if newest_step(run) == training.state.step:
-            repair(run, training.state)  # complete a save that was killed, even if the run is finished
+        if newest_step(run) == training.state.step:  # nothing to quarantine
+            repair(run, training.state)  # remove what a killed save left, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
         quarantined = repair(run, training.state)  # newer checkpoints, which are damaged
         with Metrics(run, training.state.step) as training.metrics:
@@ -252,7 +252,7 @@ class Training:
             raise self._diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
-        is_best = state.observe(result.loss)
+        is_best = state.observe(result.loss)  # never at step 0
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
         best = ", the best so far" if is_best else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
@@ -300,10 +300,9 @@ class Training:
         if self.is_resumed:
             log(f"resuming at step {state.step}")
         weights = list(self.model.parameters())
-        missing = (
-            1 if self.optimizer.state_dict() else 3
-        )  # gradients, and the optimizer's two moments unless they were loaded
-        fixed = missing * sum(weight.nbytes for weight in weights)
+        # Still to allocate: gradients, and the two moments of the optimizer unless they were loaded.
+        copies = 1 if self.optimizer.state_dict() else 3
+        fixed = copies * sum(weight.nbytes for weight in weights)
         one = self._example(1, self.config.model.context)
         check_batch(self.config, self.runtime.device, fixed, backward_bytes(lambda: self.mean_loss(*one), weights))
         self.matmul_speed = measure_matmul(self.runtime)
