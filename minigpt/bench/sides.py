@@ -84,7 +84,7 @@ def start_side(name: str, build: str, *arguments: object, log: Log) -> Iterator[
         side.facts = side.receive()
         yield side
     finally:
-        ours.close()  # a waiting process then exits, and first stops the workers of torch's compiler
+        ours.close()  # lets a waiting process stop the workers of torch's compiler and exit
         process.join(EXIT_TIMEOUT)
         process.kill()
         process.join()

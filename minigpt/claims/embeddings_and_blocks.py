@@ -114,7 +114,8 @@ CLAIMS = (
     ),
     Claim(
         90,
-        "A model is N identical blocks: attention and MLP, each with a norm before it and dropout and a sum after it.",
+        "A model is N identical blocks: attention and MLP, each with a norm before it, and dropout and a residual "
+        "connection after it.",
         ("003",),
         blocks_of_one_shape,
         correction="This describes GPT-2 and minigpt. The blocks of the 2017 paper are post-norm.",

@@ -227,7 +227,7 @@ CLAIMS = (
         "Positions are the only source of order.",
         ("003",),
         mask_tells_order,
-        correction="In two or more layers, the causal mask is another source: each position has a different past.",
+        correction="With two or more layers, the causal mask is another source: each position has a different past.",
     ),
     Claim(
         61,

@@ -63,7 +63,7 @@ def _cosine_of_equal_tokens(seen: Activations) -> list[float]:
 def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     """Compare cosines within and between the groups of ASCII vowels, consonants and capitals.
 
-    The baseline is shuffled letters. Capitals are also rare, and rare characters may be similar just because they are.
+    The baseline is shuffled letters. Capitals are also rare, and rare characters may be similar for that reason alone.
     """
     signs = characters(evidence.loaded.tokenizer, np.arange(evidence.loaded.tokenizer.vocab_size, dtype=np.uint32))
     group = torch.tensor([_group(sign) for sign in signs])
