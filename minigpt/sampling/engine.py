@@ -1,17 +1,17 @@
 """The whole network in NumPy, with a KV cache. `minigpt sample` runs it instead of torch.
 
-It computes the same function as model/gpt.py. A few changes to the weights make each step shorter, and change the
-logits only by rounding:
+It computes the same function as model/gpt.py. A few changes to the weights make each step faster, and change the
+logits only by rounding errors:
 
-- The gain and bias of a norm move into the matrix that follows it.
-- LayerNorm subtracts a mean. If all weights that write to the residual stream write a mean of zero, nothing is left to
-  subtract, and LayerNorm is RMSNorm (`center_writing_weights` in https://transformerlensorg.github.io/TransformerLens).
-- RoPE rotates pairs of numbers. Two neighbors in memory are one complex number, and one product rotates it
+- The gain and bias of a norm are folded into the matrix that follows it.
+- LayerNorm subtracts the mean. If everything written to the residual stream has zero mean, LayerNorm has nothing to
+  subtract and becomes RMSNorm (`center_writing_weights` in https://transformerlensorg.github.io/TransformerLens).
+- RoPE rotates pairs of values. Each pair is adjacent in memory, as one complex number. One multiplication rotates it
   (Su et al. 2021, https://arxiv.org/abs/2104.09864, section 3.2.1).
-- Constant factors, such as the 1 / sqrt(D) of attention, move into the matrices.
+- Constant factors, such as the 1 / sqrt(D) of attention, are folded into the matrices.
 
-Letters in shapes: B sequences, T new tokens in each, N = B T, S tokens so far in each, C width, H heads, D = C / H,
-V vocabulary.
+Symbols in shapes: B sequences, T new tokens in each, N = B T, S tokens so far in each, C width, H heads, D = C / H,
+V vocabulary size.
 """
 
 import math
@@ -28,9 +28,9 @@ Array = NDArray[np.float32]
 NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 POSITION_BASE = 10_000.0
 CHUNK = 64
-"""Tokens of a prompt to compute at once. More need more memory for attention."""
+"""Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000
-"""OpenBLAS is twice as fast for few rows times a small block of a matrix: up to a million multiplications.
+"""OpenBLAS is twice as fast for a few rows times a small block of a matrix: up to a million multiplications.
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """
@@ -40,7 +40,7 @@ class Linear:
     """Map x (N, in) to x weight^T + bias (N, out)."""
 
     def __init__(self, weight: Array, bias: Array | None) -> None:
-        """Take weight (out, in) and bias (out)."""
+        """Store weight (out, in) and bias (out)."""
         size, inputs = weight.shape
         width = next(n for n in range(size, 0, -1) if size % n == 0 and (n * inputs <= BLOCK or n <= 64))
         self.weight, self.bias = np.ascontiguousarray(weight.T), bias
@@ -71,7 +71,7 @@ class Engine:
     """Predict the next token of B sequences of equal length."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
-        """Take the weights under their names in `GPT.state_dict()`. The engine does not change them."""
+        """Prepare a model. `weights` uses the names in `GPT.state_dict()`. The engine does not change the arrays."""
         self.context, self.n_head, self.activation = config.context, config.n_head, config.activation
         self.norm_eps, self.qk_eps = config.n_embd * NORM_EPS[config.norm], config.head_size * NORM_EPS["rmsnorm"]
         self.layers = [_layer(config, weights, f"blocks.{index}.") for index in range(config.n_layer)]
@@ -92,7 +92,7 @@ class Engine:
             self.positions = None if self.positions is None else _centered(self.positions.T).T
 
     def start(self, ids: NDArray[np.int64]) -> Array:
-        """Forget all sequences, read new ones (B, T), and return the logits (B, V) of the next token."""
+        """Start new sequences (B, T), and return the logits (B, V) of the next token."""
         B, T = ids.shape
         shape = (2, len(self.layers), B, self.n_head, self.context, self.embedding.shape[1] // self.n_head)
         self.keys, self.values = np.empty(shape, np.float32)  # (L, B, H, context, D) each
@@ -102,7 +102,7 @@ class Engine:
         return logits
 
     def step(self, ids: NDArray[np.int64]) -> Array:
-        """Append one token to each sequence (B), and return the logits (B, V) of the next."""
+        """Append one token to each sequence (B), and return the logits (B, V) of the next token."""
         return self._forward(ids[:, None])
 
     def _forward(self, ids: NDArray[np.int64]) -> Array:
@@ -126,7 +126,7 @@ class Engine:
             values[:, :, start:end] = v
             scores = q @ keys[:, :, :end].swapaxes(2, 3)  # (B, H, T, S)
             if T > 1:
-                scores += np.triu(np.full((T, end), -np.inf, np.float32), start + 1)  # hides later tokens
+                scores += np.triu(np.full((T, end), -np.inf, np.float32), start + 1)  # hide later tokens
             scores -= scores.max(-1, keepdims=True)
             np.exp(scores, out=scores)
             y = scores @ values[:, :, :end]  # (B, H, T, D)
@@ -138,7 +138,7 @@ class Engine:
 
 
 def _normalize(x: Array, eps: float) -> Array:
-    """Return x (N, C) / sqrt(|x|^2 + eps). The next matrix holds the factor sqrt(C) that makes this RMSNorm."""
+    """Return x (N, C) / sqrt(|x|^2 + eps). The next matrix includes the factor sqrt(C) that makes this RMSNorm."""
     size = np.vecdot(x, x)  # (N)
     size += eps
     y: Array = x / np.sqrt(size, out=size)[:, None]
@@ -146,7 +146,7 @@ def _normalize(x: Array, eps: float) -> Array:
 
 
 def _activate(h: Array, activation: str) -> Array:
-    """Return the activation of h (N, M), or of its two halves for SwiGLU. All but ReLU's is twice as large."""
+    """Return the activation of h (N, M), or of its two halves for SwiGLU. Results are doubled, except for relu2."""
     if activation == "relu2":
         np.maximum(h, 0, out=h)
         h *= h
@@ -170,7 +170,7 @@ def _activate(h: Array, activation: str) -> Array:
 
 
 def erf(x: Array) -> NDArray[np.float64]:
-    """Return the error function to 1e-7, by the rational approximation of Eigen and XLA.
+    """Return the error function to within 1e-7, using the rational approximation of Eigen and XLA.
 
     https://github.com/openxla/xla/blob/main/xla/hlo/builder/lib/math.cc
     """
@@ -194,7 +194,7 @@ ERF_DENOMINATOR = [
 
 
 def _layer(config: ModelConfig, weights: Mapping[str, Array], prefix: str) -> Layer:
-    """Return the weights of the block whose names begin with `prefix`."""
+    """Return the block whose weight names begin with `prefix`."""
     H, D = config.n_head, config.head_size
     block = {name[len(prefix) :]: weight for name, weight in weights.items() if name.startswith(prefix)}
     gain, order = block.get("attention.qk_norm.weight"), np.arange(3 * H * D).reshape(3, H, D)
@@ -225,7 +225,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, Array], prefix: str) -> La
 
 
 def _linear(weights: Mapping[str, Array], norm: str | None, *names: str) -> Linear:
-    """Return the matrices `names`, side by side, with the gain and the bias of the norm before them."""
+    """Join the matrices `names` side by side, and fold in the gain and bias of the preceding norm."""
     weight = np.concatenate([weights[f"{name}.weight"] for name in names])  # (out, in)
     bias = np.concatenate([weights[f"{name}.bias"] for name in names]) if f"{names[0]}.bias" in weights else None
     if f"{norm}.bias" in weights:
@@ -237,7 +237,7 @@ def _linear(weights: Mapping[str, Array], norm: str | None, *names: str) -> Line
 
 
 def _centered(weight: Array) -> Array:
-    """Return what writes to the residual stream, (C, ...), with a mean of zero."""
+    """Subtract the mean over C from weights (C, ...) that write to the residual stream."""
     centered: Array = weight - weight.mean(0)
     return centered
 

@@ -1,4 +1,4 @@
-"""Choose the next token: repetition penalty, temperature, top-k, top-p and min-p, in this order, then one draw."""
+"""Choose the next token: repetition penalty, temperature, top-k, top-p and min-p, in this order, then sampling."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ Ints = NDArray[np.int64]
 
 
 def choose(logits: Floats, seen: Ints, settings: SampleConfig, uniform: Floats) -> Ints:
-    """Return a token for each sequence, (B). At temperature 0 it is the likeliest one.
+    """Sample a token for each sequence, (B). At temperature 0, take the most likely one.
 
     Args:
         logits: The model's logits, (B, V).
@@ -23,7 +23,7 @@ def choose(logits: Floats, seen: Ints, settings: SampleConfig, uniform: Floats) 
     if settings.temperature == 0:
         likeliest: Ints = logits.argmax(-1)
         return likeliest
-    # The inverse of the cumulative distribution (https://en.wikipedia.org/wiki/Inverse_transform_sampling).
+    # Invert the cumulative distribution (https://en.wikipedia.org/wiki/Inverse_transform_sampling).
     cumulative = weigh(logits, settings).cumsum(-1)  # (B, V)
     tokens: Ints = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
     return tokens
@@ -40,8 +40,8 @@ def penalize(logits: Floats, seen: Ints, penalty: float) -> Floats:
 
 
 def weigh(logits: Floats, settings: SampleConfig) -> Floats:
-    """Return the probability of each token (B, V) times a constant; zero for a filtered token."""
-    # The largest exponent is zero, so that no temperature is too small.
+    """Return the unnormalized probability of each token (B, V). It is zero for filtered tokens."""
+    # The largest exponent is zero, so any positive temperature works.
     with np.errstate(over="ignore"):
         weights: Floats = np.exp((logits - logits.max(-1, keepdims=True)) / settings.temperature)
     if 0 < settings.top_k < logits.shape[-1]:

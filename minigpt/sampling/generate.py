@@ -1,6 +1,6 @@
 """Generate text, token by token.
 
-The window decides which tokens the model sees. Until the text fills the context, the window holds all of it. Then the
+The window holds the tokens that the model sees. Until the text fills the context, that is all of it. After that, the
 window drops its oldest half each time it is full. A new window starts at position 0, so the engine reads it again.
 """
 
@@ -21,16 +21,16 @@ from minigpt.text.tokenizer import Tokenizer, Unknown
 
 
 class LanguageModel(Protocol):
-    """What `generate` needs from a model: `Engine`, or `TorchEngine` in model/reference.py."""
+    """The interface that `generate` needs, implemented by `Engine` and by `TorchEngine` in model/reference.py."""
 
     context: int
 
     def start(self, ids: NDArray[np.int64], /) -> NDArray[np.float32]:
-        """Forget all sequences, read new ones (B, T), and return the logits (B, V) of the next token."""
+        """Start new sequences (B, T), and return the logits (B, V) of the next token."""
         ...
 
     def step(self, ids: NDArray[np.int64], /) -> NDArray[np.float32]:
-        """Append one token to each sequence (B), and return the logits (B, V) of the next."""
+        """Append one token to each sequence (B), and return the logits (B, V) of the next token."""
         ...
 
 
@@ -42,7 +42,7 @@ class SampledChar:
     """The index of its sample."""
     text: str
     logprob: float
-    """Its log-probability in nats, at temperature 1 and before any filter. For several bytes it is the sum."""
+    """Its log-probability in nats, at temperature 1 and before filtering. For a multi-byte character, it is the sum."""
 
 
 def generate(
@@ -55,19 +55,19 @@ def generate(
     stop: Sequence[str] = (),
     unknown: Unknown = "error",
 ) -> Iterator[SampledChar]:
-    """Continue `prompt`, and yield each character as soon as it cannot be part of a stop string.
+    """Continue `prompt`, and yield each character as soon as it can no longer be part of a stop string.
 
     Args:
         engine: The model.
         tokenizer: The tokenizer of the model.
         prompt: The text to continue. An empty prompt is treated as a newline.
         settings: Length, temperature, filters and seed. Its prompt is not used.
-        num_samples: How many continuations to generate. Sample i depends only on the seed and i.
-        stop: A sample ends before the first of these strings.
-        unknown: How to handle characters of the prompt outside the vocabulary.
+        num_samples: Number of continuations to generate. Sample i depends only on the seed and i.
+        stop: Each sample ends just before the first of these strings.
+        unknown: How to handle prompt characters outside the vocabulary.
 
     Raises:
-        UnknownCharacterError: `unknown` is "error" and the vocabulary lacks a character of the prompt.
+        UnknownCharacterError: `unknown` is "error" and the prompt has a character outside the vocabulary.
         CheckpointError: The logits are not finite.
     """
     ids = tokenizer.encode(prompt, unknown)
@@ -109,11 +109,11 @@ def generate_ids(
 
 
 def window_start(length: int, prompt_length: int, context: int) -> int:
-    """Return the index of the first token that the model sees, of `length` tokens.
+    """Return the index of the first of `length` tokens that the model sees.
 
-    With a context of 8 and a short prompt it is 0 up to length 8, 4 for 9 to 12, 8 for 13 to 16, and so on.
+    With a context of 8 and a short prompt, it is 0 for lengths up to 8, 4 for 9 to 12, 8 for 13 to 16, and so on.
     """
-    first = max(0, prompt_length - context)  # the window holds the end of a longer prompt
+    first = max(0, prompt_length - context)  # a longer prompt is cut at its start
     overflow = max(0, length - first - context)
     stride = max(1, context // 2)
     return first + math.ceil(overflow / stride) * stride
@@ -130,9 +130,9 @@ class _Sample:
         self.has_ended = False
 
     def push(self, token: int, logprob: float) -> list[SampledChar]:
-        """Append a token, and return the characters that are certain now."""
+        """Append a token, and return the characters that are now final."""
         self.logprob += logprob
-        for char in self.decode(token):  # a byte completes none, one, or two: invalid bytes before it, and itself
+        for char in self.decode(token):  # a byte completes up to two characters
             self.pending.append(SampledChar(self.index, char, self.logprob))
             self.logprob = 0.0
         text = "".join(char.text for char in self.pending)

@@ -1,7 +1,7 @@
 """Save and load checkpoints.
 
 A checkpoint is a folder. `save_checkpoint` writes it under a temporary name, flushes and hashes its files, and renames
-it. So a checkpoint is complete or absent, and any later change to a file is noticed.
+it. A checkpoint is therefore complete or absent, and any later change is detected on loading.
 """
 
 import hashlib
@@ -58,16 +58,16 @@ def save_checkpoint(
     optimizer: Arrays,
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, and then remove old ones.
+    """Publish a checkpoint, then remove old ones.
 
-    The best checkpoint and the newest `train.keep_last` stay. A save that fails is repeated from the start.
+    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
         metadata: The metadata, without hashes.
-        optimizer: The optimizer state, and raw weights under "weights/NAME" if `weights` are averages.
+        optimizer: The optimizer state, and the raw weights as "weights/NAME" if `weights` are averages.
 
     Raises:
-        TrainingError: The disk refuses to write. Older checkpoints are intact.
+        TrainingError: A write fails. Older checkpoints are intact.
     """
     folder = step_folder(run, metadata.step)
 
@@ -79,8 +79,8 @@ def save_checkpoint(
             (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
             for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
                 arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
-                safetensors.numpy.save_file(arrays, building / name)
-                shutil.copymode(building / "config.yaml", building / name)  # safetensors denies access to other users
+                safetensors.numpy.save_file(arrays, building / name)  # creates files that only their owner can read
+                shutil.copymode(building / "config.yaml", building / name)
             (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
 
     for pause in (*RETRY_PAUSES, None):
@@ -88,10 +88,10 @@ def save_checkpoint(
             save()
             break
         except (OSError, SafetensorError) as error:
-            problem = f"cannot save the checkpoint of step {metadata.step}: {reason(error)}"
+            problem = f"cannot save the checkpoint at step {metadata.step}: {reason(error)}"
             if pause is None:
                 raise TrainingError(problem, run, newest_step(run)) from error
-            log(f"{problem}; retry in {pause:.0f} s")
+            log(f"{problem}; retrying in {pause:.0f} s")
             time.sleep(pause)
     try:
         prune(run, metadata.state, config.train.keep_last)
@@ -129,7 +129,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
         except InsufficientMemoryError:
             raise
         except UserError as error:
-            if os.path.lexists(path):  # else training has pruned it, after saving a newer one
+            if os.path.lexists(path):  # otherwise training has pruned it after saving a newer one
                 raise CheckpointError(error.problem, _other_intact(path)) from error
 
 
@@ -143,9 +143,9 @@ def _load(path: Path) -> Checkpoint:
     for name in sorted(needed | found):
         if needed.get(name) != found.get(name):
             has = f"has shape {found[name]}" if name in found else "is missing"
-            needs = f"needs {needed[name]}" if name in needed else "is not part of the model"
+            needs = f"expected shape {needed[name]}" if name in needed else "it is not part of the model"
             problem = f"the weights of {escape(path)} do not fit its configuration"
-            raise CheckpointError(f"{problem}: {escape(name)[:80]} {has} and {needs}")
+            raise CheckpointError(f"{problem}: {escape(name)[:80]} {has}; {needs}")
     return Checkpoint(config, tokenizer, metadata, weights, path)
 
 
@@ -154,7 +154,7 @@ def _read_text(path: Path, name: str, metadata: Metadata) -> str:
 
 
 def load_optimizer(checkpoint: Checkpoint) -> Arrays:
-    """Return the optimizer state, and raw weights under "weights/NAME" if the model's weights are averages.
+    """Return the optimizer state, and the raw weights as "weights/NAME" if the model's weights are averages.
 
     Raises:
         UserError: The file is missing or damaged.
@@ -163,16 +163,16 @@ def load_optimizer(checkpoint: Checkpoint) -> Arrays:
 
 
 def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
-    """Parse the same bytes that were hashed: the file may change in between."""
+    """Read arrays from a file after checking its hash. Parse the hashed bytes, as the file may change in between."""
     try:
         arrays = safetensors.numpy.load(read_checked(path, name, metadata))
     except MemoryError as error:
-        raise InsufficientMemoryError(f"{escape(path / name)} does not fit into memory") from error
+        raise InsufficientMemoryError(f"{escape(path / name)} does not fit in memory") from error
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{escape(path / name)} is not a valid safetensors file: {reason(error)}") from error
     for key, array in arrays.items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise CheckpointError(f"{escape(path / name)}: {escape(key)[:80]} must contain finite float32 numbers")
+            raise CheckpointError(f"{escape(path / name)}: {escape(key)[:80]} must contain finite float32 values")
     return arrays
 
 

@@ -17,18 +17,18 @@ from minigpt.files import read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 FILES = (MODEL, OPTIMIZER, "config.yaml", "tokenizer.json")
-"""The files of a checkpoint that have a hash in its metadata."""
+"""The files of a checkpoint whose hashes are in its metadata."""
 LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20, "environment.jsonl": 16 << 20}
-"""The largest size of each text file, in bytes. A tokenizer with all of Unicode has 13 MB."""
+"""The maximum size of each text file, in bytes. A tokenizer with all of Unicode takes 13 MB."""
 ARRAYS, HEADER = 3, 1 << 20
-"""The most float32 arrays per parameter in a safetensors file (two moving averages, and the raw weights with an EMA),
-and its largest header, in bytes."""
+"""The maximum number of float32 arrays per parameter in a safetensors file (two moving averages, plus the raw weights
+with an EMA), and the maximum size of its header, in bytes."""
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 @dataclass
 class TrainState:
-    """What changes during a run and outlives the process, except tensors."""
+    """Training state saved in each checkpoint, except tensors."""
 
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -40,7 +40,7 @@ class TrainState:
     train_loss: float | None = None
     """The training loss at the last log line."""
     validation_loss: float | None = None
-    """The last validation loss, which may be some steps old."""
+    """The latest validation loss, which may be several steps old."""
     best_loss: float | None = None
     """The lowest validation loss, measured at `best_step`."""
     best_step: Count = 0
@@ -48,13 +48,13 @@ class TrainState:
     evaluations_since_best: Count = 0
     skipped: Count = 0
     """Steps without an update because the loss or gradient was not finite."""
-    # Sums since the last log line: a resumed run logs the same means.
+    # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
 
     def observe(self, validation_loss: float) -> bool:
-        """Note a validation loss. Return whether it is the best so far; the untrained model is no candidate."""
+        """Record a validation loss. Return whether it is the best so far. The untrained model does not count."""
         is_best = self.step > 0 and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
@@ -64,12 +64,12 @@ class TrainState:
 
     @property
     def best_checkpoint(self) -> int:
-        """The step of the checkpoint with the lowest validation loss; this one if nothing was measured yet."""
+        """The step of the checkpoint with the lowest validation loss, or of this one if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step
 
     @property
     def overfitting(self) -> bool:
-        """Whether the validation loss rose since the best step while the training loss fell."""
+        """Whether the validation loss has risen since the best step while the training loss has fallen."""
         losses = (self.train_loss, self.validation_loss, self.train_loss_at_best, self.best_loss)
         if self.evaluations_since_best < 2 or None in losses:
             return False
@@ -78,7 +78,7 @@ class TrainState:
 
 
 class _Part(BaseModel):
-    """A part of the metadata: strict types, finite numbers, and unknown fields ignored."""
+    """Part of the metadata, with strict types and finite numbers. Unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -97,7 +97,7 @@ class Environment(_Part):
     minigpt: str = ""
 
     def changes(self, before: "Environment") -> list[str]:
-        """Return a phrase for each field that differs from `before`. Fields that are empty there do not count."""
+        """Return a phrase for each field that differs from `before`. Ignore fields that are empty in `before`."""
         old = dict(before)
         return [f"{key} {new} instead of {old[key]}" for key, new in self if old[key] not in ("", new)]
 
@@ -109,13 +109,13 @@ class Metadata(_Part):
     corpus: str
     """The names of the training texts."""
     fingerprint: str
-    """The hash of the training and validation tokens."""
+    """The fingerprint of the dataset."""
     vocab_size: Annotated[Count, Field(ge=1)]
-    parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot take all memory
+    parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot exhaust memory
     runtime: Environment
     state: TrainState
     sha256: dict[str, str] = Field(default_factory=dict)
-    """The hash of each file, and of the other fields of this one."""
+    """The hash of each file, and of this file's other fields."""
 
     @property
     def step(self) -> int:
@@ -133,7 +133,7 @@ def read_metadata(checkpoint: Path) -> Metadata:
     """Return the metadata of a checkpoint folder.
 
     Raises:
-        UserError: It cannot be read, was changed, or is not valid.
+        UserError: The file is unreadable, changed or invalid.
     """
     content = read_within(checkpoint / METADATA, checkpoint, LIMITS[METADATA])
     try:
@@ -156,7 +156,7 @@ def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
     """Return the content of one file of a checkpoint, after checking its size and hash.
 
     Raises:
-        UserError: The file is missing, too large, or was changed.
+        UserError: The file is missing, too large or changed.
     """
     if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
         raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")

@@ -1,4 +1,4 @@
-"""Run folders: names, locks, and which checkpoints a run has. minigpt/paths.py shows the layout."""
+"""Run folders: names, locks and checkpoints. For the layout, see minigpt/paths.py."""
 
 import itertools
 import json
@@ -21,18 +21,18 @@ from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, 
 
 
 def all_runs(root: Path = RUNS) -> list[Path]:
-    """Return the runs in `root`, the one trained last at the end."""
+    """Return the runs in `root`, with the most recently trained last."""
     return sorted(filter(is_run, root.glob("*")), key=last_trained)
 
 
 def last_trained(run: Path) -> float:
-    """Return when a run was trained last, in seconds since 1970."""
+    """Return when a run was last trained, in seconds since 1970."""
     files = (run / "metrics.jsonl", run / "config.yaml")
     return next((path.stat().st_mtime for path in files if path.exists()), 0.0)
 
 
 def find_run(name: str) -> Path:
-    """Return the folder of a run: `name` is its name, its folder, or "last".
+    """Return the folder of a run. `name` is its name, its folder or "last".
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -45,13 +45,13 @@ def find_run(name: str) -> Path:
             if is_run(folder):
                 return folder
     if os.path.isfile(Path(name) / METADATA):
-        raise UserError(f"{escape(name)} is a checkpoint; name the run")
-    problem = f"no run has the name '{escape(name)}'" if runs else f"there are no runs in {escape(RUNS.absolute())}"
+        raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
+    problem = f"no run is named '{escape(name)}'" if runs else f"there are no runs in {escape(RUNS.absolute())}"
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 
 def find_checkpoint(name: str, which: str | int | None = None) -> Path:
-    """Return a checkpoint folder: `name` is the folder itself, or a run as in `find_run`.
+    """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
 
     `which` is "best" (the default), "last" or a step.
 
@@ -73,7 +73,7 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         return step_folder(run, steps[-1])
     if not str(which).isdecimal() or int(which) not in steps:
         listed = ", ".join(map(str, steps))
-        raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}, only {listed}, best and last")
+        raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
     return step_folder(run, int(which))
 
 
@@ -81,7 +81,7 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
 
 
 def step_folder(run: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step`."""
+    """Return the folder of the checkpoint at `step`."""
     return run / CHECKPOINTS / f"step-{step:08d}"
 
 
@@ -99,7 +99,7 @@ def newest_step(run: Path) -> int | None:
 def best_step(run: Path) -> int:
     """Return the step of the checkpoint with the lowest validation loss. The run must have a checkpoint."""
     steps = checkpoint_steps(run)
-    for step in reversed(steps):  # the newest intact one knows the best
+    for step in reversed(steps):  # the newest intact one records the best
         with suppress(UserError):
             best = read_metadata(step_folder(run, step)).state.best_checkpoint
             return best if best in steps else step
@@ -107,16 +107,16 @@ def best_step(run: Path) -> int:
 
 
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
-    """Remove all checkpoints but the best and the newest `keep_last`."""
+    """Remove all checkpoints except the best and the newest `keep_last`."""
     for step in checkpoint_steps(run)[:-keep_last]:
         if step != state.best_checkpoint:
             withdraw(step_folder(run, step))
 
 
 def repair(run: Path, state: TrainState) -> list[Path]:
-    """Remove what a killed save left behind, before the run is resumed from `state`.
+    """Remove what a killed save left behind, before the run resumes from `state`.
 
-    Checkpoints of later steps are quarantined. Return their new paths.
+    Quarantine the checkpoints of later steps, and return their new paths.
     """
     for folder in (run, run / CHECKPOINTS):
         remove_abandoned(folder, age=0)
@@ -129,9 +129,9 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 
 @contextmanager
 def new_run(name: str | None, stem: str) -> Iterator[Path]:
-    """Create and lock the folder of a new run: `name`, or `stem` and the next free number.
+    """Create and lock the folder of a new run: `name`, or `stem` plus the next free number.
 
-    The folder is removed if the block raises before anything was trained.
+    Remove the folder if the block raises before any training.
 
     Raises:
         RunExistsError: The name is taken.
@@ -146,7 +146,7 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
             folder.mkdir()
             break
         except FileExistsError:
-            if name:  # another process has taken it just now
+            if name:  # another process has just taken it
                 raise
     try:
         sync(RUNS)
@@ -162,9 +162,9 @@ def check_name(name: str) -> None:
     """Raise UserError if a new run cannot have this name."""
     if not re.fullmatch(r"\w[\w.+ -]*", name) or name in ("last", "best"):
         allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces; not 'last' or 'best'"
-        raise UserError(f"'{escape(name)}' cannot be the name of a run: use {allowed}")
+        raise UserError(f"'{escape(name)}' is not a valid run name: use {allowed}")
     if os.path.lexists(RUNS / name):
-        raise RunExistsError(f"run '{escape(name)}' exists", RUNS / name, bool(checkpoint_steps(RUNS / name)))
+        raise RunExistsError(f"run '{escape(name)}' already exists", RUNS / name, bool(checkpoint_steps(RUNS / name)))
 
 
 @contextmanager
@@ -172,10 +172,10 @@ def lock(run: Path) -> Iterator[None]:
     """Lock a run folder against other processes.
 
     Raises:
-        RunLockedError: Another process trains this run.
-        UserError: The folder has a link through which training would write elsewhere, or cannot be locked.
+        RunLockedError: Another process is training this run.
+        UserError: The folder contains a link that would make training write elsewhere, or it cannot be locked.
     """
-    from filelock import FileLock, Timeout  # here, because it imports asyncio, which readers of runs do not need
+    from filelock import FileLock, Timeout  # imported here, as it imports asyncio, which reading does not need
 
     for path in (*(run / name for name in RUN_FILES), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
@@ -183,7 +183,7 @@ def lock(run: Path) -> Iterator[None]:
     file = run / LOCK
     try:
         with FileLock(file, timeout=0):
-            with suppress(OSError):  # Windows does not write to a locked file
+            with suppress(OSError):  # Windows cannot write to a locked file
                 file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
             yield
     except Timeout as error:
@@ -194,7 +194,7 @@ def lock(run: Path) -> Iterator[None]:
 
 
 def record_start(run: Path, step: int, command: Sequence[str], environment: Environment) -> None:
-    """Add a line to environment.jsonl: what the run is started or resumed with."""
+    """Append a line to environment.jsonl that records how the run was started or resumed."""
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
     start = {

@@ -13,12 +13,12 @@ from minigpt.storage.metadata import LIMITS, verify
 from minigpt.storage.runs import all_runs, checkpoint_steps, step_folder
 
 LINE_LIMIT = 1 << 20
-"""The longest line of a JSON lines file, in bytes."""
+"""The maximum line length of a JSON Lines file, in bytes."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A file or checkpoint of a run, and its problem, if it has one."""
+    """A file or checkpoint of a run, and its problem, if any."""
 
     run: str
     name: str
@@ -36,7 +36,7 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
                 _check(path, run)
             except (UserError, OSError) as error:
                 problem = str(error)
-            if path.exists() or path not in checkpoints:  # else training has pruned it
+            if path.exists() or path not in checkpoints:  # otherwise training has pruned it
                 yield Checked(run.name, path.name, problem)
 
 
@@ -51,7 +51,7 @@ def _check(path: Path, run: Path) -> None:
 
 
 def _check_lines(path: Path, run: Path) -> None:
-    """Check that each line is a JSON object with a step. A kill may leave an incomplete last line."""
+    """Check that each line is a JSON object with a step. A killed process may leave an incomplete last line."""
     with open_within(path, run) as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT), b""), start=1):
             try:

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: the only part of `text` that makes tensors.
+"""Batches for training and evaluation: the only part of `text` that creates tensors.
 
 Shapes: B sequences in a batch, T positions in a sequence.
 """
@@ -15,21 +15,21 @@ from minigpt.text.tokenizer import Ids
 
 
 def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (B, T) of a training step. They depend on the arguments alone.
+    """Return the inputs and targets (B, T) of a training step. They depend only on the arguments.
 
     An epoch cuts `tokens` into adjacent windows of T tokens and visits each window once, in random order.
     Each epoch has a different order and offset, and skips at most 2 T tokens.
 
     Args:
         tokens: The training tokens, (N,), with N > context.
-        context: Positions in a sequence, T.
-        batch_size: Sequences in the batch, B.
+        context: Positions per sequence, T.
+        batch_size: Sequences per batch, B.
         seed: Seed of the run.
         step: Number of training steps before this one.
     """
-    # Use one window fewer than would fit, so that there is room for a random offset.
+    # Use one window fewer than would fit, to leave room for a random offset.
     windows = max(1, (len(tokens) - 1) // context - 1)
-    # The run's k-th sequence is window k mod W of epoch k div W, for W windows.
+    # With W windows, sequence k of the run is window k mod W of epoch k div W.
     epochs, indices = np.divmod(step * batch_size + np.arange(batch_size), windows)
     starts = np.empty(batch_size, dtype=np.int64)
     for epoch in np.unique(epochs):
@@ -47,7 +47,7 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
     """Cut `tokens` into windows, `stride` apart, and yield batches (inputs, targets, new).
 
     Inputs and targets are (B, T). Score the last `new` targets of each sequence: no earlier window has scored them.
-    Together the batches score every token but the first exactly once. If stride equals context, windows do not
+    Together, the batches score every token except the first exactly once. If stride equals context, windows do not
     overlap.
     """
     windows = _windows(len(tokens) - 1, context, stride)
@@ -60,10 +60,10 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
 
 
 def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and number of newly scored targets of each window over `count` targets."""
+    """Yield the start, end and number of newly scored targets of each window over `count` targets."""
     scored = 0
     while scored < count:
-        # The first window scores `context` targets, each later one `stride` more.
+        # The first window scores `context` targets. Each later window scores `stride` more.
         end = min(scored + (stride if scored else context), count)
         start = max(0, end - context) if stride < context else scored
         yield start, end, end - scored

@@ -1,4 +1,4 @@
-"""Write files into the cache folder."""
+"""Write files to the cache folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from minigpt.files import publish, remove_abandoned
 
 @contextmanager
 def cached_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file in the cache to write. It gets its name `path` at the end of the block, unless the block raises."""
+    """Open a cache file for writing. It appears at `path` at the end of the block, unless the block raises."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
         with publish(path) as temporary, open(temporary, "xb") as file:
             yield file
     except OSError as error:
-        problem = f"cannot write to the cache: {escape(error.filename or path)} ({reason(error)})"
-        raise UserError(f"{problem}; MINIGPT_CACHE can name another folder") from error
+        problem = f"cannot write to the cache: {escape(error.filename or path)}: {reason(error)}"
+        raise UserError(f"{problem}; set MINIGPT_CACHE to use a different folder") from error

@@ -1,4 +1,4 @@
-"""A corpus: the text of one or more files, decoded in blocks so that it need not fit into memory."""
+"""A corpus: the text of one or more files, decoded in blocks so that it need not fit in memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from minigpt.errors import DownloadError, EncodingError, TextError, reason
 from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
-"""Bytes per read. A block has at most as many characters."""
+"""Bytes per read. A block has at most this many characters."""
 ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
-"""The encoding to suggest if a file is not valid in this one. For all others it is UTF-8."""
+"""The encoding to suggest for a file that is not valid in the key's encoding. The default is UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Part:
     """One file of a corpus."""
 
     label: str
-    """The name of the file in messages."""
+    """The file's name in messages."""
     path: Path
     encoding: str = "utf-8"
     member: str = ""
-    """The name of the text in a zip archive, if the file is one."""
+    """The name of the text in the zip archive, if the file is one."""
 
     def chunks(self, size: int = BLOCK) -> Iterator[bytes]:
         """Yield the decompressed bytes, at most `size` at a time."""
@@ -52,15 +52,15 @@ class Part:
                 while chunk := file.read(size):
                     yield chunk
         except (EOFError, KeyError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-            problem = f"{self.label}: the compressed file is damaged or incomplete ({reason(error)})"
+            problem = f"the compressed file {self.label} is damaged or incomplete: {reason(error)}"
             raise (DownloadError(problem, self.path) if self.member else TextError(problem)) from error
         except OSError as error:
-            raise TextError(f"{self.label}: cannot be read ({reason(error)})") from error
+            raise TextError(f"cannot read {self.label}: {reason(error)}") from error
 
     def blocks(self) -> Iterator[str]:
-        """Yield the decoded text in blocks that are not empty, without a byte order mark."""
+        """Yield the decoded text in nonempty blocks, without a byte order mark."""
         decoder = codecs.getincrementaldecoder(self.encoding)()
-        offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these remove the mark themselves
+        offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
         for chunk in chain(self.chunks(), [b""]):
             try:
                 block = decoder.decode(chunk, final=not chunk)
@@ -75,8 +75,8 @@ class Part:
     def _encoding_error(self, error: UnicodeError, end: int) -> EncodingError:
         suggestion = ALTERNATIVES.get(self.encoding, "utf-8")
         if not isinstance(error, UnicodeDecodeError):
-            return EncodingError(f"{self.label}: is not valid {self.encoding} ({reason(error)})", suggestion)
-        # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder held back.
+            return EncodingError(f"{self.label} is not valid {self.encoding}: {reason(error)}", suggestion)
+        # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder buffered.
         offset = end - len(error.object) + error.start
         wrong = error.object[error.start : error.end].hex()
         return EncodingError(f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}", suggestion)
@@ -84,7 +84,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text of any size, which can be read more than once."""
+    """A text of any size that can be read more than once."""
 
     name: str
     """A short name, such as `my.txt`, `3 texts` or `builtin:python`."""
@@ -100,14 +100,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a corpus counts."""
+    """The result of one pass over a corpus."""
 
     corpus: Corpus = field(compare=False)
     characters: int
     counts: dict[str, int]
-    """Each distinct character, sorted by code point, and how often it occurs."""
+    """The count of each distinct character, sorted by code point."""
     fingerprint: str
-    """The sha256 of the text in UTF-8, in hexadecimal."""
+    """The SHA-256 of the text in UTF-8, in hexadecimal."""
 
 
 def scan(corpus: Corpus) -> Scan:

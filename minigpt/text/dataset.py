@@ -1,4 +1,4 @@
-"""Token datasets: a text encoded once into a memory-mapped file, and split for training and validation."""
+"""Token datasets: a text encoded once into a memory-mapped file and split for training and validation."""
 
 import hashlib
 import os
@@ -22,31 +22,31 @@ CRC_BYTES = 4
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """A text as tokens, split into training and validation tokens that do not overlap."""
+    """A tokenized text, split into training and validation tokens that do not overlap."""
 
     train: Ids
     validation: Ids
     tokenizer: Tokenizer
     fingerprint: str
-    """The sha256 of the text. If there is a validation text, "+" and its sha256 follow."""
+    """The SHA-256 of the text. If there is a validation text, "+" and its SHA-256 follow."""
     characters: int
     notices: tuple[str, ...] = ()
     encoded: tuple[Ids, ...] = ()
     """The tokens of the text, and of the validation text if there is one."""
 
     def resplit(self, val_fraction: float) -> "TokenDataset":
-        """Return the dataset with another share for validation. A separate validation text does not change."""
+        """Return the dataset with a different validation fraction. A separate validation text does not change."""
         train, validation = split(self.encoded, val_fraction)
         return replace(self, train=train, validation=validation)
 
     @property
     def characters_per_token(self) -> float:
-        """Return 1 for the char tokenizer, and 1/4 to 1 for the byte tokenizer."""
+        """Average number of characters per token: 1 for the char tokenizer, 1/4 to 1 for the byte tokenizer."""
         return self.characters / (len(self.train) + len(self.validation))
 
 
 def load_dataset(config: DataConfig) -> TokenDataset:
-    """Read and encode the text of a new run. If the cache has its tokens, map them instead."""
+    """Read and encode the text of a new run. If its tokens are cached, map them instead."""
     scans = _scan(config)
     files = [{os.path.realpath(part.path) for part in found.corpus.parts} for found in scans]
     if len(scans) == 2 and (files[0] & files[1] or scans[0].fingerprint == scans[1].fingerprint):
@@ -54,16 +54,16 @@ def load_dataset(config: DataConfig) -> TokenDataset:
     tokenizer = make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
     notices = [notice for found in scans for notice in found.corpus.notices]
     if returns := sum(found.counts.get("\r", 0) for found in scans):
-        notices.append(f"the text has {returns:,} carriage returns (Windows line ends), each a character of its own")
+        notices.append(f"the text has {returns:,} carriage returns (Windows line endings); each counts as a character")
     encoded = [encode_cached(found, tokenizer) for found in scans]
     return replace(_make_dataset(config, encoded, tokenizer, _join(scans)), notices=tuple(notices))
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
-    """Load the dataset of an earlier run. A text from standard input comes from the cache.
+    """Load the dataset of an earlier run. Text from standard input is loaded from the cache.
 
     Args:
-        config: The data settings, in which the source may have changed.
+        config: The data settings. The source may have changed.
         fingerprint: The fingerprint of the run's dataset.
         tokenizer: The run's tokenizer.
 
@@ -104,12 +104,12 @@ def _make_dataset(config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, 
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
-    """Return training and validation tokens: those of two texts, or the start and the end of one."""
+    """Return training and validation tokens, from two texts or from the start and end of one."""
     if len(encoded) == 2:
         train, validation = encoded
     else:
         (tokens,) = encoded
-        # Both parts of a short text have two tokens, enough for one prediction.
+        # Each part gets at least two tokens, enough for one prediction.
         size = max(2, min(int(len(tokens) * (1 - val_fraction)), len(tokens) - 2))
         train, validation = tokens[:size], tokens[size:]
     for name, tokens in (("training", train), ("validation", validation)):
@@ -122,7 +122,7 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
-    """Return the tokens of a corpus (N,), in memory."""
+    """Encode a corpus in memory. Return its tokens (N,)."""
     return np.concatenate([tokenizer.encode(block, unknown) for block in corpus.blocks()])
 
 
@@ -139,14 +139,14 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
                 digest.update(block.encode())
             file.write(crc32.to_bytes(CRC_BYTES, "little"))
             if digest.hexdigest() != scanned.fingerprint:
-                raise TextError(f"{scanned.corpus.name} changed while minigpt read it")
+                raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
-        assert tokens is not None, "it was written a moment ago"
+        assert tokens is not None, "the file was just written"
     return tokens
 
 
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
-    """Return the tokens of a text (N,) as a read-only memory map, or None if the cache does not have them intact."""
+    """Return the tokens of a text (N,) as a read-only memory map, or None if they are not cached or are damaged."""
     try:
         content = np.memmap(_cache_path(fingerprint, tokenizer), dtype=np.uint8, mode="r")
     except (OSError, ValueError):  # an empty file cannot be mapped
@@ -154,11 +154,11 @@ def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
     tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
     if zlib.crc32(tokens.data) != int.from_bytes(crc32.tobytes(), "little"):
         return None
-    # A plain array: each slice of a memmap object costs as much as a small batch.
+    # Return a plain array: slicing a memmap object takes as long as building a small batch.
     return np.asarray(tokens).view(tokenizer.dtype)
 
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
-    """Return the path of an encoded text: its tokens, then their CRC-32."""
+    """Return the path of an encoded text. The file holds its tokens, then their CRC-32."""
     key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
     return cache_folder() / "encoded" / key

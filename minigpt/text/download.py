@@ -18,7 +18,7 @@ from minigpt.text.cache import cached_file
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
-"""Seconds to wait for each response of the server."""
+"""Seconds to wait for each response from the server."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class Download:
     description: str
     url: str
     bytes: int
-    """Size of the file at `url`."""
+    """Size of the file at `url`, in bytes."""
     sha256: str
     license: str
     encoding: str = "utf-8"
     member: str = ""
-    """The name of the text in the zip archive, if `url` is one."""
+    """The name of the text in the zip archive, if the file is one."""
 
     @property
     def path(self) -> Path:
-        """The file in the cache."""
+        """The path of the file in the cache."""
         return cache_folder() / "downloads" / (self.name + PurePosixPath(urlsplit(self.url).path).suffix)
 
     @property
     def is_cached(self) -> bool:
-        """True if the cache has the file. Its hash was checked after the download, so compare only the size."""
+        """True if the file is in the cache. Its hash was checked after the download, so compare only the size."""
         return self.path.is_file() and self.path.stat().st_size == self.bytes
 
 
@@ -55,7 +55,7 @@ def downloads() -> dict[str, Download]:
 
 def download(name: str) -> Path:
     """Return the path of a named download. Fetch it on first use."""
-    from tqdm import tqdm  # here, so that `minigpt sample` need not import it
+    from tqdm import tqdm  # imported here, so that `minigpt sample` need not import it
 
     known = downloads()
     if name not in known:
@@ -73,13 +73,13 @@ def download(name: str) -> Path:
             if size != item.bytes:
                 raise DownloadError(f"{item.url} sent {size} bytes instead of {item.bytes}", item.path)
             if digest.hexdigest() != item.sha256:
-                problem = f"{item.url} has the sha256 {digest.hexdigest()} instead of {item.sha256}"
+                problem = f"{item.url} has the SHA-256 {digest.hexdigest()} instead of {item.sha256}"
                 raise DownloadError(problem, item.path)
     return item.path
 
 
 def _chunks(item: Download) -> Iterator[bytes]:
-    """Yield the content of `item.url`, but at most one byte more than it should have."""
+    """Yield the contents of `item.url`, up to one byte more than the expected size."""
     request = urllib.request.Request(item.url, headers={"User-Agent": "minigpt"})
     try:
         with urllib.request.build_opener().open(request, timeout=TIMEOUT) as response:
@@ -87,5 +87,5 @@ def _chunks(item: Download) -> Iterator[bytes]:
             while chunk := response.read(min(CHUNK, rest)):
                 rest -= len(chunk)
                 yield chunk
-    except (OSError, ValueError, http.client.HTTPException) as error:  # a ValueError: a wrong address of a proxy
-        raise DownloadError(f"cannot download {item.url} ({reason(error)})", item.path) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: invalid proxy address
+        raise DownloadError(f"cannot download {item.url}: {reason(error)}", item.path) from error

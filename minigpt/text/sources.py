@@ -1,4 +1,4 @@
-"""Text sources: find the files that `my.txt`, a folder, a glob, `-`, `builtin:NAME` or `download:NAME` stands for."""
+"""Text sources: find the files that `my.txt`, a folder, a glob, `-`, `builtin:NAME` or `download:NAME` refers to."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from minigpt.text.corpus import BLOCK, Corpus, Part
 from minigpt.text.download import download, downloads
 
 HEAD = 8 << 10
-"""Bytes at the start of a file. A NUL character among them marks a binary file."""
+"""Bytes to check at the start of a file. A NUL character among them marks a binary file."""
 PAGE_MARK = b'<meta name="generator" content="minigpt '
-"""Marks an HTML page that minigpt wrote."""
+"""Marks an HTML page written by minigpt."""
 BUILTINS = {
-    "python": "source code of this Python's standard library, without tests (about 11 MB)",
+    "python": "standard library source of this Python, without tests (about 11 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
 }
 
 
 def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
-    """Return the corpus of one source, or of several joined in order.
+    """Open one source, or several joined in order, as a corpus.
 
     Args:
-        sources: Each a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
-        encoding: Python's name for the encoding of files and standard input.
+        sources: Each is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
+        encoding: Encoding of files and standard input, as a Python codec name.
 
     Raises:
-        TextError: A source is missing, unreadable or binary, or all of them are empty.
+        TextError: A source is missing, unreadable or binary, or all sources are empty.
     """
     entries = [sources] if isinstance(sources, str) else list(sources)
     codec = _codec_name(encoding)
@@ -58,7 +58,7 @@ def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus
 
 def _codec_name(encoding: str) -> str:
     try:
-        "".encode(encoding)  # a LookupError for codecs that are no text encodings, such as rot13
+        "".encode(encoding)  # raises LookupError for codecs that are not text encodings, such as rot13
         codecs.getincrementaldecoder(encoding)
     except (LookupError, ValueError) as error:
         raise TextError(f"unknown text encoding {encoding!r}") from error
@@ -83,16 +83,16 @@ def _find(entry: str, encoding: str) -> Corpus:
     try:
         path.stat()
     except (OSError, ValueError) as error:
-        raise TextError(f"{escape(entry)}: cannot be read ({reason(error)}){_similar(path)}") from error
+        raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
     if path.is_dir():
         return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
     if not path.is_file():
-        raise TextError(f"{escape(entry)}: is neither a file nor a folder; only standard input (-) can be a stream")
+        raise TextError(f"{escape(entry)} is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
 
 
 def _similar(path: Path) -> str:
-    """Return a hint at a file with a similar name, or at a source whose prefix is missing."""
+    """Return a hint that names a similar file, or a source whose prefix is missing."""
     names = [f"builtin:{name}" for name in BUILTINS] + [f"download:{name}" for name in downloads()]
     with suppress(OSError):  # the folder is missing too
         names += os.listdir(path.parent)
@@ -107,7 +107,7 @@ def _file(name: str, part: Part) -> Corpus:
     head = _head(part)
     if _is_binary(head, part.encoding):
         is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raise EncodingError(f"{part.label}: is a binary file, not text", suggestion="utf-16" if is_utf16 else "")
+        raise EncodingError(f"{part.label} is a binary file, not text", suggestion="utf-16" if is_utf16 else "")
     return Corpus(name, (part,))
 
 
@@ -126,10 +126,10 @@ def _is_glob(name: str) -> bool:
 
 
 def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
-    """Return the text files in `base` that match a glob, in the order of their paths.
+    """Return the text files in `base` that match a glob, sorted by path.
 
-    Ignore hidden files and folders. Skip links, which could lead in a circle, runs, HTML pages of minigpt, and binary
-    files, with a notice.
+    Ignore hidden files and folders. Skip links (they could form a cycle), runs, minigpt's HTML pages and binary files,
+    and report them in a notice.
     """
     if pattern.endswith("**"):
         pattern += "/*"  # before Python 3.13, `**` alone matches only folders
@@ -146,7 +146,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
                 ignored.add(path)
                 skipped.append(path)
             elif path.is_dir():
-                os.scandir(path).close()  # glob would ignore a folder without permission
+                os.scandir(path).close()  # glob would ignore an unreadable folder
             elif path.is_file():
                 head = _head(part)
                 if PAGE_MARK in head or _is_binary(head, encoding):
@@ -155,7 +155,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
                     parts.append(part)
     except (ValueError, OSError) as error:
         place = escape(getattr(error, "filename", None) or name)
-        raise TextError(f"{place}: cannot be read ({reason(error)})") from error
+        raise TextError(f"cannot read {place}: {reason(error)}") from error
     notice = f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: "
     return Corpus(name, tuple(parts), (f"{notice}{escape(skipped[0].name)})",) if skipped else ())
 
@@ -165,7 +165,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
 
 def _standard_input(encoding: str) -> Corpus:
     if sys.stdin is None or sys.stdin.isatty():
-        raise TextError("standard input has no text: it is a terminal or closed")
+        raise TextError("standard input has no text: it is a terminal or is closed")
     chunks = iter(lambda: sys.stdin.buffer.read(BLOCK), b"")
     return _file("standard input", _temporary_copy("standard input", chunks, encoding))
 
@@ -179,7 +179,7 @@ def _builtin(name: str) -> Corpus:
 
 
 def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
-    """Copy bytes to a file in the cache, and delete it when this process ends."""
+    """Copy bytes to a file in the cache, and delete it when this process exits."""
     path = cache_folder() / f".{uuid4().hex}.tmp"
     atexit.register(path.unlink, missing_ok=True)
     with cached_file(path) as file:
@@ -188,7 +188,7 @@ def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
 
 
 def _python_sources() -> Iterator[bytes]:
-    """Yield the modules of the standard library in the order of their paths, with `\\n` as line end.
+    """Yield the source of each standard library module, sorted by path, with `\\n` line endings.
 
     Skip tests, other packages, and files that differ between machines.
     """
@@ -200,11 +200,11 @@ def _python_sources() -> Iterator[bytes]:
         folders[:] = [name for name in folders if name not in skipped and not name.startswith("config-")]
         files += [Path(parent, n) for n in names if n.endswith(".py") and not n.startswith(prefixes)]
     if not files:
-        raise TextError(f"builtin:python: this Python has no source code of its library in {escape(root)}")
+        raise TextError(f"builtin:python: this Python has no standard library source in {escape(root)}")
     for path in sorted(files, key=lambda path: path.relative_to(root).as_posix()):
         try:
             with tokenize.open(path) as file:
                 source = file.read()
         except (SyntaxError, UnicodeDecodeError):
-            continue  # some files of the library test how Python handles a wrong encoding
+            continue  # some library files test how Python handles invalid encodings
         yield source.encode()

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, with one token per character or one per byte of UTF-8."""
+"""Tokenizers: text to token ids and back, with one token per character or per UTF-8 byte."""
 
 import codecs
 import json
@@ -16,7 +16,7 @@ Unknown = Literal["error", "skip", "replace"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
-"""Quotes and dashes to the ones on a keyboard."""
+"""Map typographic quotes and dashes to ASCII."""
 
 
 class CharTokenizer:
@@ -27,7 +27,7 @@ class CharTokenizer:
         self.chars = points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
         self.vocab_size = len(self.chars)
         self.dtype = np.min_scalar_type(self.vocab_size)
-        # Ids by code point. The last entry stands for all larger code points, which are unknown.
+        # Ids by code point. The last entry covers all larger code points, which are unknown.
         self._table = np.full(int(points.max(initial=0)) + 2, self.vocab_size, dtype=self.dtype)
         self._table[points] = np.arange(self.vocab_size)
 
@@ -35,9 +35,9 @@ class CharTokenizer:
         """Return the ids of `text`.
 
         Args:
-            text: The text, or a part of one.
+            text: The text, or part of one.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
-                replace each by the nearest character of the vocabulary.
+                replace each with the nearest character in the vocabulary.
         """
         ids: Ids = self._table.take(code_points(text), mode="clip")
         if not (ids == self.vocab_size).any():
@@ -45,7 +45,7 @@ class CharTokenizer:
         missing = [char for char in dict.fromkeys(text) if char not in self.chars]
         if unknown == "error":
             others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            described = f"{_describe(missing[0])}, the nearest known is {self.nearest(missing[0])!r}"
+            described = f"{_describe(missing[0])}, nearest known character {self.nearest(missing[0])!r}"
             raise UnknownCharacterError(f"outside the vocabulary: {described}{others}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements))
@@ -55,7 +55,7 @@ class CharTokenizer:
         return "".join(self.chars[int(i)] for i in ids)
 
     def decoder(self) -> Callable[[int], str]:
-        """Return a function from an id to its character."""
+        """Return a function that maps an id to its character."""
         return lambda i: self.chars[i]
 
     def characters(self, ids: Ids) -> int:
@@ -63,7 +63,7 @@ class CharTokenizer:
         return len(ids)
 
     def nearest(self, char: str) -> str:
-        """Return the known character most like `char`: its other case, its base letter, or the nearest code point."""
+        """Return the most similar known character: the other case, the base letter, or the nearest code point."""
         plain = unicodedata.normalize("NFKD", char.translate(_ASCII_FORMS))[:1]
         similar = (c for c in (char.swapcase(), plain, plain.swapcase()) if len(c) == 1 and c in self.chars)
         return next(similar, "") or min(self.chars, key=lambda c: abs(ord(c) - ord(char)))
@@ -74,7 +74,7 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8. Every text has one to four tokens per character."""
+    """One token per UTF-8 byte. Each character takes one to four tokens."""
 
     vocab_size = 256
     dtype = np.uint8
@@ -92,12 +92,12 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids).decode("utf-8", "replace")
 
     def decoder(self) -> Callable[[int], str]:
-        """Return a function from the next byte to the characters that it completes."""
+        """Return a function that maps the next byte to the characters that it completes."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda i: decoder.decode(bytes([i]))
 
     def characters(self, ids: Ids) -> int:
-        """Return the number of characters that begin in `ids`. A continuation byte begins none."""
+        """Return the number of characters that begin in `ids`. Continuation bytes are not counted."""
         return int(np.count_nonzero((np.asarray(ids) & 0xC0) != 0x80))
 
     def to_json(self) -> str:
@@ -109,12 +109,12 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def make_tokenizer(kind: str, chars: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer of a kind, "char" or "byte", for a text with these distinct characters."""
+    """Return a "char" or "byte" tokenizer for a text with these distinct characters."""
     return ByteTokenizer() if kind == "byte" else CharTokenizer(chars)
 
 
 def from_json(text: str, origin: str) -> Tokenizer:
-    """Read a tokenizer. Raise CheckpointError, which names `origin`, if `text` is not one."""
+    """Parse a tokenizer. Raise a CheckpointError that names `origin` if `text` is not one."""
     try:
         stored = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -124,11 +124,11 @@ def from_json(text: str, origin: str) -> Tokenizer:
             return ByteTokenizer()
         case {"kind": "char", "chars": str(chars)} if _is_vocabulary(chars):
             return CharTokenizer(chars)
-    raise CheckpointError(f"{origin} is not a tokenizer of this version of minigpt")
+    raise CheckpointError(f"{origin} is not a tokenizer that this version of minigpt supports")
 
 
 def _is_vocabulary(chars: str) -> bool:
-    """Return whether `chars` are distinct, sorted, and without lone surrogates."""
+    """Return whether `chars` is not empty and its characters are distinct, sorted and not lone surrogates."""
     points = code_points(chars).astype(np.int64)
     is_surrogate = (points >= 0xD800) & (points < 0xE000)
     return bool(chars) and bool((np.diff(points) > 0).all()) and not is_surrogate.any()

@@ -203,11 +203,11 @@ def test_any_change_to_a_file_is_an_error_of_one_line(intact: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"norm.weight": np.ones((2, 4), np.float32)}, r"norm\.weight has shape \(2, 4\) and needs \(8,\)"),
-        ({"norm.weight": None}, r"norm\.weight is missing and needs \(8,\)"),
-        ({"more": np.ones(3, np.float32)}, r"more has shape \(3,\) and is not part of the model"),
-        ({"norm.weight": np.ones(8)}, r"norm\.weight must contain finite float32 numbers"),
-        ({"norm.weight": np.full(8, np.nan, np.float32)}, r"norm\.weight must contain finite float32 numbers"),
+        ({"norm.weight": np.ones((2, 4), np.float32)}, r"norm\.weight has shape \(2, 4\); expected shape \(8,\)"),
+        ({"norm.weight": None}, r"norm\.weight is missing; expected shape \(8,\)"),
+        ({"more": np.ones(3, np.float32)}, r"more has shape \(3,\); it is not part of the model"),
+        ({"norm.weight": np.ones(8)}, r"norm\.weight must contain finite float32 values"),
+        ({"norm.weight": np.full(8, np.nan, np.float32)}, r"norm\.weight must contain finite float32 values"),
     ],
 )
 def test_weights_that_do_not_fit_the_configuration_are_refused(
@@ -267,7 +267,7 @@ def test_too_little_memory_is_not_a_damaged_checkpoint(intact: Path, monkeypatch
         raise MemoryError
 
     monkeypatch.setattr(safetensors.numpy, "load", exhausted)
-    with pytest.raises(InsufficientMemoryError, match=r"model\.safetensors does not fit into memory"):
+    with pytest.raises(InsufficientMemoryError, match=r"model\.safetensors does not fit in memory"):
         load_checkpoint(intact)
 
 
@@ -393,7 +393,7 @@ def test_a_save_that_fails_anywhere_is_repeated_or_leaves_the_checkpoint_before_
                 error = raised
         if error:
             assert times > 1
-            assert str(error) == "cannot save the checkpoint of step 6: No space left on device"
+            assert str(error) == "cannot save the checkpoint at step 6: No space left on device"
             assert (error.run, error.saved_step) == (run, checkpoint_steps(run)[-1])
         for step in checkpoint_steps(run):
             verify(step_folder(run, step))
@@ -429,7 +429,7 @@ except TrainingError as error:
     command = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.startswith("cannot save the checkpoint of step 6: ")
+    assert done.stdout.startswith("cannot save the checkpoint at step 6: ")
     assert done.stdout.count("\n") == 1
     assert listed(tmp_path) == ["step-00000005"]
 
@@ -442,7 +442,7 @@ def test_the_pauses_before_a_retry_grow_and_are_logged(tmp_path: Path, monkeypat
     Refusing(1, 2).patch(monkeypatch)
     save(tmp_path, 5, log=lines.append)
     assert pauses == [1.0, 4.0]
-    assert [line.rpartition("; ")[2] for line in lines] == ["retry in 1 s", "retry in 4 s"]
+    assert [line.rpartition("; ")[2] for line in lines] == ["retrying in 1 s", "retrying in 4 s"]
 
 
 def test_a_checkpoint_that_cannot_be_removed_goes_with_the_next_save(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_an_unknown_name_is_one_line_with_the_names_of_runs(name: str) -> None:
     assert error.value.names == ()
     make_run("runs/quickstart-1", touched=3e8)
     make_run("runs/shakespeare", (5,), touched=4e8)
-    with pytest.raises(RunNotFoundError, match="no run has the name '") as error:
+    with pytest.raises(RunNotFoundError, match="no run is named '") as error:
         find_run(name)
     assert "\n" not in str(error.value)
     assert error.value.names == ("quickstart-1", "shakespeare")
@@ -135,7 +135,7 @@ def test_an_unknown_name_is_one_line_with_the_names_of_runs(name: str) -> None:
 
 def test_a_checkpoint_is_not_a_run() -> None:
     run = make_run("runs/a", (5,))
-    with pytest.raises(UserError, match="is a checkpoint; name the run"):
+    with pytest.raises(UserError, match="is a checkpoint; give the name of its run"):
         find_run(str(step_folder(run, 5)))
 
 
@@ -154,10 +154,10 @@ def test_a_checkpoint_is_found_by_best_last_step_and_its_folder() -> None:
 @pytest.mark.parametrize(
     ("name", "which", "problem"),
     [
-        *(("a", which, f"run a has no checkpoint {which}, only 5, 10, best and last") for which in ("11", "-5", "²")),
+        *(("a", which, f"run a has no checkpoint {which}; use 5, 10, best or last") for which in ("11", "-5", "²")),
         ("empty", None, "run empty has no checkpoint yet"),
-        ("copy", "best", "copy is a checkpoint; name the run"),
-        ("b", None, "no run has the name 'b'"),
+        ("copy", "best", "copy is a checkpoint; give the name of its run"),
+        ("b", None, "no run is named 'b'"),
     ],
 )
 def test_a_missing_checkpoint_is_one_line(name: str, which: str | None, problem: str) -> None:
@@ -215,7 +215,7 @@ def test_a_new_run_gets_the_next_free_number() -> None:
 
 @pytest.mark.parametrize("name", ["last", "best", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"])
 def test_a_name_with_another_meaning_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="cannot be the name of a run: use letters, digits") as error:
+    with pytest.raises(UserError, match="is not a valid run name: use letters, digits") as error:
         start(name)
     assert "\n" not in str(error.value)
     assert not Path("runs").exists()
@@ -235,7 +235,7 @@ def test_a_folder_with_any_file_is_never_taken_for_a_new_run(files: list[str]) -
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine\n", encoding="utf-8")
     before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
-    with pytest.raises(RunExistsError, match="run 'tiny-1' exists") as error:
+    with pytest.raises(RunExistsError, match="run 'tiny-1' already exists") as error:
         start("tiny-1")
     assert error.value.is_resumable is any("step-" in name for name in files)
     assert start() == Path("runs/tiny-2")

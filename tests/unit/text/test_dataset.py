@@ -130,7 +130,7 @@ def test_a_text_that_changes_between_scan_and_encoding_is_an_error(tmp_path: Pat
     corpus = open_corpus(write(tmp_path, "abc"))
     scanned = scan(corpus)
     write(tmp_path, later)
-    with pytest.raises(UserError, match="changed while minigpt read it"):
+    with pytest.raises(UserError, match="changed while minigpt was reading it"):
         data.encode_cached(scanned, CharTokenizer("abc"))
     assert list(cache.iterdir()) == []
 
@@ -266,7 +266,7 @@ def test_a_separate_validation_text(tmp_path: Path) -> None:
 def test_windows_line_ends_are_kept_with_a_notice(tmp_path: Path) -> None:
     found = data.load_dataset(DataConfig(source=(write(tmp_path, "ab\r\n" * 9),)))
     assert found.tokenizer.decode(found.train).startswith("ab\r\n")
-    assert found.notices == ("the text has 9 carriage returns (Windows line ends), each a character of its own",)
+    assert found.notices == ("the text has 9 carriage returns (Windows line endings); each counts as a character",)
 
 
 def test_a_copy_of_the_training_text_is_no_validation_text(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_download_is_cached_until_its_size_is_wrong(registry: Path) -> None:
         ("cut", f"sent 70000 bytes instead of {len(BODY)}"),
         ("chunks", "cannot download"),
         ("endless", f"sent {len(BODY) + 1} bytes instead of {len(BODY)}"),
-        ("other", "has the sha256 "),
+        ("other", "has the SHA-256 "),
         ("missing", "HTTP Error 404: Not Found"),
         ("tofile", "HTTP Error 302"),
         ("toftp", "cannot download"),
@@ -245,7 +245,7 @@ def test_a_full_disk(registry: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        assert "(File too large); MINIGPT_CACHE" in error("whole")
+        assert ": File too large; set MINIGPT_CACHE" in error("whole")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

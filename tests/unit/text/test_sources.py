@@ -250,25 +250,25 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
 def test_missing_and_empty_sources(folder: Path) -> None:
     Path("notes.txt").touch()
     Path("nothing").mkdir()
-    assert error("note.txt") == "note.txt: cannot be read (No such file or directory); did you mean notes.txt?"
+    assert error("note.txt") == "cannot read note.txt: No such file or directory; did you mean notes.txt?"
     assert error("shakespeare").endswith("did you mean download:shakespeare?")
     assert error("builtins:python").endswith("did you mean builtin:python?")
-    assert error("far/away.txt") == "far/away.txt: cannot be read (No such file or directory)"
-    assert error("notes.txt/x") == "notes.txt/x: cannot be read (Not a directory)"
+    assert error("far/away.txt") == "cannot read far/away.txt: No such file or directory"
+    assert error("notes.txt/x") == "cannot read notes.txt/x: Not a directory"
     assert error("notes.txt") == "notes.txt: the text is empty"
     assert error("nothing") == "no text in nothing"
     assert "empty name" in error("")
-    assert error("a\nb\0").startswith(r"a\nb\x00: cannot be read")
-    assert "cannot be read" in error("x" * 5000)
+    assert error("a\nb\0").startswith(r"cannot read a\nb\x00: ")
+    assert error("x" * 5000).startswith("cannot read xxx")
 
 
 def test_a_binary_file_named_directly_is_refused() -> None:
     Path("a.txt").write_bytes("abc".encode("utf-16"))
-    with pytest.raises(EncodingError, match=r"^a\.txt: is a binary file, not text$") as caught:
+    with pytest.raises(EncodingError, match=r"^a\.txt is a binary file, not text$") as caught:
         open_corpus("a.txt")
     assert caught.value.suggestion == "utf-16"
     Path("a.bin").write_bytes(b"abc\0")
-    assert error(["a.bin"]) == "a.bin: is a binary file, not text"
+    assert error(["a.bin"]) == "a.bin is a binary file, not text"
     Path("late.txt").write_bytes(b"x" * 8192 + b"\0")
     assert text("late.txt").endswith("\0"), "only the first 8 KiB decide"
 
@@ -276,9 +276,9 @@ def test_a_binary_file_named_directly_is_refused() -> None:
 @pytest.mark.parametrize("keep", [3, 20, -9])
 def test_a_damaged_gz_is_an_error(keep: int) -> None:
     Path("a.gz").write_bytes(gzip.compress(os.urandom(50_000).hex().encode())[:keep])
-    assert error("a.gz").startswith("a.gz: the compressed file is damaged or incomplete")
+    assert error("a.gz").startswith("the compressed file a.gz is damaged or incomplete")
     Path("b.gz").write_bytes(b"not compressed at all")
-    assert error("b.gz").startswith("b.gz: the compressed file is damaged or incomplete")
+    assert error("b.gz").startswith("the compressed file b.gz is damaged or incomplete")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions")
@@ -292,9 +292,9 @@ def test_no_permission_to_read(folder: Path) -> None:
     if root:  # root may read everything, so become another user
         os.seteuid(65534)
     try:
-        assert error("secret.txt") == "secret.txt: cannot be read (Permission denied)"
-        assert error("notes") == "notes/sub: cannot be read (Permission denied)"
-        assert error("notes/sub/a.txt") == "notes/sub/a.txt: cannot be read (Permission denied)"
+        assert error("secret.txt") == "cannot read secret.txt: Permission denied"
+        assert error("notes") == "cannot read notes/sub: Permission denied"
+        assert error("notes/sub/a.txt") == "cannot read notes/sub/a.txt: Permission denied"
     finally:
         if root:
             os.seteuid(0)
@@ -336,12 +336,12 @@ def test_standard_input_can_be_read_twice_and_its_copy_is_deleted(folder: Path) 
 def test_terminals_and_pipes_are_refused() -> None:
     ours, theirs = os.openpty()
     try:
-        assert b"it is a terminal or closed" in read_in_a_process("-", stdin=theirs).stderr
+        assert b"it is a terminal or is closed" in read_in_a_process("-", stdin=theirs).stderr
     finally:
         os.close(ours)
         os.close(theirs)
     os.mkfifo("pipe")
-    assert error("pipe").startswith("pipe: is neither a file nor a folder")
+    assert error("pipe").startswith("pipe is neither a file nor a folder")
 
 
 def test_builtin_python_is_the_library_without_tests_and_build_output() -> None:
@@ -368,7 +368,7 @@ def test_builtin_python_decodes_each_module_as_it_declares(folder: Path, monkeyp
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder) if name == "stdlib" else None)
     assert text("builtin:python") == "# coding: latin-1\nx = 'é'\ny = 'é'\nc\n"
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder / "b/none"))
-    assert "has no source code of its library" in error("builtin:python")
+    assert "has no standard library source" in error("builtin:python")
 
 
 def test_builtin_pydoc_and_unknown_names() -> None:

@@ -153,7 +153,7 @@ def test_skip_and_replace_change_only_what_is_unknown(text: str, vocabulary: str
 def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
     tokenizer = CharTokenizer("abcde \n")
     assert error_of(tokenizer, "a bé é") == (
-        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE), the nearest known is 'e'"
+        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE), nearest known character 'e'"
     )
     assert error_of(tokenizer, "a bé é?").endswith(", and 1 more")
     assert error_of(tokenizer, "a bé é?!").endswith(", and 2 more")

@@ -206,7 +206,7 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
     before = contents(run)
     with lock(run):
         error = cli("train", *command).error
-        assert "run stopped is in use by process" in error or "run 'stopped' exists" in error
+        assert "run stopped is in use by process" in error or "run 'stopped' already exists" in error
         for reading in (["sample", "stopped", "-l", "3"], ["eval", "stopped"], ["runs"], ["runs", "--verify"]):
             assert cli(*reading).code == 0, "who reads is not kept out"
     assert contents(run) == before
