@@ -141,7 +141,7 @@ CLAIMS = (
         "Three linear maps produce Q, K and V, usually with He initialization.",
         ("001",),
         first_weights,
-        correction="He initialization is for ReLU. Xavier suits a linear map; GPT-2 uses N(0, 0.02).",
+        correction="He initialization is for ReLU. For linear maps, Xavier keeps variance; GPT-2 uses N(0, 0.02).",
     ),
     Claim(
         30,
