@@ -53,7 +53,7 @@ def attention(
     encoding: EncodingOption = "utf-8",
     max_tokens: MaxTokensOption = None,
 ) -> None:
-    """Show what each attention head attends to. The first row is the baseline of uniform attention."""
+    """Show what each attention head attends to. Scores are shown with the baseline of uniform attention."""
     from minigpt.interpret import export, images
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores

@@ -22,7 +22,7 @@ def data_list() -> None:
     for name, entry in downloads().items():
         where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
-    table(("name", "text", "size or state"), rows)
+    table(("name", "text", "size or status"), rows)
 
 
 @data_app.command("info")

@@ -31,7 +31,11 @@ def evaluate(
     checkpoint: CheckpointOption = None,
     stride: Annotated[
         int | None,
-        Option(min=1, help="Move the window by N tokens. The loss is usually lower and not comparable.", metavar="N"),
+        Option(
+            min=1,
+            help="Move the window by N tokens. This usually lowers the loss: do not compare it with others.",
+            metavar="N",
+        ),
     ] = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ABLATION_TOKENS = 8192
 """Number of tokens of the validation split that --ablate uses."""
 LARGE, MAX_SIZE = 4_000_000, 16_000_000
-"""Page sizes in bytes. Above LARGE, print advice. Above MAX_SIZE, require --force."""
+"""Page sizes in bytes. Above LARGE, suggest a smaller page. Above MAX_SIZE, require --force."""
 
 
 def inspect(

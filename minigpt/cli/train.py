@@ -26,7 +26,8 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     name: Annotated[
-        str | None, Option(help="Name of the run. Default: the preset or text, and a number.", metavar="NAME")
+        str | None,
+        Option(help="Name of the run. Default: the name of the preset or text, and a number.", metavar="NAME"),
     ] = None,
     resume: Annotated[str | None, Option(help="Resume a run exactly where it stopped.", metavar="RUN")] = None,
 ) -> None:

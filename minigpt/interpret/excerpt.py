@@ -51,7 +51,7 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, max_tok
 
 
 def generated_excerpt(checkpoint: Checkpoint, max_tokens: int | None = None) -> Excerpt:
-    """Generate an excerpt with the model itself, for when the run's text is unavailable."""
+    """Generate an excerpt with the model itself. Use it if the run's text is unavailable."""
     length = min(max_tokens or DEFAULT_TOKENS, checkpoint.config.model.context)
     settings = checkpoint.config.sample.model_copy(update={"length": length})
     prompt = checkpoint.tokenizer.encode(settings.prompt or "\n", "replace")

@@ -53,7 +53,7 @@ def to_json(
     scores: Mapping[str, Score],
     selected: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Return the excerpt and the scores of the `selected` (layer, head) pairs. A single head includes its weights."""
+    """Return the excerpt and the scores of the `selected` (layer, head) pairs. Include the weights of a single head."""
     kinds = head_kinds(scores)
     document = {
         "checkpoint": escape(checkpoint.path),

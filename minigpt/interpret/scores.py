@@ -31,7 +31,7 @@ MEASURES = {
     "top": "weight of the strongest key",
 }
 MIN_MARGIN = 0.15
-"""A head is named after its best pattern if that score exceeds the uniform baseline by this much."""
+"""A head is named after its best pattern if its score exceeds the uniform baseline by this much."""
 MAX_COMPARED = 1 << 26
 """Maximum head pairs × queries × keys in `divergence`. Above this limit, queries are subsampled."""
 BROAD = 0.9
@@ -40,7 +40,7 @@ BROAD = 0.9
 
 @dataclass(frozen=True)
 class Score:
-    """One score for each head. It is NaN if no query in the text has the keys."""
+    """A score with one value per head. It is NaN if no query in the text has the keys."""
 
     values: Tensor
     """The score of each head, (L, H)."""

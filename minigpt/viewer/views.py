@@ -42,7 +42,7 @@ TOP = 5
 THUMBNAIL = 32
 """Side length of a thumbnail, in pixels."""
 COARSE = 15
-"""Quantization steps of matrices that each head has. With 31 steps, pages would grow by a tenth."""
+"""Quantization steps of per-head matrices. With 31 steps, pages would be a tenth larger."""
 MAX_STEPS = 20
 MAX_CELLS = 1 << 18
 """Maximum number of cells in all QK matrices together, and in all OV matrices."""
@@ -60,7 +60,7 @@ class Symbols:
         self._numbers: dict[str, int] = {}
 
     def number(self, character: str) -> int:
-        """Return the number of a character."""
+        """Return the number assigned to a character."""
         return self._numbers.setdefault(character, len(self._numbers))
 
     def rows(self) -> list[list[Any]]:
