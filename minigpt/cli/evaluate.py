@@ -33,7 +33,7 @@ def evaluate(
         int | None,
         Option(
             min=1,
-            help="Move the window by N tokens. This usually lowers the loss: do not compare it with others.",
+            help="Move the window by N tokens. This usually lowers the loss. Compare only losses with the same N.",
             metavar="N",
         ),
     ] = None,
