@@ -80,7 +80,7 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
         scans = _scan(config)
     except TextError as error:
         origin = "it came from standard input and is no longer in the cache; " if is_from_stdin else ""
-        raise TextMismatchError(f"cannot read the text of this run: {origin}{error}") from error
+        raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
     if _join(scans) != fingerprint:
         names = " or ".join(found.corpus.name for found in scans)
         raise TextMismatchError(f"{names} is not the text that this run was trained on")
