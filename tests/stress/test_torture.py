@@ -28,7 +28,6 @@ def tortured(tmp_path_factory: pytest.TempPathFactory) -> Tortured:
     return folder, done
 
 
-@pytest.mark.xdist_group("torture")
 def test_training_survives_every_fault(tortured: Tortured) -> None:
     """No checkpoint is lost or visible in part, and resumed runs end in the same state, bit for bit."""
     folder, done = tortured
@@ -50,7 +49,6 @@ SYNCED: dict[str, Callable[[str], bool]] = {
 }
 
 
-@pytest.mark.xdist_group("torture")
 @pytest.mark.parametrize("what", SYNCED)
 def test_a_missing_sync_is_found(tortured: Tortured, tmp_path: Path, what: str) -> None:
     """Remove the syncs of one kind from the log of a real run: some power loss must damage a save."""

@@ -17,7 +17,6 @@ from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 
 harness, report = script("run"), script("report")
-pytestmark = pytest.mark.xdist_group("lab")  # one process makes the results
 BASE = {
     "settings": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
