@@ -20,7 +20,8 @@ RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", "tensorboard",
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run folder."""
     has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.jsonl"))
-    return has_settings or any((folder / CHECKPOINTS).glob("step-*"))
+    checkpoints = folder / CHECKPOINTS
+    return has_settings or (os.path.isdir(checkpoints) and any(checkpoints.glob("step-*")))
 
 
 def containing_run(file: Path) -> Path | None:

@@ -18,17 +18,17 @@ def presets() -> dict[str, str]:
     return found
 
 
-def read_preset(name: str) -> ConfigSource:
-    """Read a YAML file by its path, or a shipped preset by its name."""
+def read_preset(name: str, *, only_shipped: bool = False) -> ConfigSource:
+    """Read a YAML file by its path, or a shipped preset by its name. The file wins, unless `only_shipped`."""
     try:
-        is_shipped = name in presets() and not Path(name).is_file()
+        is_shipped = name in presets() and (only_shipped or not Path(name).is_file())
         path = resource_path("configs", f"{name}.yaml") if is_shipped else Path(name)
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
         raise ConfigError(f"no preset or file is named '{escape(name)}'{hint}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {escape(name)}: {reason(error)}") from error
+        raise ConfigError(f"cannot read '{escape(name)}': {reason(error)}") from error
     return f"{'preset' if is_shipped else 'file'} {name}", dotted(plain_yaml.parse(text, name), name)
 
 

@@ -46,7 +46,8 @@ def find_run(name: str) -> Path:
                 return folder
     if os.path.isfile(Path(name) / METADATA):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
-    problem = f"no run is named '{escape(name)}'" if runs else f"there are no runs in {escape(RUNS.absolute())}"
+    problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
+    problem += "" if runs else f"there are no runs in {escape(RUNS.absolute())}"
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 

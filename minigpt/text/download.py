@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -78,14 +80,21 @@ def download(name: str) -> Path:
     return item.path
 
 
+class _NoFTP(urllib.request.FTPHandler):
+    def ftp_open(self, req: urllib.request.Request) -> Any:
+        raise OSError("a redirect to FTP is not followed")
+
+
 def _chunks(item: Download) -> Iterator[bytes]:
     """Yield the contents of `item.url`, up to one byte more than the expected size."""
     request = urllib.request.Request(item.url, headers={"User-Agent": "minigpt"})
     try:
-        with urllib.request.build_opener().open(request, timeout=TIMEOUT) as response:
+        with urllib.request.build_opener(_NoFTP).open(request, timeout=TIMEOUT) as response:
             rest = item.bytes + 1
             while chunk := response.read(min(CHUNK, rest)):
                 rest -= len(chunk)
                 yield chunk
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: invalid proxy address
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise DownloadError(f"cannot download {item.url}: {reason(error)}", item.path) from error

@@ -43,7 +43,7 @@ def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[s
     if preset is not None:
         layers.append(presets.read_preset(preset))
     elif not text:
-        layers.append(presets.read_preset("quickstart"))
+        layers.append(presets.read_preset("quickstart", only_shipped=True))
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))

@@ -55,7 +55,7 @@ def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
     done = cli("train", *ONE_STEP, "-s", "data.val_fraction=0.0001")
     assert (done.code, done.out) == (0, "")
     assert "run runs/quickstart-1" in done.err.replace("\\", "/")
-    assert "source:\n  - builtin:python" in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
+    assert 'source:\n  - "builtin:python"' in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("texts", [["a.txt"], ["a.txt", "b.txt"], ["folder"], ["*.txt"], ["-"], ["a.gz"]], ids=" ".join)
@@ -180,7 +180,7 @@ def test_tensorboard_gets_a_sample_and_on_request_attention_at_each_evaluation(c
 
 def test_a_prompt_with_unknown_characters_is_a_notice_in_training_and_an_error_in_sample(cli: Cli, verse: str) -> None:
     said = cli("train", verse, *ONE_STEP, "-s", "sample.prompt=Zé").err
-    assert re.search(r"^sample\.prompt: .*'Z'.* position 1", said, re.MULTILINE)
+    assert re.search(r"^sample\.prompt: .*'Z'", said, re.MULTILINE)
     assert "'Z'" in cli("sample").error
     assert cli("sample", "--unknown", "skip", "-l", 5).code == 0
     assert "sample.prompt" not in cli("train", verse, *ONE_STEP, "-s", "sample.prompt=do ").err

@@ -33,6 +33,8 @@ def gpu_device() -> torch.device:
         pytest.skip("PyTorch cannot register a device type from Python")
     backend_registration._setup_privateuseone_for_python_backend("gpu")
     torch.gpu.get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
+    torch.gpu.get_rng_state = lambda *_: torch.empty(0)  # type: ignore[attr-defined]  # for torch.random.fork_rng
+    torch.gpu.set_rng_state = lambda *_: None  # type: ignore[attr-defined]
     return torch.device("gpu", 0)
 
 

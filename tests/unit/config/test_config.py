@@ -290,9 +290,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
     [
         ("tinny", "no preset or file is named 'tinny'; did you mean tiny?"),
         ("zzz.yaml", "presets: nanogpt, quickstart"),
-        ("a\0b", "cannot read a\\x00b"),
+        ("a\0b", "cannot read 'a\\x00b'"),
         ("x" * 5000, "xxxxx"),
-        (".", "cannot read .: "),
+        (".", "cannot read '.': "),
     ],
 )
 def test_a_file_that_cannot_be_read(name: str, expected: str) -> None:
