@@ -95,18 +95,24 @@ class _BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
         q, k, v, *saved = ctx.saved_tensors
-        scale, (dq, dk, dv) = q.size(-1) ** -0.5, (torch.zeros_like(x) for x in (q, k, v))
-        for start in reversed(range(0, q.size(1), BLOCK)):
+        scale, dq_blocks = q.size(-1) ** -0.5, []
+        dk = dv = None
+        for start in reversed(range(0, q.size(1), BLOCK)):  # the last block sees all keys, so nothing starts as zeros
             end, keep, weights = min(start + BLOCK, q.size(1)), saved.pop(), saved.pop()
             dout = dy[:, start:end]
             dropped, dweights = weights, torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
             if keep is not None:
                 dropped, dweights = weights * keep, dweights.mul_(keep)
             dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)  # one pass instead of three
-            dq[:, start:end] = torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale)
-            dk[:, :end] += torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)
-            dv[:, :end] += torch.bmm(dropped.mT, dout)
-        return dq, dk, dv, None
+            dq_blocks.append(torch.baddbmm(q[:, start:end], dscores, k[:, :end], beta=0, alpha=scale))
+            dk_block = torch.baddbmm(k[:, :end], dscores.mT, q[:, start:end], beta=0, alpha=scale)
+            dv_block = torch.bmm(dropped.mT, dout)
+            if dk is None or dv is None:
+                dk, dv = dk_block, dv_block
+            else:
+                dk[:, :end] += dk_block
+                dv[:, :end] += dv_block
+        return torch.cat(dq_blocks[::-1], 1), dk, dv, None
 
 
 def byte_dropout(x: Tensor, probability: float) -> Tensor:
