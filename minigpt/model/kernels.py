@@ -132,7 +132,7 @@ def dropout_mask(x: Tensor, probability: float) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)^2 with the bits of `relu(x).square()`, value and gradient, in fewer passes over memory."""
+    """Return max(x, 0)^2 in fewer passes over memory; the bits are those of `relu(x).square()`."""
     return _apply(_SquaredReLU, x)
 
 

@@ -78,7 +78,7 @@ def _check(what: str, needed: int, free: int | None, settings: tuple[str, ...] =
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
-    """Return the memory that `compute` keeps for its backward pass, without `weights`. It is freed at once here."""
+    """Return the memory that `compute` keeps for its backward pass, excluding `weights`. It is freed at once here."""
     kept: dict[StorageWeakRef, int] = {}  # a weak reference tells storages apart that take the same memory in turn
 
     def note(tensor: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of targets (B, T) given inputs (B, T)."""
 MAX_RATIO = 1.1
-"""Keep the compiled loss up to this ratio to the plain one: short timings are noisy."""
+"""Keep the compiled loss if its time is at most this multiple of the plain one: short timings are noisy."""
 
 
 def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]) -> Loss:
