@@ -36,7 +36,9 @@ def sample(
         str | None, Option(help="File with the text to continue, or '-' (standard input).", metavar="FILE")
     ] = None,
     num_samples: Annotated[int, Option("--num-samples", "-n", min=1, help="Number of samples.")] = 1,
-    length: Annotated[int | None, Option("--length", "-l", help="Number of characters to generate.")] = None,
+    length: Annotated[
+        int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.")
+    ] = None,
     temperature: Annotated[
         float | None,
         Option("--temperature", "-t", help="Divide the logits by this. 0 takes the most likely character."),

@@ -37,6 +37,5 @@ def test_no_input_raises_anything_but_a_user_error(finished_run: Path, tmp_path:
             at, changed = generator.randrange(len(data)), bytearray(data)
             changed[at : at + generator.randrange(3)] = generator.randbytes(generator.randrange(3))
             fuzz.check(target, bytes(changed))
-    fuzz.TARGETS[name](folder)(
-        inputs[0]
-    )  # the real input is valid, so the changes reach the code behind the first check
+    # The real input is valid, so the changes reach the code behind the first check.
+    fuzz.TARGETS[name](folder)(inputs[0])
