@@ -161,4 +161,4 @@ def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
     """Return the path of an encoded text. The file holds its tokens, then their CRC-32."""
     key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
-    return cache_folder() / "encoded" / key
+    return cache_folder() / "tokens" / key

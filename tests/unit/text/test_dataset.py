@@ -29,7 +29,7 @@ from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "encoded"
+    return tmp_path / "cache" / "tokens"
 
 
 def write(folder: Path, text: str, name: str = "my.txt") -> str:
