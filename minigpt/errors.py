@@ -75,6 +75,10 @@ class RunLockedError(UserError):
     """Another process is training this run."""
 
 
+class RunMovedError(UserError):
+    """The folder of a run was moved, removed or replaced while it was trained."""
+
+
 @dataclass(eq=False)
 class RunFinishedError(UserError):
     """The run has reached its full length or stopped early."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import stat
 import time
@@ -55,8 +56,9 @@ def remove(path: Path) -> None:
 def remove_abandoned(folder: Path, age: float = 86_400) -> None:
     """Remove temporary files left by killed processes: those at least `age` seconds old."""
     for path in folder.glob(".*.tmp"):
+        is_ours = re.fullmatch(r"\..*[0-9a-f]{32}\.tmp", path.name)
         with suppress(OSError):
-            if path.lstat().st_mtime <= time.time() - age:
+            if is_ours and path.lstat().st_mtime <= time.time() - age:
                 sync(folder)  # as in `withdraw`
                 remove(path)
 

@@ -6,6 +6,7 @@ runs/NAME/
     step-00000500/
 """
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,11 +18,20 @@ RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", "tensorboard",
 """The files and folders that training writes into a run folder."""
 
 
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder. If there is no such folder, return none; if it cannot be read, raise OSError."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL):
+            raise
+    return []
+
+
 def is_run(folder: Path) -> bool:
-    """Return whether `folder` is a run folder."""
-    has_settings = all(os.path.isfile(folder / name) for name in ("config.yaml", "environment.jsonl"))
-    checkpoints = folder / CHECKPOINTS
-    return has_settings or (os.path.isdir(checkpoints) and any(checkpoints.glob("step-*")))
+    """Return whether `folder` is a run folder. Raises OSError if it cannot be read."""
+    has_settings = {"config.yaml", "environment.jsonl"} <= set(names_in(folder))
+    return has_settings or any(name.startswith("step-") for name in names_in(folder / CHECKPOINTS))
 
 
 def containing_run(file: Path) -> Path | None:

@@ -11,10 +11,12 @@ from typer import Argument, Option
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
 from minigpt.cli.options import TEXT, ConfigOption, SetOption
 from minigpt.cli.output import notice
-from minigpt.errors import UnknownCharacterError, UserError
+from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
+from minigpt.paths import RUNS, is_run
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
+    from minigpt.storage.runs import InPlace
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Probe
     from minigpt.training.outcome import Outcome
@@ -29,27 +31,43 @@ def train(
         str | None,
         Option(help="Name of the run. Default: the name of the preset or text, and a number.", metavar="NAME"),
     ] = None,
-    resume: Annotated[str | None, Option(help="Resume a run exactly where it stopped.", metavar="RUN")] = None,
+    resume: Annotated[
+        str | None,
+        Option(
+            help="Resume a run exactly where it stopped. With 'auto', resume the run --name if it exists, or start it.",
+            metavar="RUN|auto",
+        ),
+    ] = None,
 ) -> None:
     """Train a model on TEXT with settings that fit its size. Without TEXT, use the quickstart preset."""
     from minigpt.storage import runs
     from minigpt.training.setup import prepare_resume, prepare_run
 
+    is_auto = resume == "auto"
+    if is_auto:
+        if name is None:
+            raise UserError("--resume auto needs the --name of the run to resume or start")
+        resume = name if is_run(RUNS / name) else None
+    elif resume is not None and (text or config is not None or name is not None):
+        raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     if resume is not None:
-        if text or config is not None or name is not None:
-            raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
         run = runs.find_run(resume)
-        with runs.lock(run):
-            _train(run, prepare_resume(run, set_ or []))
+        with runs.lock(run) as in_place:
+            try:
+                _train(run, in_place, prepare_resume(run, set_ or []))
+            except RunFinishedError as error:
+                if not is_auto:
+                    raise
+                notice(error.problem)
     else:
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
         prepared = prepare_run(text or [], config, set_ or [])
-        with runs.new_run(name, prepared.stem) as run:
-            _train(run, prepared)
+        with runs.new_run(name, prepared.stem) as (run, in_place):
+            _train(run, in_place, prepared)
 
 
-def _train(run: Path, prepared: "PreparedRun") -> None:
+def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
     from minigpt.storage import runs
     from minigpt.training.loop import train
 
@@ -64,9 +82,11 @@ def _train(run: Path, prepared: "PreparedRun") -> None:
         probes.append(attention_probe(data))
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = train(config, run, data, resume=checkpoint, probes=probes, command=sys.argv)
+        outcome = train(
+            config, run, data, resume=checkpoint, probes=probes, command=sys.argv, in_place=in_place
+        )  # fmt: skip
     except KeyboardInterrupt:
-        if set(runs.checkpoint_steps(run)) <= set(saved):
+        if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
@@ -101,8 +121,6 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, outcome: "Outcome") -> None:
     """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
-    from minigpt.paths import RUNS
-
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
         notice(

@@ -10,7 +10,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +21,18 @@ from safetensors import SafetensorError
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.config.shapes import parameter_shapes
-from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingError, UserError, escape, reason
-from minigpt.files import decode, make_folders, publish
-from minigpt.storage.metadata import METADATA, MODEL, OPTIMIZER, Metadata, digest, read_checked, read_metadata, verify
-from minigpt.storage.runs import checkpoint_steps, find_checkpoint, newest_step, prune, step_folder
+from minigpt.errors import (
+    CheckpointError,
+    InsufficientMemoryError,
+    RunMovedError,
+    TrainingError,
+    UserError,
+    escape,
+    reason,
+)
+from minigpt.files import decode, make_folders, publish, read_within, write_atomically
+from minigpt.storage.metadata import LIMITS, METADATA, MODEL, OPTIMIZER, Metadata, digest, read_checked, read_metadata
+from minigpt.storage.runs import InPlace, find_checkpoint, intact_steps, newest_step, prune, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -57,21 +64,29 @@ def save_checkpoint(
     weights: Arrays,
     optimizer: Arrays,
     log: Callable[[str], None] = lambda line: None,
+    in_place: InPlace = lambda: True,
 ) -> Path:
-    """Publish a checkpoint, then remove old ones.
+    """Publish a checkpoint, then remove old ones and update the run's config.yaml.
 
     Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
         metadata: The metadata, without hashes.
         optimizer: The optimizer state, and the raw weights as "weights/NAME" if `weights` are averages.
+        in_place: Returns whether `run` is still the folder that this process has locked.
 
     Raises:
+        RunMovedError: It is not. Nothing is saved.
         TrainingError: A write fails. Older checkpoints are intact.
     """
     folder = step_folder(run, metadata.step)
 
+    def check() -> None:
+        if not in_place():
+            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced")
+
     def save() -> None:
+        check()
         make_folders(folder.parent)
         with publish(folder) as building:
             building.mkdir()
@@ -82,6 +97,7 @@ def save_checkpoint(
                 safetensors.numpy.save_file(arrays, building / name)  # creates files that only their owner can read
                 shutil.copymode(building / "config.yaml", building / name)
             (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
+            check()
 
     for pause in (*RETRY_PAUSES, None):
         try:
@@ -95,9 +111,22 @@ def save_checkpoint(
             time.sleep(pause)
     try:
         prune(run, metadata.state, config.train.keep_last)
+        if changed_settings(run, folder):
+            write_atomically(run / "config.yaml", to_yaml(config))
     except OSError as error:  # the next save tries again
-        log(f"cannot remove old checkpoints: {reason(error)}")
+        log(f"cannot remove old checkpoints or write config.yaml: {reason(error)}")
     return folder
+
+
+def changed_settings(run: Path, checkpoint: Path) -> str:
+    """Return what is wrong with the run's config.yaml, a copy of the newest checkpoint's; "" if it is the same."""
+    try:
+        contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
+    except UserError as error:
+        return error.problem
+    if contents[0] == contents[1]:
+        return ""
+    return f"{escape(run / 'config.yaml')} differs from the settings of the checkpoint {checkpoint.name}"
 
 
 def _with_hashes(metadata: Metadata, folder: Path) -> str:
@@ -130,7 +159,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
             raise
         except UserError as error:
             if os.path.lexists(path):  # otherwise training has pruned it after saving a newer one
-                raise CheckpointError(error.problem, _other_intact(path)) from error
+                raise CheckpointError(error.problem, intact_steps(path.parent.parent)) from error
 
 
 def _load(path: Path) -> Checkpoint:
@@ -174,14 +203,3 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
         if array.dtype != np.float32 or not np.isfinite(array).all():
             raise CheckpointError(f"{escape(path / name)}: {escape(key)[:80]} must contain finite float32 values")
     return arrays
-
-
-def _other_intact(path: Path) -> tuple[int, ...]:
-    """Return the steps of the other checkpoints of the same run that are intact."""
-    run, intact = path.parent.parent, list[int]()
-    for step in checkpoint_steps(run):
-        if step_folder(run, step) != path:
-            with suppress(UserError):
-                verify(step_folder(run, step))
-                intact.append(step)
-    return tuple(intact)

@@ -114,6 +114,10 @@ class Metadata(_Part):
     parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot exhaust memory
     runtime: Environment
     state: TrainState
+    metrics_bytes: Count = 0
+    """The size of metrics.jsonl at this step."""
+    metrics_sha256: str = ""
+    """The hash of these bytes."""
     sha256: dict[str, str] = Field(default_factory=dict)
     """The hash of each file, and of this file's other fields."""
 

@@ -5,24 +5,27 @@ import json
 import os
 import platform
 import re
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
-from minigpt.files import make_folders, read_within, remove_abandoned, sync, withdraw, write_atomically
-from minigpt.paths import CHECKPOINTS, LOCK, RUN_FILES, RUNS, is_run
-from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, read_metadata
+from minigpt.files import make_folders, read_within, remove, remove_abandoned, sync, withdraw, write_atomically
+from minigpt.paths import CHECKPOINTS, LOCK, RUN_FILES, RUNS, is_run, names_in
+from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
+
+InPlace = Callable[[], bool]
+"""Returns whether a locked run folder is still at its path."""
+RESERVED = ("last", "best", "auto")
 
 # --- find runs ---------------------------------------------------------------------------------------
 
 
 def all_runs(root: Path = RUNS) -> list[Path]:
     """Return the runs in `root`, with the most recently trained last."""
-    return sorted(filter(is_run, root.glob("*")), key=last_trained)
+    return sorted(filter(is_run, (root / name for name in names_in(root))), key=last_trained)
 
 
 def last_trained(run: Path) -> float:
@@ -41,9 +44,8 @@ def find_run(name: str) -> Path:
     if name == "last" and runs:
         return runs[-1]
     for folder in (RUNS / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
-        with suppress(OSError):  # the name is too long
-            if is_run(folder):
-                return folder
+        if is_run(folder):
+            return folder
     if os.path.isfile(Path(name) / METADATA):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
     problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
@@ -88,8 +90,7 @@ def step_folder(run: Path, step: int) -> Path:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """Return the steps of a run's checkpoints, in order."""
-    names = (path.name for path in (run / CHECKPOINTS).glob("step-*"))
-    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-[0-9]{8,}", name))
+    return sorted(int(name[5:]) for name in names_in(run / CHECKPOINTS) if re.fullmatch(r"step-[0-9]{8,19}", name))
 
 
 def newest_step(run: Path) -> int | None:
@@ -98,19 +99,39 @@ def newest_step(run: Path) -> int | None:
 
 
 def best_step(run: Path) -> int:
-    """Return the step of the checkpoint with the lowest validation loss. The run must have a checkpoint."""
-    steps = checkpoint_steps(run)
-    for step in reversed(steps):  # the newest intact one records the best
+    """Return the step of the checkpoint with the lowest validation loss, as the newest checkpoint records it.
+
+    Raises:
+        CheckpointError: The newest checkpoint is damaged, or the best one is missing.
+    """
+    while True:
+        newest = newest_step(run)
+        try:
+            assert newest is not None, "the run has a checkpoint"
+            best = read_metadata(step_folder(run, newest)).state.best_checkpoint
+            problem = "" if best in checkpoint_steps(run) else f"checkpoint {best} of run {escape(run.name)} is missing"
+        except UserError as error:
+            problem = f"only the newest checkpoint records which one is the best, and it is damaged: {error}"
+        if not problem:
+            return best
+        if newest == newest_step(run):  # otherwise training has just saved a newer one
+            raise CheckpointError(problem, intact_steps(run))
+
+
+def intact_steps(run: Path) -> tuple[int, ...]:
+    """Return the steps of the checkpoints whose files are all intact."""
+    intact = list[int]()
+    for step in checkpoint_steps(run):
         with suppress(UserError):
-            best = read_metadata(step_folder(run, step)).state.best_checkpoint
-            return best if best in steps else step
-    return steps[-1]
+            verify(step_folder(run, step))
+            intact.append(step)
+    return tuple(intact)
 
 
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
-    """Remove all checkpoints except the best and the newest `keep_last`."""
+    """Remove all checkpoints except the best, the newest `keep_last`, and those to which someone has added a file."""
     for step in checkpoint_steps(run)[:-keep_last]:
-        if step != state.best_checkpoint:
+        if step != state.best_checkpoint and set(names_in(step_folder(run, step))) <= {METADATA, *FILES}:
             withdraw(step_folder(run, step))
 
 
@@ -129,8 +150,8 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 
 
 @contextmanager
-def new_run(name: str | None, stem: str) -> Iterator[Path]:
-    """Create and lock the folder of a new run: `name`, or `stem` plus the next free number.
+def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
+    """Create and lock the folder of a new run: `name`, or `stem` plus the next free number. Yield as in `lock`.
 
     Remove the folder if the block raises before any training.
 
@@ -138,39 +159,56 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
         RunExistsError: The name is taken.
         UserError: The name is not allowed.
     """
-    if name is not None:
+    if name is None:
+        folder = create_first(RUNS / f"{stem}-{number}" for number in itertools.count(1))
+    else:
         check_name(name)
-    make_folders(RUNS)
-    for number in itertools.count(1):
-        folder = RUNS / (name or f"{stem}-{number}")
+        folder = RUNS / name
+        make_folders(folder)
+    with lock(folder) as in_place:
+        if name is not None:
+            check_name(name)  # another process may have trained it meanwhile
         try:
+            yield folder, in_place
+        except BaseException:
+            metrics = folder / "metrics.jsonl"
+            if in_place() and not (metrics.exists() and metrics.stat().st_size):
+                for own in RUN_FILES:
+                    remove(folder / own)
+                with suppress(OSError):  # someone has added a file
+                    folder.rmdir()
+            raise
+
+
+def create_first(folders: Iterable[Path]) -> Path:
+    """Create the first of `folders` that does not exist, and return it."""
+    for folder in folders:
+        make_folders(folder.parent)
+        with suppress(FileExistsError):
             folder.mkdir()
-            break
-        except FileExistsError:
-            if name:  # another process has just taken it
-                raise
-    try:
-        sync(RUNS)
-        with lock(folder):
-            yield folder
-    except BaseException:
-        if not any(path.stat().st_size for path in folder.glob("metrics.jsonl")) and not checkpoint_steps(folder):
-            shutil.rmtree(folder)
-        raise
+            sync(folder.parent)
+            return folder
+    raise FileExistsError
 
 
 def check_name(name: str) -> None:
     """Raise UserError if a new run cannot have this name."""
-    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in ("last", "best"):
-        allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces; not 'last' or 'best'"
-        raise UserError(f"'{escape(name)}' is not a valid run name: use {allowed}")
-    if os.path.lexists(RUNS / name):
-        raise RunExistsError(f"run '{escape(name)}' already exists", RUNS / name, bool(checkpoint_steps(RUNS / name)))
+    if not re.fullmatch(r"\w[\w.+ -]*", name) or name in RESERVED:
+        allowed = "letters, digits, '_', and after the first character '-', '.', '+' and spaces"
+        raise UserError(f"'{escape(name)}' is not a valid run name: use {allowed}; not {', '.join(RESERVED)}")
+    folder = RUNS / name
+    # A process that was killed before its first checkpoint leaves at most these names.
+    is_empty = folder.is_dir() and set(names_in(folder)) <= {LOCK, CHECKPOINTS}
+    if os.path.lexists(folder) and not (is_empty and all(n.startswith(".") for n in names_in(folder / CHECKPOINTS))):
+        raise RunExistsError(f"run '{escape(name)}' already exists", folder, bool(checkpoint_steps(folder)))
 
 
 @contextmanager
-def lock(run: Path) -> Iterator[None]:
+def lock(run: Path) -> Iterator[InPlace]:
     """Lock a run folder against other processes.
+
+    Yield a function that returns whether the locked folder is still at this path. Someone may move, remove or replace
+    it. While the lock is held, no other file can have the inode of the lock file.
 
     Raises:
         RunLockedError: Another process is training this run.
@@ -186,7 +224,8 @@ def lock(run: Path) -> Iterator[None]:
         with FileLock(file, timeout=0):
             with suppress(OSError):  # Windows cannot write to a locked file
                 file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-            yield
+            locked = file.stat()
+            yield lambda: file.exists() and os.path.samestat(file.stat(), locked)
     except Timeout as error:
         holder = "another process"
         with suppress(UserError):

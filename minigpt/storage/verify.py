@@ -1,19 +1,16 @@
-"""Check that the files of runs have not changed since they were written."""
+"""Check that the files of runs have not changed since they were written, and that they agree with each other."""
 
-import json
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.config.resolve import from_yaml
-from minigpt.errors import UserError, escape
-from minigpt.files import open_within, read_text_within
+from minigpt.errors import UserError
+from minigpt.files import open_within
 from minigpt.paths import RUNS
-from minigpt.storage.metadata import LIMITS, verify
-from minigpt.storage.runs import all_runs, checkpoint_steps, step_folder
-
-LINE_LIMIT = 1 << 20
-"""The maximum line length of a JSON Lines file, in bytes."""
+from minigpt.storage.checkpoint import changed_settings
+from minigpt.storage.metadata import Metadata, verify
+from minigpt.storage.runs import all_runs, best_step, checkpoint_steps, step_folder
 
 
 @dataclass(frozen=True)
@@ -26,37 +23,45 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check the settings, records and checkpoints of every run in `root`."""
+    """Check the checkpoints of every run in `root`, and its other files against the newest intact one.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
     for run in all_runs(root):
-        checkpoints, metrics = [step_folder(run, step) for step in checkpoint_steps(run)], run / "metrics.jsonl"
-        records = [metrics] if checkpoints or metrics.exists() else []
-        for path in (run / "config.yaml", run / "environment.jsonl", *records, *checkpoints):
-            problem = None
+        newest: Metadata | None = None
+        for step in checkpoint_steps(run):
+            folder, problem = step_folder(run, step), ""
             try:
-                _check(path, run)
+                newest = verify(folder)
+            except UserError as error:
+                problem = error.problem
+            if not problem or folder.exists():  # otherwise training has pruned it
+                yield Checked(run.name, folder.name, problem or None)
+        for name, check in CHECKS.items():
+            problem = "there is no intact checkpoint to compare it with"
+            try:
+                if newest is not None:
+                    problem = check(run, newest)
             except (UserError, OSError) as error:
                 problem = str(error)
-            if path.exists() or path not in checkpoints:  # otherwise training has pruned it
-                yield Checked(run.name, path.name, problem)
+            yield Checked(run.name, name, problem or None)
 
 
-def _check(path: Path, run: Path) -> None:
-    match path.suffix:
-        case ".yaml":
-            from_yaml(read_text_within(path, run, LIMITS[path.name]), str(path))
-        case ".jsonl":
-            _check_lines(path, run)
-        case _:
-            verify(path)
+def _best(run: Path, newest: Metadata) -> str:
+    best_step(run)
+    return ""
 
 
-def _check_lines(path: Path, run: Path) -> None:
-    """Check that each line is a JSON object with a step. A killed process may leave an incomplete last line."""
-    with open_within(path, run) as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT), b""), start=1):
-            try:
-                is_valid = json.loads(line)["step"] >= 0
-            except (ValueError, KeyError, TypeError, RecursionError):
-                is_valid = False
-            if not is_valid and (line.endswith(b"\n") or len(line) == LINE_LIMIT):
-                raise UserError(f"{escape(path)}: line {number} is damaged")
+def _settings(run: Path, newest: Metadata) -> str:
+    return changed_settings(run, step_folder(run, newest.step))
+
+
+def _metrics(run: Path, newest: Metadata) -> str:
+    with open_within(run / "metrics.jsonl", run) as file:
+        content = file.read(newest.metrics_bytes)
+    is_same = hashlib.sha256(content).hexdigest() == newest.metrics_sha256
+    return "" if is_same else f"it has changed since step {newest.step}"
+
+
+CHECKS = {"best checkpoint": _best, "config.yaml": _settings, "metrics.jsonl": _metrics}

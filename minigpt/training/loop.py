@@ -6,6 +6,7 @@ The exception is a run with a length in minutes: its learning rate follows the c
 """
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.config.resolve import to_yaml
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, DivergedError, TrainingError, escape, reason
-from minigpt.files import write_atomically
+from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed
 from minigpt.model.gpt import GPT, eval_mode
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
@@ -28,7 +27,7 @@ from minigpt.seeds import mix_seed
 from minigpt.storage import checkpoint as checkpoints
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
-from minigpt.storage.runs import newest_step, record_start, repair, step_folder
+from minigpt.storage.runs import InPlace, create_first, newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.compilation import Loss, compile_loss
@@ -53,10 +52,16 @@ def train(
     resume: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
+    in_place: InPlace = lambda: True,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from step 0 or from the checkpoint `resume`.
 
-    SIGINT, SIGTERM and SIGHUP end training after the current step, and save. `command` is recorded in the run.
+    A new run saves a checkpoint at once, so it can be resumed from its first moment. SIGINT, SIGTERM and SIGHUP end
+    training after the current step, and save.
+
+    Args:
+        command: Recorded in the run.
+        in_place: Returns whether `run` is still the folder that this process has locked, as in `runs.lock`.
 
     Raises:
         RunFinishedError: There is nothing left to do.
@@ -64,17 +69,17 @@ def train(
         InsufficientMemoryError: The model or the batch does not fit.
     """
     try:
-        training = Training(config, run, data, resume)
+        training = Training(config, run, data, resume, in_place=in_place)
         if newest_step(run) == training.state.step:  # nothing to quarantine
             repair(run, training.state)  # remove what a killed save left, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
         quarantined = repair(run, training.state)  # newer checkpoints, which are damaged
-        with Metrics(run, training.state.step) as training.metrics:
+        if resume is None:
+            training.save()
+        with Metrics(run, resume.metadata if resume else None) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             training.prepare()
-            # Only now, so that a resume that is interrupted or runs out of memory leaves config.yaml unchanged.
-            write_atomically(run / "config.yaml", to_yaml(config))
             record_start(run, training.state.step, command, training.runtime.environment())
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
@@ -97,11 +102,12 @@ class Training:
         data: TokenDataset,
         checkpoint: Checkpoint | None = None,
         metrics: Metrics | None = None,
+        in_place: InPlace = lambda: True,
     ) -> None:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
         saved = checkpoint.metadata.runtime if checkpoint else None
         self.state = checkpoint.metadata.state if checkpoint else TrainState()
-        self.is_resumed, self.saved_step = checkpoint is not None, self.state.step if checkpoint else None
+        self.in_place, self.saved_step = in_place, self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
         check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
@@ -131,7 +137,7 @@ class Training:
         train, state = self.config.train, self.state
         with Interrupts() as interrupts:
             self.clock.restart()
-            if not self.is_resumed:
+            if state.step == 0:
                 self.evaluate(probes)
                 self.clock.restart()  # the first evaluation does not count
             self.logged = (self.clock.training, state.tokens_seen)
@@ -286,18 +292,25 @@ class Training:
             parameters=self.parameters,
             runtime=self.runtime.environment(),
             state=state,
+            metrics_bytes=self.metrics.size,
+            metrics_sha256=self.metrics.digest.hexdigest(),
         )
         model, optimizer = ({key: t.cpu().numpy() for key, t in group.items()} for group in (weights, optimizer_state))
-        checkpoints.save_checkpoint(
-            self.run, self.config, data.tokenizer, metadata, model, optimizer, self.metrics.message
-        )
+        content = (self.config, data.tokenizer, metadata, model, optimizer, self.metrics.message)
+        try:
+            checkpoints.save_checkpoint(self.run, *content, self.in_place)
+        except RunMovedError as error:
+            moved = create_first(self.run.with_name(f"{self.run.name}-moved{'-again' * n}") for n in itertools.count())
+            self.metrics.copy_to(moved)
+            checkpoints.save_checkpoint(moved, *content)
+            raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
         self.saved_step = state.step
 
     def prepare(self) -> None:
         """Report what runs where, check that a batch fits, and compile the loss if chosen."""
         state, log = self.state, self.metrics.message
         log(f"{self.parameters:,} parameters on {self.runtime.describe()}")
-        if self.is_resumed:
+        if state.step:
             log(f"resuming at step {state.step}")
         weights = list(self.model.parameters())
         # Still to allocate: gradients, and the two moments of the optimizer unless they were loaded.
@@ -315,7 +328,7 @@ class Training:
         if not self.runtime.compile:
             return
         example = self._example(self.config.train.sequences_at_once, self.config.model.context)
-        is_optional = self.config.runtime.compile == "auto" and not self.is_resumed
+        is_optional = self.config.runtime.compile == "auto" and self.state.step == 0
         self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
         self.optimizer.zero_grad()  # compiling ran a backward pass
         self.runtime = replace(self.runtime, compile=self.loss != self.mean_loss)

@@ -1,5 +1,6 @@
 """Reports of a run: `metrics.jsonl`, TensorBoard, and the terminal."""
 
+import hashlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
+from minigpt.storage.metadata import Metadata
 from minigpt.training.signals import ignore_broken_stderr
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
@@ -24,24 +26,32 @@ BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaini
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes what was written after its step, so each curve has each step once. A failed
+    A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
     write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
     """
 
-    def __init__(self, run: Path | None = None, step: int = 0) -> None:
+    def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
         self.is_silent = run is None
         self.board: SummaryWriter | None = None
         self.bar: tqdm[Any] | None = None
         self.pending, self.is_failing = b"", False
+        self.size, self.digest = 0, hashlib.sha256()
+        """The size and the SHA-256 of metrics.jsonl, pending lines included."""
         if run is None:
             return
         self.path, self.folder = run / "metrics.jsonl", run / "tensorboard"
-        remove_lines_after(self.path, step)
+        step = resumed.step if resumed else 0
         threading.excepthook = _ignore_disk_errors
         is_new = not self.folder.exists()
-        # TensorBoard drops the events that older files hold from purge_step on.
-        self.board = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
-        self.lines = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        # TensorBoard drops the events that older files have from purge_step on.
+        self.board = SummaryWriter(str(self.folder), purge_step=step + (step > 0), flush_secs=FLUSH_SECONDS)
+        self.lines = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+        content = self._content()[: resumed.metrics_bytes if resumed else 0]
+        if resumed and hashlib.sha256(content).hexdigest() != resumed.metrics_sha256:
+            self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
+            content = content[: content.rfind(b"\n") + 1]
+        self.lines.truncate(len(content))
+        self.size, self.digest = len(content), hashlib.sha256(content)
         if is_new:
             self.to_tensorboard("add_custom_scalars", LAYOUT)
 
@@ -50,7 +60,10 @@ class Metrics:
         if self.is_silent:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
-        self.pending += (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
+        line = (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
+        self.pending += line
+        self.size += len(line)
+        self.digest.update(line)
         self._write_pending()
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
@@ -83,6 +96,11 @@ class Metrics:
             self.bar.n = position
             self.bar.refresh()
 
+    def copy_to(self, run: Path) -> None:
+        """Copy `metrics.jsonl` to another run."""
+        if not self.is_silent:
+            (run / self.path.name).write_bytes(self._content() + self.pending)
+
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
         self.to_tensorboard("flush")
@@ -109,6 +127,11 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _content(self) -> bytes:
+        """Return what is on disk."""
+        self.lines.seek(0)
+        return self.lines.read()
+
     def _write_pending(self, sync: bool = False) -> None:
         """Write the pending lines. If a write fails, keep them in memory."""
         try:
@@ -124,23 +147,6 @@ class Metrics:
             if self.is_failing:
                 self.message(f"{escape(self.path)} is written again; nothing is lost")
             self.is_failing = False
-
-
-def remove_lines_after(path: Path, step: int) -> None:
-    """Remove the last lines of `metrics.jsonl` that are later than `step` or damaged."""
-    if not path.exists():
-        return
-    lines = path.read_bytes().splitlines(keepends=True)
-    while lines and not _is_line_up_to(step, lines[-1]):
-        lines.pop()
-    os.truncate(path, sum(map(len, lines)))
-
-
-def _is_line_up_to(step: int, line: bytes) -> bool:
-    try:
-        return line.endswith(b"\n") and bool(json.loads(line)["step"] <= step)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
 
 
 def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:

@@ -10,7 +10,7 @@ from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, ConfigError, UserError, escape
 from minigpt.model.device import pick_device
-from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkpoint
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
@@ -76,14 +76,10 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         TextMismatchError: The text is missing or has changed.
     """
     checkpoint, notices = newest_intact(run)
+    if problem := changed_settings(run, checkpoint.path):
+        notices.append(f"{problem}; the checkpoint's settings are used")
     overrides = resolve.parse_overrides(assignments)
-    try:
-        stored = presets.read_preset(str(run / "config.yaml"))
-        resolve.resolve(stored)
-    except UserError as error:
-        raise ConfigError(f"{error} (the checkpoint has a copy: {checkpoint.path / 'config.yaml'})") from error
-    config = resolve.resolve(stored, overrides).config
-    # Compare with the checkpoint's copy, which is hashed: someone may have edited the run's.
+    config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)

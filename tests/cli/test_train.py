@@ -17,8 +17,10 @@ import pytest
 from command_line import SMALL, VERSE, Cli, Done, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
 from minigpt.storage.runs import checkpoint_steps
+from minigpt.training.loop import Training
 from minigpt.training.setup import name_stem
 
 ONE_STEP = [*SMALL, "-s", "train.steps=1"]
@@ -247,15 +249,44 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     assert content(run) == before
 
 
-@pytest.mark.parametrize(
-    "edit", [("n_layer: 1", "n_layer: 2"), ("lr: 0.003", "lr: 0.5"), ("dropout: 0.2", "dropout: 0.1")]
-)
-def test_an_edited_config_file_does_not_change_a_resumed_run(cli: Cli, run: Path, edit: tuple[str, str]) -> None:
-    stored = (run / "config.yaml").read_text(encoding="utf-8")
-    assert edit[0] in stored
-    (run / "config.yaml").write_text(stored.replace(*edit, 1), encoding="utf-8")
-    key = edit[0].partition(":")[0]
-    assert re.search(rf"\w+\.{key} is", cli("train", "--resume", "last", *MORE).error)
+def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command does both, so a supervisor can repeat it until it succeeds."""
+    command = ("train", verse, "--name", "a", "--resume", "auto", *SMALL)
+    step = Training.step
+
+    def failing(self: Training) -> None:
+        if self.state.step == 3:
+            raise UserError("failed")
+        step(self)
+
+    monkeypatch.setattr(Training, "step", failing)
+    assert cli(*command).error == "failed"
+    monkeypatch.setattr(Training, "step", step)
+    resumed = cli(*command)
+    assert (resumed.code, "resuming at step 2" in resumed.err, checkpoint_steps(Path("runs/a"))[-1]) == (0, True, 4)
+    again = cli(*command)
+    assert (again.code, again.err.splitlines()[-1]) == (0, "run a is finished at step 4")
+    assert cli("train", verse, "--resume", "auto").error.startswith("--resume auto needs the --name of the run")
+
+
+def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
+    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(self: Training) -> None:
+        Path("runs/b/notes.txt").touch() if Path("runs/b").exists() else None
+        raise UserError("too large")
+
+    monkeypatch.setattr(Training, "prepare", out_of_memory)
+    for name in "ab":
+        assert cli("train", verse, "--name", name, *SMALL).error == "too large"
+    assert [path.name for path in Path("runs").rglob("*")] == ["b", "notes.txt"]
+
+
+def test_pruning_keeps_a_checkpoint_to_which_someone_added_a_file(cli: Cli, run: Path) -> None:
+    note = run / "checkpoints/step-00000002/notes.txt"
+    note.write_text("the best one for poems\n", encoding="utf-8")
+    assert cli("train", "--resume", run.name, *MORE, "-s", "train.keep_last=1").code == 0
+    assert (checkpoint_steps(run), note.exists()) == ([2, 6], True)
 
 
 def test_resume_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

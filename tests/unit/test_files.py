@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -157,16 +158,18 @@ def test_new_folders_are_flushed_into_their_parents(tmp_path: Path, monkeypatch:
 
 
 def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
-    for name, days in ((".a.1.tmp", 2), (".b.2.tmp", 0.9), ("other", 2)):
+    a, b, folder = (f".{name}.{uuid4().hex}.tmp" for name in "abc")
+    others = [".keep-25", ".notes.tmp", ".notes.txt", ".config.yaml.swp", "other"]
+    for name, days in ((a, 2), (b, 0.9), *((name, 2) for name in others)):
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (time.time() - days * 86_400,) * 2)
-    (tmp_path / ".folder.3.tmp").mkdir()
-    (tmp_path / ".folder.3.tmp/file").write_text("x")
-    os.utime(tmp_path / ".folder.3.tmp", (time.time() - 2 * 86_400,) * 2)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "file").write_text("x")
+    os.utime(tmp_path / folder, (time.time() - 2 * 86_400,) * 2)
     remove_abandoned(tmp_path)
-    assert names(tmp_path) == [".b.2.tmp", "other"]
+    assert names(tmp_path) == sorted([b, *others])
     remove_abandoned(tmp_path, age=0)
-    assert names(tmp_path) == ["other"]
+    assert names(tmp_path) == sorted(others)
 
 
 # --- read --------------------------------------------------------------------------------------------

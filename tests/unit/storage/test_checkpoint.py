@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -348,7 +349,8 @@ def test_repair_removes_temporary_files_only(tmp_path: Path) -> None:
     repair(tmp_path, TrainState())
     assert list(tmp_path.iterdir()) == []
     save(tmp_path, 5)
-    for name in (".config.yaml.77.tmp", "checkpoints/.step-6.77.tmp", ".config.yaml.swp", "checkpoints/.notes.txt"):
+    ours = [f"{path}.{uuid4().hex}.tmp" for path in (".config.yaml", "checkpoints/.step-6")]
+    for name in (*ours, ".config.yaml.swp", "checkpoints/.notes.txt"):
         (tmp_path / name).touch()
     repair(tmp_path, read_metadata(step_folder(tmp_path, 5)).state)
     assert listed(tmp_path) == [".notes.txt", "step-00000005"]
@@ -451,7 +453,7 @@ def test_a_checkpoint_that_cannot_be_removed_goes_with_the_next_save(tmp_path: P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", Refusing(1, 1).wrap(os.rename))
         save(tmp_path, 6, scale=2.0, log=lines.append)
-    assert lines == ["cannot remove old checkpoints: No space left on device"]
+    assert lines == ["cannot remove old checkpoints or write config.yaml: No space left on device"]
     assert checkpoint_steps(tmp_path) == [5, 6]
     save(tmp_path, 7, log=lines.append)
     assert (checkpoint_steps(tmp_path), len(lines)) == ([7], 1)

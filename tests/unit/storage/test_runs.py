@@ -182,15 +182,17 @@ def test_only_published_checkpoints_count() -> None:
     assert checkpoint_steps(run) == [5, 100_000_000]
 
 
-def test_the_newest_intact_checkpoint_names_the_best() -> None:
+def test_no_other_checkpoint_replaces_the_best() -> None:
     run = make_run("runs/a", (5, 10, 15))
-    (step_folder(run, 15) / METADATA).write_text("damaged", encoding="utf-8")
     assert best_step(run) == 5
+    shutil.move(step_folder(run, 5), "elsewhere")
+    with pytest.raises(CheckpointError, match="checkpoint 5 of run a is missing"):
+        best_step(run)
+    shutil.move("elsewhere", step_folder(run, 5))
+    (step_folder(run, 15) / METADATA).write_text("damaged", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="only the newest checkpoint records which one is the best, and it is"):
+        best_step(run)
     assert find_checkpoint("a", "last") == step_folder(run, 15)
-    shutil.rmtree(step_folder(run, 5))
-    assert best_step(run) == 10, "the best one is gone"
-    (step_folder(run, 10) / METADATA).unlink()
-    assert best_step(run) == 15, "nothing is intact"
 
 
 # --- start runs --------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_the_newest_intact_checkpoint_names_the_best() -> None:
 
 def start(name: str | None = None, files: tuple[str, ...] = ("metrics.jsonl",), fails: bool = False) -> Path:
     """Start a run that writes some files, and fails then if asked to."""
-    with new_run(name, "tiny") as folder:
+    with new_run(name, "tiny") as (folder, _):
         for file in files:
             (folder / file).write_text('{"step": 0}\n', encoding="utf-8")
         if fails:
@@ -213,7 +215,9 @@ def test_a_new_run_gets_the_next_free_number() -> None:
     assert start("läuft 2") == Path("runs/läuft 2")
 
 
-@pytest.mark.parametrize("name", ["last", "best", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"])
+@pytest.mark.parametrize(
+    "name", ["last", "best", "auto", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"]
+)
 def test_a_name_with_another_meaning_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not a valid run name: use letters, digits") as error:
         start(name)
@@ -252,6 +256,16 @@ def test_a_file_or_a_link_is_never_taken_for_a_new_run() -> None:
     assert Path("runs/link").is_symlink()
 
 
+def test_a_start_that_was_killed_before_its_first_checkpoint_frees_its_name() -> None:
+    Path("runs/a/checkpoints/.step-00000000.0.tmp").mkdir(parents=True)
+    Path("runs/a", LOCK).touch()
+    with holder(Path("runs/a")), pytest.raises(RunLockedError):
+        start("a")
+    assert start("a") == Path("runs/a")
+    with pytest.raises(RunExistsError):
+        start("a")
+
+
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_a_start_that_fails_leaves_its_folder_only_after_training(is_trained: bool) -> None:
     with pytest.raises(UserError, match="refused later"):
@@ -264,7 +278,7 @@ def test_simultaneous_starts_get_different_names(tmp_path: Path) -> None:
 import sys
 from minigpt.storage.runs import new_run
 sys.stdin.readline()
-with new_run(None, "tiny") as folder:
+with new_run(None, "tiny") as (folder, _):
     print(folder.name, flush=True)
     sys.stdin.readline()
 """

@@ -5,15 +5,17 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from command_line import SMALL, VERSE, Cli, called
 
 from minigpt.storage import verify
+from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.storage.verify import verify_runs
 
-CHECKED = ["config.yaml", "environment.jsonl", "metrics.jsonl", "step-00000002", "step-00000004"]
+CHECKED = ["step-00000002", "step-00000004", "best checkpoint", "config.yaml", "metrics.jsonl"]
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -64,7 +66,7 @@ def test_no_runs_have_no_damage(cli: Cli) -> None:
     assert done.err == f"there are no runs in {Path('runs').absolute()}\n"
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "environment.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
 def test_a_missing_file_of_a_run_with_checkpoints_is_named(run: Path, name: str) -> None:
     (run / name).unlink()
     assert list(problems()) == [f"b {name}"]
@@ -80,50 +82,67 @@ def test_a_checkpoint_that_training_prunes_meanwhile_is_no_damage(run: Path) -> 
     assert first not in checkpoint_steps(run)
 
 
-@pytest.mark.parametrize("cut", [1, 20])
-def test_a_kill_leaves_no_damage(run: Path, cut: int) -> None:
-    metrics = run / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-cut])
-    (run / "checkpoints/.step-00000006.1.tmp").mkdir()
-    (run / ".config.yaml.77.tmp").touch()
+def test_a_kill_leaves_no_damage(run: Path) -> None:
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as metrics:
+        metrics.write('{"step": 5}\n{"ste')
+    (run / f"checkpoints/.step-00000006.{uuid4().hex}.tmp").mkdir()
     assert problems() == {}
+
+
+def test_a_run_without_an_intact_checkpoint_is_damaged(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    metrics.unlink()  # killed before it was written
-    assert problems() == {}
+    assert set(problems().values()) == {"there is no intact checkpoint to compare it with"}
+
+
+@pytest.mark.parametrize("folder", [".", "a", "a/checkpoints"])
+def test_a_folder_that_cannot_be_read_is_an_error(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    listdir, refused = os.listdir, Path("runs", folder)
+
+    def denied(path: Path) -> list[str]:
+        if path == refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    for arguments in (["runs", "--verify"], ["runs"], ["sample", "a"], ["train", "--resume", "a"]):
+        done = cli(*arguments)
+        assert (done.code, done.err) == (1, f"minigpt: {refused}: Permission denied\n"), arguments
 
 
 def test_an_unreadable_file_is_named_and_the_others_are_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bad_sector(*_: Path) -> None:
+    def bad_sector(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(verify, "_check_lines", bad_sector)
-    assert set(problems()) == {f"{run} {name}.jsonl" for run in "ab" for name in ("environment", "metrics")}
+    monkeypatch.setattr(verify, "open_within", bad_sector)
+    assert set(problems()) == {f"{run} metrics.jsonl" for run in "ab"}
 
 
-def flip_line(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[1] = lines[1].replace(b"{", b"\xff", 1)
-    path.write_bytes(b"".join(lines))
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_every_flipped_bit_is_found(run: Path, name: str) -> None:
+    content = (run / name).read_bytes()
+    newest, check = read_metadata(step_folder(run, 4)), verify.CHECKS[name]
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (run / name).write_bytes(damaged)
+        assert check(run, newest), bit
 
 
 STEP_2, STEP_4 = "checkpoints/step-00000002", "checkpoints/step-00000004"
 DAMAGE: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
-    "configuration with a tag": (
-        lambda run: (run / "config.yaml").write_text("model: {n_layer: !!python/name:os.system }"),
-        {"config.yaml": "not valid YAML"},
+    "settings": (
+        lambda run: (run / "config.yaml").write_text("model: {n_layer: 2}"),
+        {"config.yaml": "config.yaml differs from the settings of the checkpoint step-00000004"},
     ),
-    "configuration with an unknown key": (
-        lambda run: (run / "config.yaml").write_text("model: {n_layr: 2}"),
-        {"config.yaml": "n_layr: unknown key"},
+    "metrics cut": (
+        lambda run: os.truncate(run / "metrics.jsonl", (run / "metrics.jsonl").stat().st_size - 1),
+        {"metrics.jsonl": "it has changed since step 4"},
     ),
-    "environment": (
-        lambda run: (run / "environment.jsonl").write_text("[{\n"),
-        {"environment.jsonl": "line 1 is damaged"},
-    ),
-    "metrics flipped": (lambda run: flip_line(run / "metrics.jsonl"), {"metrics.jsonl": "line 2 is damaged"}),
-    "metrics without steps": (
-        lambda run: (run / "metrics.jsonl").write_text('{"step": "2"}\n'),
-        {"metrics.jsonl": "line 1 is damaged"},
+    "best checkpoint": (
+        lambda run: shutil.rmtree(run / STEP_4),
+        {},
     ),
     "model": (
         lambda run: flip(run / STEP_2 / "model.safetensors", 0.9),
@@ -139,7 +158,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
     ),
     "metadata": (
         lambda run: flip(run / STEP_4 / "metadata.json", 0.2),
-        {"step-00000004": "metadata.json has changed since"},
+        {"step-00000004": "metadata.json has changed since", "best checkpoint": "only the newest checkpoint records"},
     ),
 }
 
@@ -159,8 +178,8 @@ def test_damage_exits_with_code_1(cli: Cli, run: Path) -> None:
     flip(run / STEP_2 / "model.safetensors")
     flip(run / STEP_4 / "metadata.json", 0.2)
     done = cli("runs", "--verify")
-    assert (done.code, done.err) == (1, "minigpt: 2 of 10 files are damaged\n")
+    assert (done.code, done.err) == (1, "minigpt: 5 of 10 files are damaged\n")
     rows = [line for line in done.out.splitlines()[1:] if not line.endswith("intact")]
-    assert [row.split()[:2] for row in rows] == [["b", "step-00000002"], ["b", "step-00000004"]]
+    assert [row.split()[:2] for row in rows] == [["b", name] for name in (*CHECKED[:2], "best", *CHECKED[3:])]
     assert "model.safetensors has changed since it was saved" in rows[0]
     assert cli("runs", "--verify", "--json").code == 1

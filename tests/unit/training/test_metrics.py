@@ -1,5 +1,6 @@
 """Curves: each tag has each step once, in TensorBoard and in metrics.jsonl, whatever happened."""
 
+import hashlib
 import io
 import itertools
 import json
@@ -23,10 +24,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.storage.metadata import TrainState
+from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training.loop import Probe, train
-from minigpt.training.metrics import Metrics, remove_lines_after
+from minigpt.training.metrics import Metrics
 
 ALL = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
 
@@ -119,7 +120,7 @@ def test_after_a_kill_and_a_resume_each_step_is_there_once(tmp_path: Path, damag
             shutil.copytree(run, killed)
 
     start(run, probes=(copy,), train__eval_every=8, train__log_every=1)
-    assert checkpoint_steps(killed) == [5]
+    assert checkpoint_steps(killed) == [0, 5]
     assert max(step for _, step in line_scalars(killed)) == max(step for _, step in board_scalars(killed)) == 8
     if damage == "cut off":
         (events,) = (killed / "tensorboard").iterdir()
@@ -132,41 +133,50 @@ def test_after_a_kill_and_a_resume_each_step_is_there_once(tmp_path: Path, damag
 
 def test_a_run_resumed_at_step_0_has_each_step_once(tmp_path: Path) -> None:
     for last in (7, 9):
-        with Metrics(tmp_path, 0) as metrics:
+        with Metrics(tmp_path) as metrics:
             for step in range(1, last):
                 metrics.log(step, 1.0, {"loss/train": float(last)})
     assert board_scalars(tmp_path) == line_scalars(tmp_path) == {("loss/train", step): 9.0 for step in range(1, 9)}
 
 
+KEPT = b'{"step": 1}\n{"step": 5}\n'
+
+
 @pytest.mark.parametrize(
-    ("content", "kept"),
+    ("content", "expected", "is_reported"),
     [
-        (b"", 0),
-        (b'{"step": 1}\n{"step": 5}\n{"step": 5}\n', 3),
-        (b'{"step": 1}\n{"step": 6}\n{"step": 7}\n', 1),
-        (b'{"step": 6}\n', 0),
-        (b'{"step": 1}\n{"step": 5}', 1),
-        (b'{"step": 1}\n{"st', 1),
-        (b'{"step": 1}\n\x00\x00\x00\x00', 1),
-        (b'{"step": 1}\n\xff\xfe\n[]\n{}\n7\n\n', 1),
+        (KEPT, KEPT, False),
+        (KEPT + b'{"step": 6}\n{"st', KEPT, False),
+        (KEPT + b"\n" * 1_000_000, KEPT, False),
+        (KEPT.replace(b"1", b"2"), KEPT.replace(b"1", b"2"), True),
+        (KEPT[:-3], b'{"step": 1}\n', True),
+        (b"", b"", True),
     ],
+    ids=["unchanged", "later lines", "later line ends", "changed", "cut", "empty"],
 )
-def test_lines_after_a_step_and_damaged_ones_at_the_end_are_removed(tmp_path: Path, content: bytes, kept: int) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(content)
-    remove_lines_after(path, 5)
-    assert path.read_bytes().splitlines() == content.splitlines()[:kept]
+def test_a_resume_keeps_the_lines_that_its_checkpoint_covers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, expected: bytes, is_reported: bool
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    digest = hashlib.sha256(KEPT).hexdigest()
+    checkpoint = Metadata.model_construct(state=TrainState(step=5), metrics_bytes=len(KEPT), metrics_sha256=digest)
+    with Metrics(tmp_path, checkpoint) as metrics:
+        assert (tmp_path / "metrics.jsonl").read_bytes() == expected
+        metrics.log(6, 1.0, {"a": 0.5})
+        written = (tmp_path / "metrics.jsonl").read_bytes()
+        assert (metrics.size, metrics.digest.hexdigest()) == (len(written), hashlib.sha256(written).hexdigest())
+    assert ("has changed since step 5" in capsys.readouterr().err) is is_reported
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
-    with Metrics(tmp_path, 0) as metrics:
+    with Metrics(tmp_path) as metrics:
         metrics.log(1, 0.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
     line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
     assert line == '{"step": 1, "time": 0.0, "a": null, "b": null, "c": null, "d": 1.5}\n'
 
 
 def test_a_line_is_in_the_file_at_once(tmp_path: Path) -> None:
-    with Metrics(tmp_path, 0) as metrics:
+    with Metrics(tmp_path) as metrics:
         metrics.log(1, 0.5, {"a": 0.5})
         assert line_scalars(tmp_path) == {("a", 1): 0.5}
 
@@ -204,7 +214,7 @@ def full_at(size: int) -> Iterator[None]:
 def test_lines_wait_for_a_full_disk_and_the_board_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], is_lasting: bool
 ) -> None:
-    with Metrics(tmp_path, 0) as metrics:
+    with Metrics(tmp_path) as metrics:
         for step in range(1, 4):
             metrics.log(step, 1.0, {"a": 0.5})
         metrics.flush()
@@ -238,7 +248,7 @@ class Terminal(io.StringIO):
 
 def printed(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
-    with Metrics(tmp_path, 500) as metrics:
+    with Metrics(tmp_path) as metrics:
         metrics.message("a line")
         metrics.progress(500, 1000, "step", "")
         metrics.progress(750, 1000, "step", "loss 1.5")

@@ -11,10 +11,12 @@ from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.training.loop as training
 from minigpt.config.schema import RunConfig
+from minigpt.errors import TrainingError
 from minigpt.model.device import Runtime, has_compiler
+from minigpt.paths import LOCK
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
-from minigpt.storage.runs import checkpoint_steps, step_folder
+from minigpt.storage.runs import checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Probe, train
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -93,13 +95,60 @@ def test_stopped_within_an_evaluation(tmp_path: Path, step: int) -> None:
 def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
     config = make_config(**CONFIGURATIONS["all"], train__eval_every=20)
     train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=7)
-    assert checkpoint_steps(tmp_path / "killed") == [5]
+    assert checkpoint_steps(tmp_path / "killed") == [0, 5]
     curves = tmp_path / "killed/metrics.jsonl"
     assert '"step": 6' in curves.read_text(encoding="utf-8")
     with open(curves, "a", encoding="utf-8") as file:
         file.write('{"step": 7, "ti')
     go_on(config, tmp_path / "killed")
     assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
+
+
+def test_killed_before_its_first_step_and_resumed(tmp_path: Path) -> None:
+    """A run exists from its first moment."""
+    config = make_config(**CONFIGURATIONS["all"])
+    train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=0)
+    assert checkpoint_steps(tmp_path / "killed") == [0]
+    assert '"step": 0' in (tmp_path / "killed/metrics.jsonl").read_text(encoding="utf-8")
+    go_on(config, tmp_path / "killed")
+    assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
+
+
+@pytest.mark.parametrize("what", ["moved", "removed", "replaced", "unlocked", "without its parent"])
+def test_a_run_whose_folder_is_not_in_place_is_saved_beside_it(tmp_path: Path, what: str) -> None:
+    """And resumed there, it ends in the same bits."""
+    config = make_config(**CONFIGURATIONS["all"], train__keep_last=9)
+    go_on(config, tmp_path / "untouched")
+    run, elsewhere = tmp_path / "runs/a", tmp_path / "elsewhere"
+    run.mkdir(parents=True)
+
+    def disturb(step: int, *_: Any) -> None:
+        if step != 8:
+            return
+        if what == "moved":
+            run.rename(elsewhere)
+        elif what == "unlocked":
+            (run / LOCK).unlink()
+        else:
+            shutil.rmtree(run.parent if what == "without its parent" else run)
+        if what in ("replaced", "unlocked"):
+            run.mkdir(exist_ok=True)
+            with lock(run):  # another process trains here
+                before.extend(run.rglob("*"))
+
+    before: list[Path] = []
+    with lock(run) as in_place, pytest.raises(TrainingError) as error:
+        train(config, run, make_data(), probes=(disturb,), in_place=in_place)
+    moved = run.with_name("a-moved")
+    assert str(error.value) == f"the folder {run} was moved, removed or replaced; saved step 8 in {moved}"
+    assert (error.value.run, error.value.saved_step) == (moved, 8)
+    if what in ("replaced", "unlocked"):
+        assert sorted(run.rglob("*")) == sorted(before), "nothing is written into the folder of another process"
+    elif what == "moved":
+        assert checkpoint_steps(elsewhere) == [0, 4, 5]
+    go_on(config, moved)
+    found, expected = ending(moved), ending(tmp_path / "untouched")
+    assert {key for key in expected if found[key] != expected[key]} == set()
 
 
 # --- drift -------------------------------------------------------------------------------------------
@@ -192,7 +241,7 @@ def test_compiled_as_well(tmp_path: Path) -> None:
     small = {"model__n_layer": 1, "train__steps": 6, "train__save_every": 3, "model__dropout": 0.2}
     config = make_config(**small, runtime__threads=2, runtime__compile=True)
     train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=3)
-    assert checkpoint_steps(tmp_path / "killed") == [3]
+    assert checkpoint_steps(tmp_path / "killed") == [0, 3]
     go_on(config, tmp_path / "killed")
     assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
     assert ending(tmp_path / "killed")["runtime"].compile is True

@@ -149,8 +149,21 @@ def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
 def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
     error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
     assert error == "configuration: train.step: unknown key; did you mean train.steps?"
-    (run / "config.yaml").write_text("train: {step: 8}\n", encoding="utf-8")
-    assert "(the checkpoint has a copy: " in cli("train", "--resume", "stopped", "-s", "train.steps=8").error
+
+
+@pytest.mark.parametrize("damage", ["missing", "invalid", "other length"])
+def test_the_settings_of_the_checkpoint_win(cli: Cli, run: Path, damage: str) -> None:
+    """One flipped bit of config.yaml must not change a run."""
+    settings = (run / "config.yaml").read_text(encoding="utf-8")
+    if damage == "missing":
+        (run / "config.yaml").unlink()
+    else:
+        changed = "train: {step: 8}" if damage == "invalid" else settings.replace("steps: 6", "steps: 7")
+        assert changed != settings
+        (run / "config.yaml").write_text(changed, encoding="utf-8")
+    done = cli("train", "--resume", "stopped", *GO_ON)
+    assert (done.code, "config.yaml" in done.err, "; the checkpoint's settings are used" in done.err) == (0, True, True)
+    assert (run / "config.yaml").read_text(encoding="utf-8") == settings.replace("steps: 6", "steps: 8")
 
 
 def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
@@ -165,7 +178,7 @@ def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run
 def test_a_resume_of_a_finished_run_completes_its_last_save(cli: Cli, run: Path) -> None:
     """A kill after the checkpoint is published leaves hidden folders."""
     after = contents(run)
-    (run / "checkpoints/.step-00000002.0123abcd.tmp").mkdir()
+    (run / "checkpoints/.step-00000002.0123456789abcdef0123456789abcdef.tmp").mkdir()
     assert "run stopped is finished" in cli("train", "--resume", "stopped", "-s", "train.steps=6").error
     assert contents(run) == after
     assert list((run / "checkpoints").glob(".*")) == []
