@@ -61,25 +61,30 @@ class Part:
         """Yield the decoded text in nonempty blocks, without a byte order mark."""
         decoder = codecs.getincrementaldecoder(self.encoding)()
         offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
+        is_ascii = True
         for chunk in chain(self.chunks(), [b""]):
             try:
                 block = decoder.decode(chunk, final=not chunk)
             except UnicodeError as error:
-                raise self._encoding_error(error, offset + len(chunk)) from error
-            offset += len(chunk)
+                # After ASCII only, the last character may just as well have another encoding.
+                is_cut = not chunk and not is_ascii
+                raise self._encoding_error(error, offset + len(chunk), is_cut) from error
+            offset, is_ascii = offset + len(chunk), is_ascii and block.isascii()
             if block and is_start:
                 block, is_start = block.removeprefix("\ufeff"), False
             if block:
                 yield block
 
-    def _encoding_error(self, error: UnicodeError, end: int) -> EncodingError:
-        suggestion = ALTERNATIVES.get(self.encoding, "utf-8")
+    def _encoding_error(self, error: UnicodeError, end: int, is_cut: bool) -> EncodingError:
+        suggestion = "" if is_cut else ALTERNATIVES.get(self.encoding, "utf-8")
         if not isinstance(error, UnicodeDecodeError):
             return EncodingError(f"{self.label} is not valid {self.encoding}: {reason(error)}", suggestion)
         # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder buffered.
         offset = end - len(error.object) + error.start
         wrong = error.object[error.start : error.end].hex()
-        return EncodingError(f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}", suggestion)
+        cut = ": the file ends in the middle of a character" if is_cut else ""
+        problem = f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}{cut}"
+        return EncodingError(problem, suggestion)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _find(entry: str, encoding: str) -> Corpus:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
     if path.is_dir():
         return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
-    if not path.is_file():
+    if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):
         raise TextError(f"{escape(entry)} is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
 

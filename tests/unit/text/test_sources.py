@@ -136,10 +136,19 @@ def test_suggested_encodings_end_with_one_that_reads_the_file(byte: int) -> None
 
 
 def test_an_incomplete_character_at_the_end_of_a_file_is_an_error() -> None:
-    Path("a.txt").write_bytes(b"x" * (BLOCK - 1) + "日".encode()[:2])
-    assert error("a.txt").startswith(f"a.txt: byte {BLOCK - 1} (0xe697) is not valid utf-8")
+    """Another encoding would read the rest of the file wrongly, unless that is ASCII."""
+    cut = ": the file ends in the middle of a character"
+    Path("a.txt").write_bytes("é".encode() + b"x" * (BLOCK - 3) + "日".encode()[:2])
+    with pytest.raises(EncodingError) as caught:
+        text("a.txt")
+    assert str(caught.value) == f"a.txt: byte {BLOCK - 1} (0xe697) is not valid utf-8{cut}"
+    assert not caught.value.suggestion
+    Path("a.txt").write_bytes("x café".encode("latin-1"))
+    with pytest.raises(EncodingError, match=r"valid utf-8$") as caught:
+        text("a.txt")
+    assert caught.value.suggestion == "cp1252"
     Path("b.txt").write_bytes("日本".encode("utf-16")[:-1])
-    assert error("b.txt", "utf-16").startswith("b.txt: byte 4 (0x2c) is not valid utf-16")
+    assert error("b.txt", "utf-16") == f"b.txt: byte 4 (0x2c) is not valid utf-16{cut}"
     Path("c.txt").write_bytes("日本".encode("utf-16-le"))
     assert "is not valid utf-16" in error("c.txt", "utf-16")
 
@@ -299,6 +308,16 @@ def test_no_permission_to_read(folder: Path) -> None:
         if root:
             os.seteuid(0)
         (folder / "notes/sub").chmod(0o700)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files")
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0"])
+def test_standard_input_has_one_name(name: str) -> None:
+    """A file on standard input would be read once for each of its names, and a resumed run could not find it."""
+    Path("a.txt").write_text("text", encoding="utf-8")
+    with open("a.txt", "rb") as file:
+        done = read_in_a_process(name, stdin=file.fileno())
+    assert b"only standard input (-) can be a stream" in done.stderr
 
 
 READ_TWICE = """
