@@ -1,12 +1,16 @@
-"""Write files to the cache folder."""
+"""The cache folder: files that are complete or absent, and facts about files that have not changed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from minigpt.errors import UserError, escape, reason
 from minigpt.files import publish, remove_abandoned
+from minigpt.paths import cache_folder
 
 
 @contextmanager
@@ -20,3 +24,36 @@ def cached_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         problem = f"cannot write to the cache: {escape(error.filename or path)}: {reason(error)}"
         raise UserError(f"{problem}; set MINIGPT_CACHE to use a different folder") from error
+
+
+def file_state(file: Path | int) -> tuple[int, ...]:
+    """Return numbers that change if a file changes. On Windows `st_ctime_ns` is only the time of its creation."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, status.st_mtime_ns
+
+
+def recall(state: Sequence[object]) -> Any:
+    """Return what is recorded about files in this state, or None if there is no record or it is damaged."""
+    with suppress(OSError, ValueError):
+        checksum, _, facts = _record(state).read_text(encoding="utf-8").partition("\n")
+        if checksum == short_hash(f"{state}\n{facts}"):
+            return json.loads(facts)
+    return None
+
+
+def remember(state: Sequence[object], facts: object) -> None:
+    """Record facts about files in this state, unless it is empty. Ignore errors: a record only saves time."""
+    content = json.dumps(facts)
+    if state:
+        with suppress(UserError), cached_file(_record(state)) as file:
+            checksum = short_hash(f"{state}\n{content}")
+            file.write(f"{checksum}\n{content}".encode())
+
+
+def _record(state: Sequence[object]) -> Path:
+    return cache_folder() / "records" / short_hash(repr(state))
+
+
+def short_hash(text: str) -> str:
+    """Return half of the SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -21,7 +21,7 @@ from minigpt.errors import DownloadError, EncodingError, TextError, reason
 from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
-"""Bytes per read. A block has at most this many characters."""
+"""Bytes per read, and per hash of a fingerprint. A block has at most this many characters."""
 ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
 """The encoding to suggest for a file that is not valid in the key's encoding. The default is UTF-8."""
 
@@ -112,25 +112,49 @@ class Scan:
     counts: dict[str, int]
     """The count of each distinct character, sorted by code point."""
     fingerprint: str
-    """The SHA-256 of the text in UTF-8, in hexadecimal."""
+    """The text's `Fingerprint`, in hexadecimal."""
+
+
+class Fingerprint:
+    """The SHA-256 of the digests of a text's blocks: the SHA-256 of each MiB of its UTF-8.
+
+    It depends on the text only. The blocks are independent, so that several processes can share the work.
+    """
+
+    def __init__(self) -> None:
+        self._blocks, self._room = [hashlib.sha256()], BLOCK
+
+    def update(self, utf8: bytes) -> None:
+        """Append a part of the text, of any length."""
+        while utf8:
+            if not self._room:
+                self._blocks.append(hashlib.sha256())
+                self._room = BLOCK
+            part, utf8 = utf8[: self._room], utf8[self._room :]
+            self._blocks[-1].update(part)
+            self._room -= len(part)
+
+    def hexdigest(self) -> str:
+        """Return the fingerprint of the text so far, in hexadecimal."""
+        return hashlib.sha256(b"".join(block.digest() for block in self._blocks)).hexdigest()
 
 
 def scan(corpus: Corpus) -> Scan:
     """Count the characters of a text and compute its fingerprint."""
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    digest = hashlib.sha256()
+    fingerprint = Fingerprint()
     for block in corpus.blocks():
         try:
             utf8 = block.encode()
         except UnicodeEncodeError as error:
             problem = f"{corpus.name}: U+{ord(block[error.start]):04X} is a lone surrogate, not a character"
             raise TextError(problem) from error
-        digest.update(utf8)
+        fingerprint.update(utf8)
         found = np.bincount(code_points(block))
         counts[: len(found)] += found
     return Scan(
         corpus,
         characters=int(counts.sum()),
         counts={chr(point): int(counts[point]) for point in np.flatnonzero(counts)},
-        fingerprint=digest.hexdigest(),
+        fingerprint=fingerprint.hexdigest(),
     )

@@ -1,23 +1,27 @@
 """Token datasets: a text encoded once into a memory-mapped file and split for training and validation."""
 
-import hashlib
 import os
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from minigpt.config.schema import DataConfig
 from minigpt.errors import TextError, TextMismatchError
+from minigpt.files import remove
 from minigpt.paths import cache_folder
-from minigpt.text.cache import cached_file
-from minigpt.text.corpus import Corpus, Scan, scan
+from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
+from minigpt.text.corpus import Corpus, Fingerprint, Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
+CLOCK_NS = 2_000_000_000
+"""The coarsest clock of a file system, in nanoseconds. Two changes within this time may look like one."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class TokenDataset:
     validation: Ids
     tokenizer: Tokenizer
     fingerprint: str
-    """The SHA-256 of the text. If there is a validation text, "+" and its SHA-256 follow."""
+    """The `Fingerprint` of the text. If there is a validation text, "+" and its fingerprint follow."""
     characters: int
     notices: tuple[str, ...] = ()
     encoded: tuple[Ids, ...] = ()
@@ -55,8 +59,7 @@ def load_dataset(config: DataConfig) -> TokenDataset:
     notices = [notice for found in scans for notice in found.corpus.notices]
     if returns := sum(found.counts.get("\r", 0) for found in scans):
         notices.append(f"the text has {returns:,} carriage returns (Windows line endings); each counts as a character")
-    encoded = [encode_cached(found, tokenizer) for found in scans]
-    return replace(_make_dataset(config, encoded, tokenizer, _join(scans)), notices=tuple(notices))
+    return replace(_from_scans(config, scans, tokenizer), notices=tuple(notices))
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
@@ -75,7 +78,8 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):
-            return _make_dataset(config, encoded, tokenizer, fingerprint)
+            characters = sum(map(tokenizer.characters, encoded))
+            return _make_dataset(config, encoded, tokenizer, fingerprint, characters)
     try:
         scans = _scan(config)
     except TextError as error:
@@ -84,22 +88,28 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
     if _join(scans) != fingerprint:
         names = " or ".join(found.corpus.name for found in scans)
         raise TextMismatchError(f"{names} is not the text that this run was trained on")
-    return _make_dataset(config, [encode_cached(found, tokenizer) for found in scans], tokenizer, fingerprint)
+    return _from_scans(config, scans, tokenizer)
 
 
 def _scan(config: DataConfig) -> list[Scan]:
     """Scan the text, and the validation text if there is one."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    return [scan(open_corpus(source, config.encoding)) for source in sources]
+    return [scan_cached(open_corpus(source, config.encoding)) for source in sources]
 
 
 def _join(scans: Sequence[Scan]) -> str:
     return "+".join(found.fingerprint for found in scans)
 
 
-def _make_dataset(config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str) -> TokenDataset:
+def _from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
+    encoded = [encode_cached(found, tokenizer) for found in scans]
+    return _make_dataset(config, encoded, tokenizer, _join(scans), sum(found.characters for found in scans))
+
+
+def _make_dataset(
+    config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str, characters: int
+) -> TokenDataset:
     train, validation = split(encoded, config.val_fraction)
-    characters = sum(map(tokenizer.characters, encoded))
     return TokenDataset(train, validation, tokenizer, fingerprint, characters, encoded=tuple(encoded))
 
 
@@ -118,7 +128,27 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
     return train, validation
 
 
-# --- encoding ------------------------------------------------------------------------------------------
+# --- scanning and encoding -----------------------------------------------------------------------------
+
+
+def scan_cached(corpus: Corpus, is_trusted: bool = True) -> Scan:
+    """Scan a corpus. If `is_trusted` and its files have not changed since the last scan, recall that instead."""
+    state = _state(corpus)
+    if is_trusted and (known := recall(state)):
+        return Scan(corpus, *known)
+    found = scan(corpus)
+    if state == _state(corpus):
+        remember(state, (found.characters, found.counts, found.fingerprint))
+    return found
+
+
+def _state(corpus: Corpus) -> list[object]:
+    """Return what changes with the text. It is empty if a file changed so recently that a change might not show."""
+    latest = time.time_ns() - CLOCK_NS
+    files = [file_state(part.path) for part in corpus.parts]
+    if any(max(changed, modified) > latest for *_, changed, modified in files):
+        return []
+    return [*files, *((part.path.suffix, part.encoding, part.member) for part in corpus.parts)]
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
@@ -130,15 +160,16 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
-        digest, crc32 = hashlib.sha256(), 0
+        fingerprint, crc32 = Fingerprint(), 0
         with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
             for block in scanned.corpus.blocks():
                 ids = tokenizer.encode(block)
                 file.write(ids.data)
                 crc32 = zlib.crc32(ids.data, crc32)
-                digest.update(block.encode())
+                fingerprint.update(block.encode())
             file.write(crc32.to_bytes(CRC_BYTES, "little"))
-            if digest.hexdigest() != scanned.fingerprint:
+            if fingerprint.hexdigest() != scanned.fingerprint:
+                remember(_state(scanned.corpus), None)  # the record may be wrong: scan the text next time
                 raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
         assert tokens is not None, "the file was just written"
@@ -147,18 +178,36 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
 
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
     """Return the tokens of a text (N,) as a read-only memory map, or None if they are not cached or are damaged."""
+    return _map(_cache_path(fingerprint, tokenizer), tokenizer.dtype)
+
+
+def remove_damaged(fingerprint: str) -> int:
+    """Read the cached tokens of a text, remove damaged files, and return their number."""
+    paths = cache_folder().glob(f"tokens/{short_hash(fingerprint)}-*")
+    damaged = [path for path in paths if _map(path, np.uint8, is_trusted=False) is None]
+    for path in damaged:
+        remove(path)
+    return len(damaged)
+
+
+def _map(path: Path, dtype: npt.DTypeLike, is_trusted: bool = True) -> Ids | None:
+    """Map a token file. Check its CRC, unless `is_trusted` and the file has not changed since the last check."""
     try:
-        content = np.memmap(_cache_path(fingerprint, tokenizer), dtype=np.uint8, mode="r")
+        with open(path, "rb") as file:
+            state = path.name, file_state(file.fileno())
+            content = np.memmap(file, dtype=np.uint8, mode="r")
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
     tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
-    if zlib.crc32(tokens.data) != int.from_bytes(crc32.tobytes(), "little"):
-        return None
+    if not (is_trusted and recall(state)):
+        is_intact = zlib.crc32(tokens.data) == int.from_bytes(crc32.tobytes(), "little")
+        remember(state, is_intact)
+        if not is_intact:
+            return None
     # Return a plain array: slicing a memmap object takes as long as building a small batch.
-    return np.asarray(tokens).view(tokenizer.dtype)
+    return np.asarray(tokens).view(dtype)
 
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
     """Return the path of an encoded text. The file holds its tokens, then their CRC-32."""
-    key = hashlib.sha256(f"{fingerprint} {tokenizer.to_json()}".encode()).hexdigest()[:32]
-    return cache_folder() / "tokens" / key
+    return cache_folder() / "tokens" / f"{short_hash(fingerprint)}-{short_hash(tokenizer.to_json())}"

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from minigpt.errors import EncodingError, UserError
-from minigpt.text.corpus import BLOCK, scan
+from minigpt.text.corpus import BLOCK, Fingerprint, scan
 from minigpt.text.sources import BUILTINS, open_corpus
 
 MANY_SCRIPTS = "naïve 日本語の文章 \U0001f600\U0001f468‍\U0001f469‍\U0001f467 é vs é क्षि\r\n\tend"
@@ -46,6 +46,11 @@ def error(source: str | list[str], encoding: str = "utf-8") -> str:
     return message
 
 
+def fingerprint(utf8: bytes) -> str:
+    digests = [hashlib.sha256(utf8[start : start + BLOCK]).digest() for start in range(0, len(utf8), BLOCK)]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
 any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 
 
@@ -60,7 +65,7 @@ def test_any_text_round_trips(folder: Path, text_in: str) -> None:
         corpus = open_corpus(source)
         assert "".join(corpus.blocks()) == text_in
         found = scan(corpus)
-        assert found.fingerprint == hashlib.sha256(stored).hexdigest()
+        assert found.fingerprint == fingerprint(stored)
         assert found.counts == Counter(text_in)
         assert found.characters == len(text_in)
         assert list(found.counts) == sorted(found.counts)
@@ -84,7 +89,27 @@ def test_blocks_are_bounded_and_can_be_read_again() -> None:
     assert list(corpus.blocks()) == blocks
     found = scan(corpus)
     assert found.counts == Counter("".join(blocks))
-    assert found.fingerprint == hashlib.sha256("".join(blocks).encode()).hexdigest()
+    assert found.fingerprint == fingerprint("".join(blocks).encode())
+
+
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])
+@pytest.mark.parametrize(("first", "size"), [(1, BLOCK), (BLOCK // 2, BLOCK // 2), (BLOCK, 3 * BLOCK), (4096, 77_777)])
+def test_a_fingerprint_depends_on_the_text_only(length: int, first: int, size: int) -> None:
+    """Not on how it is cut into parts. Its blocks can be hashed by different processes."""
+    utf8 = (b"0123456789abc" * (length // 13 + 1))[:length]
+    found = Fingerprint()
+    found.update(utf8[:first])
+    for start in range(first, length, size):
+        found.update(utf8[start : start + size])
+    assert found.hexdigest() == fingerprint(utf8)
+
+
+def test_files_and_encodings_do_not_change_the_fingerprint() -> None:
+    whole = MANY_SCRIPTS * 20_000
+    Path("wide.txt").write_bytes(whole.encode("utf-16"))
+    Path("a.txt").write_bytes(whole[:7777].encode())
+    Path("b.txt.gz").write_bytes(gzip.compress(whole[7777:].encode()))
+    assert scan(open_corpus(["a.txt", "b.txt.gz"])) == scan(open_corpus("wide.txt", "utf-16"))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "gb18030", "UTF8"])
