@@ -40,18 +40,16 @@ class Metrics:
         if run is None:
             return
         self.path, self.folder = run / "metrics.jsonl", run / "tensorboard"
-        step = resumed.step if resumed else 0
+        step, kept = resumed.step if resumed else 0, _kept_lines(self.path, resumed)
         threading.excepthook = _ignore_disk_errors
         is_new = not self.folder.exists()
         # TensorBoard drops the events that older files have from purge_step on.
         self.board = SummaryWriter(str(self.folder), purge_step=step + (step > 0), flush_secs=FLUSH_SECONDS)
         self.lines = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
-        content = self._content()[: resumed.metrics_bytes if resumed else 0]
-        if resumed and hashlib.sha256(content).hexdigest() != resumed.metrics_sha256:
+        self.lines.truncate(len(kept))
+        self.size, self.digest = len(kept), hashlib.sha256(kept)
+        if resumed and self.digest.hexdigest() != resumed.metrics_sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
-            content = content[: content.rfind(b"\n") + 1]
-        self.lines.truncate(len(content))
-        self.size, self.digest = len(content), hashlib.sha256(content)
         if is_new:
             self.to_tensorboard("add_custom_scalars", LAYOUT)
 
@@ -97,9 +95,10 @@ class Metrics:
             self.bar.refresh()
 
     def copy_to(self, run: Path) -> None:
-        """Copy `metrics.jsonl` to another run."""
+        """Copy `metrics.jsonl` to another run. It need not be at its path any more."""
         if not self.is_silent:
-            (run / self.path.name).write_bytes(self._content() + self.pending)
+            self.lines.seek(0)
+            (run / self.path.name).write_bytes(self.lines.read() + self.pending)
 
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
@@ -127,11 +126,6 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _content(self) -> bytes:
-        """Return what is on disk."""
-        self.lines.seek(0)
-        return self.lines.read()
-
     def _write_pending(self, sync: bool = False) -> None:
         """Write the pending lines. If a write fails, keep them in memory."""
         try:
@@ -147,6 +141,15 @@ class Metrics:
             if self.is_failing:
                 self.message(f"{escape(self.path)} is written again; nothing is lost")
             self.is_failing = False
+
+
+def _kept_lines(path: Path, resumed: Metadata | None) -> bytes:
+    """Return the lines of `metrics.jsonl` up to the checkpoint of a resumed run."""
+    if resumed is None or not path.exists():
+        return b""
+    with open(path, "rb") as file:
+        content = file.read(min(resumed.metrics_bytes, path.stat().st_size))
+    return content[: content.rfind(b"\n") + 1]
 
 
 def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:
