@@ -46,11 +46,19 @@ class Clock:
 
     def restart(self) -> None:
         """Start this session now: do not count what came before, such as compiling."""
-        self.began, self.evaluating = time.perf_counter(), 0.0
+        self.began = self.read = time.perf_counter()
+        self.evaluating = 0.0
+
+    def skip(self) -> None:
+        """Do not count the time since the clock was last read: the process was stopped, as by SIGSTOP or Ctrl-Z."""
+        seconds = time.perf_counter() - self.read
+        self.began += seconds
+        self.read += seconds
 
     @property
     def session(self) -> float:
-        return time.perf_counter() - self.began
+        self.read = time.perf_counter()
+        return self.read - self.began
 
     @property
     def total(self) -> float:

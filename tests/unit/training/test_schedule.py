@@ -1,14 +1,16 @@
 """How long a run is, and how a finished run can be resumed."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_runs import make_config
 
 from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
+from minigpt.training import schedule
 from minigpt.training.outcome import refuse_if_finished, resume_settings
-from minigpt.training.schedule import RunLength
+from minigpt.training.schedule import Clock, RunLength
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,18 @@ def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
     new = dict(setting.replace(".", "__").split("=") for setting in settings)
     changed = make_config(**{**changes, **{key: int(value) for key, value in new.items()}})
     refuse_if_finished(changed, Path("runs/r"), RunLength.of(changed, 1000), state)
+
+
+def test_a_clock_skips_the_time_in_which_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=lambda: now))
+    clock = Clock(before=7.0)
+    now = 105.0
+    assert (clock.session, clock.total) == (5.0, 12.0)
+    now = 1000.0
+    clock.skip()
+    clock.skip()
+    assert (clock.session, clock.total) == (5.0, 12.0)
+    now = 1002.0
+    clock.evaluating += 1.0
+    assert (clock.session, clock.total, clock.training) == (7.0, 14.0, 6.0)
