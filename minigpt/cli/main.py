@@ -29,6 +29,7 @@ from minigpt.cli.options import PLAIN, SettingsInHelp
 from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
+from minigpt.training.signals import STDERR
 
 app = typer.Typer(
     **PLAIN,
@@ -66,7 +67,7 @@ def main() -> None:
         if "--debug" in sys.argv[1:2]:
             traceback.print_exc()
         if line:
-            print(line, file=sys.stderr)
+            STDERR.write(f"{line}\n")
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = error.exit_code if isinstance(error, TyperException) else 1

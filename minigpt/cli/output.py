@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.errors import UserError, escape, reason, sanitize_terminal
-from minigpt.training.signals import ignore_broken_stderr
+from minigpt.training.signals import STDERR
 
 if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
@@ -27,8 +27,7 @@ MIN_WRAPPED = 24
 def notice(*lines: str) -> None:
     """Print lines to stderr."""
     for line in lines:
-        with ignore_broken_stderr():
-            print(escape(line), file=sys.stderr)
+        STDERR.write(f"{escape(line)}\n")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -8,7 +8,6 @@ The exception is a run with a length in minutes: its learning rate follows the c
 import copy
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +134,7 @@ class Training:
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
         train, state = self.config.train, self.state
-        with Interrupts() as interrupts:
+        with Interrupts(self.clock.skip) as interrupts:
             self.clock.restart()
             if state.step == 0:
                 self.evaluate(probes)
@@ -250,7 +249,7 @@ class Training:
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
         """Measure the validation loss, call the probes, and return whether the loss is the lowest so far."""
-        state, started, seconds = self.state, time.perf_counter(), self.clock.total
+        state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
         model = self.average or self.model
         result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
@@ -271,7 +270,7 @@ class Training:
                     if tensor is not None:
                         self.metrics.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, state.step)
         self._show_progress()
-        self.clock.evaluating += time.perf_counter() - started
+        self.clock.evaluating += self.clock.session - started
         return is_best
 
     def save(self) -> None:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from minigpt.errors import escape, reason
 from minigpt.storage.metadata import Metadata
-from minigpt.training.signals import ignore_broken_stderr
+from minigpt.training.signals import STDERR
 
 LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
 """One chart with both losses, on TensorBoard's Custom Scalars page."""
@@ -78,21 +78,17 @@ class Metrics:
     def message(self, line: str) -> None:
         """Print a line on the terminal, above the progress bar."""
         if not self.is_silent:
-            with ignore_broken_stderr():
-                tqdm.write(escape(line), file=sys.stderr)
+            tqdm.write(f"{escape(line)}\n", file=STDERR, end="")
 
     def progress(self, position: float, total: float, unit: str, status: str) -> None:
         """Move the progress bar to `position` of `total` `unit`s, and show `status` beside it."""
         if self.is_silent or not sys.stderr.isatty():
             return
-        with ignore_broken_stderr():
-            if self.bar is None:
-                self.bar = tqdm(
-                    initial=position, total=total, unit=unit, file=sys.stderr, dynamic_ncols=True, bar_format=BAR
-                )
-            self.bar.set_postfix_str(status, refresh=False)
-            self.bar.n = position
-            self.bar.refresh()
+        if self.bar is None:
+            self.bar = tqdm(initial=position, total=total, unit=unit, file=STDERR, dynamic_ncols=True, bar_format=BAR)
+        self.bar.set_postfix_str(status, refresh=False)
+        self.bar.n = position
+        self.bar.refresh()
 
     def copy_to(self, run: Path) -> None:
         """Copy `metrics.jsonl` to another run. It need not be at its path any more."""
@@ -113,8 +109,7 @@ class Metrics:
         self.flush()
         self.to_tensorboard("close")
         if self.bar is not None:
-            with ignore_broken_stderr():
-                self.bar.close()
+            self.bar.close()
         if self.pending:
             self.message(f"{escape(self.path)}: lost the last {len(self.pending):,} bytes, the disk is full")
         self.lines.close()

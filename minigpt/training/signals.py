@@ -1,63 +1,120 @@
-"""Signals that ask a process to end, and a terminal that may close before it does."""
+"""Signals that ask a process to end, and a stderr that nobody may read."""
 
 import errno
 import os
+import re
+import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has neither
+SIGCONT = getattr(signal, "SIGCONT", None)
+PAIR = 1.0
+"""Seconds after a signal in which others belong to the same request."""
+PATIENCE = 1.0
+"""Seconds to wait for a reader of stderr."""
 CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe or a terminal that was closed."""
 
 
 class Interrupts:
-    """Note the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to see. A second one ends the process.
+    """Note the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to see. A later one ends the process.
 
-    A SIGHUP does not count as the second: when a terminal closes, both the shell and the system send one, and a
-    logout sends one before or after a SIGTERM.
+    Signals come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
+    and the system send SIGHUP. So one within a second of the first has no effect, nor has any later SIGHUP. A
+    logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
+
+    If there was a signal, the handlers stay when the block ends: its pair must not cut the report of the run. A
+    later signal restores and calls the previous handlers.
+
+    Args:
+        on_continue: Called when the process continues after it was stopped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_continue: Callable[[], None] = lambda: None) -> None:
         self.signal: int | None = None
+        self.noted, self.is_over, self.on_continue = 0.0, False, on_continue
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            signals = [signal.SIGINT, signal.SIGTERM]
+            handlers: dict[int, Any] = {signal.SIGINT: self._note, signal.SIGTERM: self._note}
             if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-                signals.append(SIGHUP)
-            self.previous = {number: signal.signal(number, self._note) for number in signals}
+                handlers[SIGHUP] = self._note
+            if SIGCONT:
+                handlers[SIGCONT] = lambda *_: self.on_continue()
+            self.previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.is_over = True
+        if self.signal is None:
+            self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal in (None, SIGHUP):
-            self.signal = number
-        if number == signal.SIGINT and os.isatty(2):  # not through sys.stderr, which may be in the middle of a line
-            with ignore_broken_stderr():
-                os.write(2, b"\nsaving after this step; press Ctrl-C again to quit without saving\n")
-        for known in self.previous:
-            if known == SIGHUP:
-                signal.signal(known, signal.SIG_IGN)
-            elif number != SIGHUP:
-                signal.signal(known, signal.SIG_DFL)
+        if self.signal in (None, SIGHUP) and not self.is_over:
+            self.noted, self.signal = time.monotonic(), number
+            if number == signal.SIGINT and sys.stderr.isatty():
+                STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
+        elif time.monotonic() >= self.noted + PAIR and (self.is_over or number != SIGHUP):
+            if self.is_over:
+                self._restore()
+            else:
+                signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
-@contextmanager
-def ignore_broken_stderr() -> Iterator[None]:
-    """Within the block, ignore that a line cannot be written: the reader may be gone, or a disk full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in CLOSED and sys.stderr.fileno() == 2:  # later lines have no reader either
-            devnull = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(devnull, 2)
-            os.close(devnull)
+class Stderr:
+    """`sys.stderr` as a file that never fails and never blocks: it drops what cannot be written.
+
+    The reader of a pipe may be gone or busy, a terminal stopped by Ctrl-S, its connection lost, or a disk full.
+    """
+
+    def __init__(self) -> None:
+        self.patience = PATIENCE
+
+    def __getattr__(self, name: str) -> Any:  # tqdm asks for the encoding and the width
+        return getattr(sys.stderr, name)
+
+    def flush(self) -> None:
+        """Do nothing: `write` flushes."""
+
+    def write(self, text: str) -> None:
+        """Write `text`, or drop what is left of it once stderr is not ready."""
+        # A ready pipe takes 4096 bytes, a ready terminal 256 bytes or a line end. A character has at most 4 bytes.
+        pieces = re.findall(r"[^\n]{1,64}|\n" if sys.stderr.isatty() else r"(?s:.{1,1024})", text)
+        try:
+            for piece in pieces:
+                if not self._is_ready():
+                    return
+                sys.stderr.write(piece)
+                sys.stderr.flush()
+        except RuntimeError:  # a signal handler writes while it interrupts a write
+            pass
+        except OSError as error:
+            if error.errno in CLOSED and sys.stderr.fileno() == 2:  # later lines have no reader either
+                devnull = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(devnull, 2)
+                os.close(devnull)
+
+    def _is_ready(self) -> bool:
+        """Return whether stderr takes a piece of text now. Wait for that, but not twice for the same reader."""
+        try:
+            is_ready = bool(select.select([], [sys.stderr], [], self.patience)[1])
+        except (OSError, ValueError):  # stderr has no descriptor, or this is Windows, where only sockets have a state
+            return True
+        self.patience = PATIENCE if is_ready else 0.0
+        return is_ready
+
+
+STDERR = Stderr()
+"""What training and the notices of commands write to. O_NONBLOCK would also affect other processes that share it."""

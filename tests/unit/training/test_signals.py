@@ -7,14 +7,19 @@ import errno
 import io
 import json
 import os
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +30,8 @@ from safetensors.torch import load, save
 from minigpt.cli.main import main
 from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import checkpoint_steps, step_folder
-from minigpt.training.signals import Interrupts, ignore_broken_stderr
+from minigpt.training import signals
+from minigpt.training.signals import STDERR, Interrupts, Stderr
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
@@ -135,57 +141,6 @@ def test_no_name_or_error_can_drive_the_terminal(evil: Path, tmp_path: Path, mon
 # ---- signals, and a terminal that is gone ----
 
 
-def test_signals_are_noted_once_and_the_handlers_come_back() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    with Interrupts() as interrupts:
-        assert interrupts.signal is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.signal == signal.SIGTERM
-        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-@pytest.mark.parametrize("sent", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=str)
-def test_one_signal_saves_and_exits_with_its_code_and_a_second_ends_at_once(
-    tmp_path: Path, sent: list[signal.Signals]
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
-    slow = (
-        "import minigpt.training.loop as t, sys, time; b = t.batch_at; "
-        "t.batch_at = lambda *a, **k: (print('in a step', file=sys.stderr), time.sleep(0.5), b(*a, **k))[2]"
-    )
-    command = [
-        sys.executable,
-        "-c",
-        f"{slow}; from minigpt.cli.main import main; main()",
-        "train",
-        "text.txt",
-        "-c",
-        "tiny",
-    ]
-    overrides = ["--set", "runtime.compile=false", "--set", "train.steps=1000", "--set", "sample.preview=0"]
-    with subprocess.Popen(
-        [*command, *overrides, "--name", "r"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as process:
-        assert process.stderr is not None
-        lines = [next(line for line in process.stderr if line.startswith(start)) for start in ("step 0:", "in a step")]
-        for number in sent:
-            process.send_signal(number)
-            time.sleep(0.15)  # within the same step, which takes half a second
-        lines += process.stderr.readlines()
-    steps = checkpoint_steps(tmp_path / "runs/r")
-    if len(sent) == 2:
-        assert process.returncode == -signal.SIGINT
-        assert steps == []
-        return
-    assert process.returncode == 128 + sent[0]
-    assert 1 <= steps[-1] < 20
-    assert "minigpt train --resume r" in lines[-1]
-    assert not any("Traceback" in line for line in lines)
-
-
 TRAIN = [
     "-c",
     "tiny",
@@ -200,6 +155,121 @@ TRAIN = [
     "--name",
     "r",
 ]
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restore the handlers, which stay installed after a signal."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
+    """The signals that are raised again, each with its handler then."""
+    found: list[tuple[int, Any]] = []
+    monkeypatch.setattr(signal, "raise_signal", lambda number: found.append((number, signal.getsignal(number))))
+    return found
+
+
+@pytest.fixture
+def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that sends signals to this process on a clock of its own, as in "INT@0 TERM@0.5"."""
+    now = 0.0
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def send(sent: str) -> None:
+        nonlocal now
+        for name, seconds in (word.split("@") for word in sent.split()):
+            now = float(seconds)
+            os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+
+    return send
+
+
+def test_without_a_signal_the_handlers_come_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts() as interrupts:
+        assert interrupts.signal is None
+        assert all(signal.getsignal(number) not in before for number in numbers)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "noted", "quits"),
+    [
+        ("INT@0 TERM@0 INT@0.99", "INT", None),
+        ("TERM@0 INT@0.5 TERM@0.7", "TERM", None),
+        ("INT@0 INT@1", "INT", "INT"),
+        ("INT@0 INT@0.2 TERM@1.1", "INT", "TERM"),
+        ("HUP@0 HUP@0 HUP@5", "HUP", None),
+        ("INT@0 HUP@5", "INT", None),
+        ("HUP@0 TERM@0.1 HUP@0.2", "TERM", None),
+        ("HUP@0 TERM@5 INT@5.5", "TERM", None),
+        ("HUP@0 TERM@5 INT@6", "TERM", "INT"),
+    ],
+)
+def test_signals_within_a_second_are_one_and_a_later_one_quits(
+    send: Any, raised: list[tuple[int, Any]], sent: str, noted: str, quits: str | None
+) -> None:
+    with Interrupts() as interrupts:
+        send(sent)
+        assert interrupts.signal == signal.Signals[f"SIG{noted}"]
+        assert raised == ([(signal.Signals[f"SIG{quits}"], signal.SIG_DFL)] if quits else [])
+
+
+def test_after_the_block_a_pair_has_no_effect_and_a_later_signal_its_previous_one(
+    send: Any, raised: list[tuple[int, Any]]
+) -> None:
+    previous = signal.getsignal(signal.SIGTERM)
+    with Interrupts():
+        send("INT@0")
+    send("TERM@0.5")
+    assert raised == []
+    send("TERM@2")
+    assert raised == [(signal.SIGTERM, previous)]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("sent", "gap"),
+    [("INT", 0.0), ("TERM", 0.0), ("INT TERM", 0.0002), ("TERM INT", 0.7), ("INT INT", 1.2)],
+)
+def test_a_signal_or_a_pair_saves_and_exits_with_its_code_and_a_later_one_quits(
+    tmp_path: Path, sent: str, gap: float
+) -> None:
+    """A step takes 0.4 s and a save 1.8 s. So the second signal arrives in the step, or in the save."""
+    numbers = [signal.Signals[f"SIG{name}"] for name in sent.split()]
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    slow = (
+        "import minigpt.training.loop as t, sys, time; b = t.batch_at; s = t.checkpoints.save_checkpoint; "
+        "t.batch_at = lambda *a, **k: (print('in a step', file=sys.stderr), time.sleep(0.4), b(*a, **k))[2]; "
+        "t.checkpoints.save_checkpoint = lambda *a: (time.sleep(1.8), s(*a)); "
+        "from minigpt.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", slow, "train", "text.txt", *TRAIN, "-s", "train.steps=1000"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
+        assert process.stderr is not None
+        lines = [next(line for line in process.stderr if line.startswith(start)) for start in ("step 0:", "in a step")]
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(gap)
+        lines += process.stderr.readlines()
+    steps = checkpoint_steps(tmp_path / "runs/r")
+    if gap > 1:
+        assert process.returncode == -numbers[-1]
+        assert steps == [0]
+        return
+    assert process.returncode == 128 + numbers[0]
+    assert 1 <= steps[-1] < 20
+    assert "minigpt train --resume r" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
 
 
 def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> int:
@@ -223,25 +293,30 @@ def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> in
     return running.wait(120)
 
 
-def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[bytes] = []
-    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    monkeypatch.setattr(os, "write", lambda descriptor, text: written.append(text))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with Interrupts():
-            os.kill(os.getpid(), number)
-    assert written == [b"\nsaving after this step; press Ctrl-C again to quit without saving\n"]
+@contextmanager
+def stderr_at_a_terminal() -> Iterator[int]:
+    """Make stderr a pseudo-terminal, and return the descriptor that shows what is written to it."""
+    ours, theirs = os.openpty()
+    with pytest.MonkeyPatch.context() as patch, open(theirs, "w", encoding="utf-8") as stream:
+        patch.setattr(sys, "stderr", stream)
+        yield ours
+    os.close(ours)
 
 
-def test_a_ctrl_c_that_cannot_be_answered_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def shown(terminal: int) -> bytes:
+    assert select.select([terminal], [], [], 10)[0]
+    time.sleep(0.05)
+    return os.read(terminal, 1000)
 
-    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    monkeypatch.setattr(os, "write", full)
-    with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.signal == signal.SIGINT
+
+def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal() -> None:
+    with stderr_at_a_terminal() as terminal:
+        for numbers in ([signal.SIGTERM], [signal.SIGINT, signal.SIGINT]):
+            with Interrupts():
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+        line = "\r\nsaving after this step; press Ctrl-C again to quit without saving\r\n"
+        assert shown(terminal).decode() == line
 
 
 def test_a_closed_terminal_saves(tmp_path: Path) -> None:
@@ -253,19 +328,6 @@ def test_a_run_that_ignores_its_terminal_closing_goes_on_to_its_end(tmp_path: Pa
     """As with nohup, or disown; each line that it would say fails from then on."""
     assert train_at_a_terminal_that_closes(tmp_path, "trap '' HUP;", 30) == 0
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 30
-
-
-@pytest.mark.parametrize("sent", ["SIGHUP SIGHUP", "SIGINT SIGHUP", "SIGTERM SIGHUP", "SIGHUP SIGTERM SIGHUP"])
-def test_no_hangup_ends_a_run_before_it_is_saved(sent: str) -> None:
-    """A shell and the system both send one for the same terminal; a logout also sends SIGTERM, before or after."""
-    numbers = [signal.Signals[name] for name in sent.split()]
-    with Interrupts() as interrupts:
-        for number in numbers:
-            assert signal.getsignal(number) != signal.SIG_DFL
-            os.kill(os.getpid(), number)
-        assert interrupts.signal == next((n for n in numbers if n != signal.SIGHUP), signal.SIGHUP)
-        last = signal.SIG_DFL if len(set(numbers)) > 1 else interrupts._note
-        assert signal.getsignal(signal.SIGTERM) == last
 
 
 def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
@@ -280,11 +342,102 @@ def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 20
 
 
-def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing() -> None:
+def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = os.fstat(2)
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        with ignore_broken_stderr():
-            raise OSError(number, os.strerror(number))
+
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: False, fileno=lambda: 2, write=full))
+    STDERR.write("a line\n")
     assert os.path.samestat(os.fstat(2), kept)
-    with pytest.raises(ValueError, match="no OSError"), ignore_broken_stderr():
-        raise ValueError("no OSError")
+
+
+# ---- a stderr that nobody reads ----
+
+
+def unread(kind: str) -> tuple[int, int]:
+    """Return the ends of a terminal or of a small pipe: the one to keep and not to read, and the one to write to."""
+    import fcntl
+    import termios
+
+    if kind == "terminal":
+        read, write = os.openpty()
+        fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("4H", 24, 120, 0, 0))  # for the progress bar
+        return read, write
+    read, write = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    return read, write
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_stderr_that_nobody_reads_takes_lines_of_any_length_without_blocking(kind: str) -> None:
+    write = "for n in range(3000): STDERR.write('\u2588' * (n * 7 % 301) + '\\n' * (n % 3))"
+    kept, end = unread(kind)
+    command = [sys.executable, "-c", f"from minigpt.training.signals import STDERR\n{write}"]
+    subprocess.run(command, env=environment(), stderr=end, timeout=60, check=True)
+    os.close(end)
+    os.close(kept)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_stderr_that_nobody_reads_delays_neither_training_nor_a_signal(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    often = ["-s", "train.steps=1000000", "-s", "train.eval_every=1", "-s", "train.log_every=1"]
+    command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, *often]
+    kept, end = unread(kind)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=end) as process:
+        os.close(end)
+        try:
+            wait_for_lines(tmp_path / "runs/r/metrics.jsonl", 250)  # more than fit
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    os.close(kept)
+    assert checkpoint_steps(tmp_path / "runs/r")[-1] > 0
+
+
+def wait_for_lines(path: Path, count: int) -> int:
+    """Wait until a file has so many lines, and return how many it has."""
+    end = time.monotonic() + 60
+    while (found := path.read_bytes().count(b"\n") if path.exists() else 0) < count:
+        assert time.monotonic() < end, f"{found} lines"
+        time.sleep(0.05)
+    return found
+
+
+def test_a_stopped_terminal_drops_lines_and_shows_later_ones() -> None:
+    def press(key: bytes, is_ready: bool) -> None:
+        os.write(terminal, key)
+        while bool(select.select([], [sys.stderr], [], 0)[1]) != is_ready:
+            time.sleep(0.01)
+
+    with stderr_at_a_terminal() as terminal:
+        stderr = Stderr()
+        stderr.patience = 0.0
+        press(b"\x13", is_ready=False)  # Ctrl-S
+        stderr.write("lost\n")
+        press(b"\x11", is_ready=True)  # Ctrl-Q
+        stderr.write("shown\n")
+        assert shown(terminal) == b"shown\r\n"
+
+
+# ---- a process that is stopped ----
+
+
+def test_a_run_by_the_clock_does_not_count_a_time_in_which_it_is_stopped(tmp_path: Path) -> None:
+    """It is stopped for longer than its whole length."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
+    often = ["-s", "train.minutes=0.03", "-s", "train.log_every=1"]
+    command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, *often]
+    lines = tmp_path / "runs/r/metrics.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL) as process:
+        wait_for_lines(lines, 3)
+        process.send_signal(signal.SIGSTOP)
+        before = wait_for_lines(lines, 0)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    assert wait_for_lines(lines, 0) > before + 5
