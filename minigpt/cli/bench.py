@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from minigpt.cli.options import PLAIN, TEXT, ConfigOption, EncodingOption, JsonOption, RoundsOption, SetOption
+from minigpt.cli.options import (
+    PLAIN,
+    TEXT,
+    ConfigOption,
+    EncodingOption,
+    JsonOption,
+    RoundsOption,
+    SamplesOption,
+    SetOption,
+)
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import escape
 
@@ -34,9 +43,7 @@ def bench_train(
 def bench_sample(
     run: Annotated[str | None, Argument(help="A trained run. Default: a new model.", metavar="RUN")] = None,
     set_: SetOption = None,
-    num_samples: Annotated[
-        int, Option("--num-samples", "-n", min=1, help="Number of texts to sample at once.", metavar="N")
-    ] = 1,
+    num_samples: SamplesOption = 1,
     length: Annotated[
         int | None, Option(min=1, help="Characters per text. Default: 256, or the context.", metavar="N")
     ] = None,

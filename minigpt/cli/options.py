@@ -25,6 +25,7 @@ EncodingOption = Annotated[str, Option(help="Encoding of the text files, as a Py
 DeviceOption = Annotated[str, Option(help="Device to compute on.", metavar="auto|cpu|cuda|cuda:N|mps")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
+SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
 
 
 class SettingsInHelp(TyperCommand):

@@ -17,6 +17,7 @@ from minigpt.cli.options import (
     JsonOption,
     OnUnknown,
     RunArgument,
+    SamplesOption,
     UnknownOption,
     checked_device,
 )
@@ -35,7 +36,7 @@ def sample(
     prompt_file: Annotated[
         str | None, Option(help="File with the text to continue, or '-' (standard input).", metavar="FILE")
     ] = None,
-    num_samples: Annotated[int, Option("--num-samples", "-n", min=1, help="Number of samples.")] = 1,
+    num_samples: SamplesOption = 1,
     length: Annotated[
         int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.")
     ] = None,

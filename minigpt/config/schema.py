@@ -3,12 +3,15 @@
 Each field's docstring appears in --help, the JSON schema and docs/configuration.md.
 """
 
+import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 MOST_THREADS = 1024
 """The maximum number of threads that torch supports without crashing."""
+MOST_STEPS = 10**12
+"""The maximum length of a run. Times the largest batch, it fits into 64 bits."""
 
 
 class Section(BaseModel):
@@ -25,10 +28,15 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole_floats_are_integers(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept 6.0 as an integer. Reject numbers beyond 64 bits, which NumPy, torch and TensorBoard do not take."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         takes_integers = int in (annotation, *get_args(annotation))
-        return int(value) if takes_integers and isinstance(value, float) and value.is_integer() else value
+        if takes_integers and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int | float) and 1 << 63 <= value < math.inf:
+            raise ValueError("should be less than 2^63")
+        return value
 
 
 def _one_or_many(value: Any) -> Any:
@@ -125,7 +133,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """Length, batches, evaluations and checkpoints. Set one of `steps`, `epochs` or `minutes`. Default: 2000 steps."""
 
-    steps: int | None = Field(None, ge=1, le=10**12)
+    steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Length of the run in optimizer steps. 2000 if neither `epochs` nor `minutes` is set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run in epochs (passes over the training text)."""
@@ -171,9 +179,9 @@ class SampleConfig(Section):
 
     prompt: str = Field("\n", max_length=100_000)  # a limit also makes pydantic reject lone surrogates
     """Text to continue."""
-    length: int = Field(500, ge=1)
+    length: int = Field(500, ge=1, le=1_000_000_000)
     """Tokens to generate with `minigpt sample`."""
-    preview: int = Field(200, ge=0)
+    preview: int = Field(200, ge=0, le=1_000_000)
     """Tokens to generate at each evaluation. 0: none."""
     temperature: float = Field(0.8, ge=0)
     """Divisor of the logits. Lower is more conservative, higher is more random. 0: always the most likely token."""

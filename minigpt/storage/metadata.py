@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config import yaml
-from minigpt.config.schema import MOST_THREADS
+from minigpt.config.schema import MOST_STEPS, MOST_THREADS
 from minigpt.errors import CheckpointError, escape
 from minigpt.files import read_within
 
@@ -23,7 +23,7 @@ LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 
 ARRAYS, HEADER = 3, 1 << 20
 """The maximum number of float32 arrays per parameter in a safetensors file (two moving averages, plus the raw weights
 with an EMA), and the maximum size of its header, in bytes."""
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Count = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
 @dataclass
@@ -34,8 +34,8 @@ class TrainState:
 
     step: Count = 0
     """Steps completed, including skipped ones."""
-    tokens_seen: Count = 0
-    seconds: float = 0.0
+    tokens_seen: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
+    seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Time spent in the training loop."""
     train_loss: float | None = None
     """The training loss at the last log line."""

@@ -74,7 +74,7 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         return step_folder(run, best_step(run))
     if which == "last":
         return step_folder(run, steps[-1])
-    if not str(which).isdecimal() or int(which) not in steps:
+    if str(which) not in map(str, steps):
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
     return step_folder(run, int(which))

@@ -31,7 +31,7 @@ def test_no_input_raises_anything_but_a_user_error(finished_run: Path, tmp_path:
     folder = Path(shutil.copytree(finished_run / f"checkpoints/step-{STEPS[-1]:08d}", tmp_path / "checkpoint"))
     target, generator = fuzz.TARGETS[name](folder), random.Random(name)
     inputs = fuzz.seed_inputs(name, folder)
-    for data in inputs[:20]:
+    for data in inputs[:25]:
         fuzz.check(target, data)
         for _ in range(20):
             at, changed = generator.randrange(len(data)), bytearray(data)

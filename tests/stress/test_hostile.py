@@ -306,7 +306,8 @@ HUGE = 9 * 10**4299
 """The largest power of ten, times nine, that Python prints."""
 WRONG_METADATA = {
     **{field: (None, "x", [], -1, 1.5, HUGE) for field in ("format", "parameters", "vocab_size")},
-    **{f"state.{field}": ("x", [], -1, float("inf")) for field in ("step", "tokens_seen", "loss_count")},
+    **{f"state.{field}": ("x", [], -1, 1 << 62, float("inf")) for field in ("step", "tokens_seen", "loss_count")},
+    "state.seconds": ("x", -1, 1e308),
     **{field: (None, "x", [1]) for field in ("runtime", "state")},
     **{field: (None, 1, [1]) for field in ("corpus", "fingerprint")},
     "runtime.threads": (None, "x", 0, 10**6, HUGE),
@@ -314,7 +315,6 @@ WRONG_METADATA = {
     "runtime.device": (None,),
 }
 ODD_METADATA = {
-    "state.seconds": (1e308, -1e308),
     "state.best_step": (HUGE, 10**15),
     "state.best_loss": (None, -1e308),
     "runtime.device": ("cuda:99", "\x1b[2J"),
