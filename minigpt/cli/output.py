@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.errors import UserError, escape, reason, sanitize_terminal
+from minigpt.files import publish
 from minigpt.training.signals import STDERR
 
 if TYPE_CHECKING:
@@ -65,36 +66,45 @@ def _column_groups(widths: Sequence[int], available: float) -> list[list[int]]:
 
 
 def json_text(document: Any) -> str:
-    """Return `document` as JSON with a final newline."""
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    """Return `document` as JSON with a final newline. Raises UserError if a number is not finite."""
+    try:
+        return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise UserError("the result has a number that is not finite, which JSON cannot hold") from error
 
 
 def check_writable(*outs: Path | None, read: str | None = None) -> None:
     """Check, before any work, that a command can write its output files.
 
     Raises:
-        UserError: A file cannot be written, belongs to a run, is written twice, or is the input file `read`.
+        UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, or is the input file
+            `read`.
     """
     from minigpt.paths import containing_run
+    from minigpt.storage.metadata import FILES, METADATA
 
     taken = {os.path.realpath(read)} if read else set()
     for out in outs:
         if out is None:
             continue
+        file = _file(out)
         try:
-            os.stat(os.path.join(out.parent, ""))  # fails if the parent is missing or not a folder
+            os.stat(os.path.join((file or out).parent, ""))  # fails if the parent is missing or not a folder
             if out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not os.access(out if out.exists() else out.parent, os.W_OK):
+            places = [place for place in (out, file and file.parent) if place and place.exists()]
+            if not all(os.access(place, os.W_OK) for place in places):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise _cannot_write(out, reason(error)) from error
-        if out.is_file() or not out.exists():  # a device such as /dev/null may be written twice
-            if os.path.realpath(out) in taken:
+        if file is not None:  # a device such as /dev/null may be written twice
+            if str(file) in taken:
                 raise _cannot_write(out, "this command reads it or writes it twice")
-            if run := containing_run(out):
+            if run := containing_run(file):
                 raise _cannot_write(out, f"it belongs to run {run.name}")
-            taken.add(os.path.realpath(out))
+            if file.name in (METADATA, *FILES) and (file.parent / METADATA).exists():
+                raise _cannot_write(out, "it belongs to a checkpoint")
+            taken.add(str(file))
 
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
@@ -126,11 +136,27 @@ def write(text: str, out: Path | None = None) -> None:
 
 
 def write_bytes(content: bytes, out: Path) -> None:
-    """Write a file. Raises UserError if it cannot be written."""
+    """Write a file completely or not at all, or write to a device or pipe. Raises UserError if that fails."""
+    file = _file(out)
     try:
-        out.write_bytes(content)
+        if file is None:
+            with open(out, "ab") as stream:  # /dev/stdout may be a file with earlier output
+                stream.write(content)
+            return
+        with publish(file) as temporary:
+            temporary.write_bytes(content)
+            if file.exists():
+                shutil.copymode(file, temporary)
     except OSError as error:
         raise _cannot_write(out, reason(error)) from error
+
+
+def _file(out: Path) -> Path | None:
+    """Return the regular file that `out` names, existing or not, with links resolved; None for a device or a pipe."""
+    file = Path(os.path.realpath(out))
+    folder = Path(os.path.realpath(out.parent))
+    is_stream = out.is_symlink() and folder.parts[1:2] in (("dev",), ("proc",))  # such as /dev/stdout
+    return None if is_stream or (file.exists() and not file.is_file()) else file
 
 
 def _cannot_write(out: Path, why: str) -> UserError:

@@ -1,12 +1,20 @@
-"""Tables fit the terminal."""
+"""Tables fit the terminal. Files are written whole or not at all."""
 
+import math
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from command_line import Cli, environment, process
 
-from minigpt.cli.output import table
+from minigpt.cli.output import check_writable, json_text, table, write_bytes
+from minigpt.errors import UserError
+from minigpt.storage.metadata import FILES, METADATA
 
 TABLE = (
     ("name", "description", "size"),
@@ -60,3 +68,68 @@ def test_columns_that_do_not_fit_follow_below_with_the_first_column(printed: Cal
         *rows,
     ]
     assert all(block[n][0] == line[0] for block in blocks for n, line in enumerate([head, *rows]))
+
+
+# ---- JSON and files ----
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_json_never_contains_a_number_that_is_not_finite(number: float) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        json_text({"loss": [number]})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a limit on the size of files")
+def test_a_file_that_cannot_be_completed_keeps_its_old_content(at_home: Path, tmp_path: Path) -> None:
+    """As on a full disk."""
+    import resource
+
+    out = tmp_path / "sample.txt"
+    out.write_text("old", encoding="utf-8")
+    done = process(
+        *("sample", "-l", "2000", "-o", str(out)),
+        cwd=at_home,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"minigpt: cannot write {out}: File too large\n"
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("sample.txt", "old")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links and permissions")
+def test_the_target_of_a_link_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    link.symlink_to("target")
+    before = target.stat().st_ino
+    write_bytes(b"new", link)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert target.stat().st_ino != before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="this system has no /dev/stdout")
+def test_a_device_is_written_directly(cli: Cli, at_home: Path, tmp_path: Path) -> None:
+    expected = cli("sample", "-l", 3).out
+    write_bytes(b"x", Path(os.devnull))
+    assert not Path(os.devnull).is_file()
+    assert process("sample", "-l", "3", "-o", "/dev/stdout", cwd=at_home).stdout == expected
+    log = tmp_path / "log"
+    log.write_text("before\n", encoding="utf-8")
+    with open(log, "ab") as stream:
+        command = [sys.executable, "-m", "minigpt", "sample", "-l", "3", "-o", "/dev/stdout"]
+        subprocess.run(command, cwd=at_home, env=environment(), stdout=stream, check=True)
+    assert log.read_text(encoding="utf-8") == f"before\n{expected}"
+
+
+@pytest.mark.parametrize("name", [METADATA, *FILES])
+def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Path, tmp_path: Path, name: str) -> None:
+    """Outside its run, only its content shows what the folder is."""
+    copy = Path(shutil.copytree(at_home / "runs/verse-1/checkpoints/step-00000004", tmp_path / "copy"))
+    content = (copy / name).read_bytes()
+    for command in (["sample"], ["inspect", "--text", "the"]):
+        assert "it belongs to a checkpoint" in cli(*command, copy, "-o", copy / name).error
+    assert (copy / name).read_bytes() == content
+    check_writable(copy / "sample.txt", tmp_path / name)  # not refused
