@@ -19,7 +19,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, write
-from minigpt.errors import UserError, escape
+from minigpt.errors import CheckpointError, UserError, escape
 
 
 def evaluate(
@@ -73,9 +73,11 @@ def evaluate(
             model, tokens, loaded.tokenizer,
             stride=stride, autocast=runtime.autocast, progress=bar.update,
         )  # fmt: skip
+    if not math.isfinite(result.loss):
+        raise CheckpointError(f"the loss of the model is {result.loss:g}; an earlier checkpoint may work")
     windows = protocol(loaded.config.model.context, stride)
     if as_json:
-        # JSON has no infinity.
+        # JSON has no infinity, which the perplexity can be.
         document = {key: value if math.isfinite(value) else None for key, value in asdict(result).items()}
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
         write(json_text(document))

@@ -104,7 +104,7 @@ def hint(error: UserError, command: str) -> str:
         case InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if has_settings:
-            return "try a smaller model.n_embd, model.n_layer or model.context"
+            return "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer"
         case DeviceError():
             return f"try {'--set runtime.device=auto' if has_settings else '--device cpu'}"
     return ""

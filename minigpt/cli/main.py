@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -29,6 +30,7 @@ from minigpt.cli.options import PLAIN, SettingsInHelp
 from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
+from minigpt.errors import UserError
 from minigpt.training.signals import STDERR
 
 app = typer.Typer(
@@ -55,8 +57,10 @@ def main() -> None:
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     _prepare_streams()
+    warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: results are checked for NaN and infinity instead
     try:
         try:
+            _check_current_folder()
             code = app(standalone_mode=False, windows_expand_args=False)  # text/sources.py expands * and ~
         finally:
             print(end="", flush=True)
@@ -72,6 +76,14 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = error.exit_code if isinstance(error, TyperException) else 1
     sys.exit(code or 0)
+
+
+def _check_current_folder() -> None:
+    """Raise UserError if the current folder is deleted. PyTorch would end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the current folder no longer exists; change to another folder") from error
 
 
 def _command_name(arguments: Sequence[str]) -> str:

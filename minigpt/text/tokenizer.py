@@ -4,7 +4,7 @@ import codecs
 import json
 import unicodedata
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class CharTokenizer:
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each with the nearest character in the vocabulary.
         """
+        _check_choice(unknown)
         ids: Ids = self._table.take(code_points(text), mode="clip")
         if not (ids == self.vocab_size).any():
             return ids
@@ -81,6 +82,7 @@ class ByteTokenizer:
 
     def encode(self, text: str, unknown: Unknown = "error") -> Ids:
         """Return the bytes of `text`. Only lone surrogates are outside the vocabulary."""
+        _check_choice(unknown)
         handler = {"error": "strict", "skip": "ignore", "replace": "replace"}[unknown]
         try:
             return np.frombuffer(text.encode("utf-8", handler), dtype=np.uint8)
@@ -125,6 +127,11 @@ def from_json(text: str, origin: str) -> Tokenizer:
         case {"kind": "char", "chars": str(chars)} if _is_vocabulary(chars):
             return CharTokenizer(chars)
     raise CheckpointError(f"{origin} is not a tokenizer that this version of minigpt supports")
+
+
+def _check_choice(unknown: str) -> None:
+    if unknown not in get_args(Unknown):
+        raise ValueError(f"unknown must be one of {', '.join(get_args(Unknown))}, not {unknown!r}")
 
 
 def _is_vocabulary(chars: str) -> bool:

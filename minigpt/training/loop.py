@@ -86,6 +86,10 @@ def train(
         if problem is None:
             raise
         raise problem from error
+    except IndexError as error:
+        if max(data.train.max(), data.validation.max()) < data.tokenizer.vocab_size:
+            raise
+        raise TrainingError("the encoded text in the cache changed during training", run, newest_step(run)) from error
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(error.filename)
         raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error

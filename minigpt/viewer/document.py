@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from minigpt.errors import escape
+from minigpt.errors import ViewError, escape
 
 HERE = Path(__file__).parent
 SCRIPTS = (
@@ -45,8 +45,15 @@ def assemble(
 
 
 def embed_json(data: Mapping[str, Any]) -> str:
-    """Return `data` as ASCII JSON that cannot close its script element or open another."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    """Return `data` as ASCII JSON that cannot close its script element or open another.
+
+    Raises:
+        ViewError: A number is not finite.
+    """
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise ViewError("the page cannot show a model that computes numbers that are not finite") from error
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

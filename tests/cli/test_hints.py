@@ -76,7 +76,11 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
             "train",
             "try --set train.micro_batch_size=4, which changes only rounding and dropout",
         ),
-        (InsufficientMemoryError("p"), "train", "try a smaller model.n_embd, model.n_layer or model.context"),
+        (
+            InsufficientMemoryError("p"),
+            "train",
+            "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer",
+        ),
         (InsufficientMemoryError("p"), "eval", ""),
         (DeviceError("p"), "train", "try --set runtime.device=auto"),
         (DeviceError("p"), "eval", "try --device cpu"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, VERSE, Cli, Done, environment, process
+from forgery import scale_weights
 
 from minigpt import __version__
 from minigpt.config.resolve import fields
@@ -143,6 +144,38 @@ for command in {commands!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-300:]
+
+
+@pytest.mark.parametrize(
+    ("factor", "command", "problem"),
+    [
+        (1e20, "eval", "the loss of the model is nan"),
+        (1e20, "eval --json", "the loss of the model is nan"),
+        (1e20, "attention --json", "activations are not finite"),
+        (1e20, "sample --json", "logits of the model are not finite"),
+        (1e10, "inspect", "numbers that are not finite"),
+    ],
+)
+def test_a_model_that_computes_no_numbers_is_one_line(
+    cli: Cli, run: Path, factor: float, command: str, problem: str
+) -> None:
+    scale_weights(run, factor)
+    assert problem in cli(*command.split()).error
+
+
+def test_an_overflow_that_does_no_harm_prints_no_warning(run: Path) -> None:
+    scale_weights(run, 1e10)
+    done = process("sample", "-l", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps the current folder of a process")
+def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
+    code = "import os; os.rmdir(os.getcwd()); from minigpt.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "claims"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "minigpt: the current folder no longer exists; change to another folder\n"
 
 
 # ---- streams ----

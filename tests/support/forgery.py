@@ -6,6 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load, save
+
 from minigpt.storage.metadata import FILES, METADATA, digest
 
 MODEL, OPTIMIZER, CONFIG, TOKENIZER = FILES
@@ -21,6 +24,13 @@ def forge(folder: Path, files: dict[str, bytes] | None = None, metadata: dict[st
     hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
     fields["sha256"] = {**hashes, METADATA: digest(fields)}
     (folder / METADATA).write_text(json.dumps(fields), encoding="utf-8")
+
+
+def scale_weights(run: Path, factor: float) -> None:
+    """Multiply the weights of all checkpoints of a run. The results stay finite."""
+    for folder in (run / "checkpoints").glob("step-*"):
+        weights = {name: array * np.float32(factor) for name, array in load((folder / MODEL).read_bytes()).items()}
+        forge(folder, {MODEL: save(weights)})
 
 
 def safetensors(header: Any, data: bytes = b"") -> bytes:

@@ -66,6 +66,8 @@ def test_sanitize_terminal_escapes_controls_line_separators_and_direction_change
             (unicodedata.category(char) == "Cc" and char not in "\n\t")
             or unicodedata.category(char) in ("Zl", "Zp")
             or unicodedata.bidirectional(char) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+            or char in "\u061c\u200e\u200f"  # marks of a direction
+            or 0x206A <= number <= 0x206F  # deprecated, and still obeyed by some terminals
         )
         assert sanitize_terminal(char) == (f"\\u{number:04x}" if is_control else char), hex(number)
 

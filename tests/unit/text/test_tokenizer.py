@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 
 from minigpt.errors import UserError
-from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, from_json, make_tokenizer
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, from_json, make_tokenizer
 
 ODD = "plain é 😀👩‍👩‍👧 e\u0301 漢字 \0\t\r\n \u2028 \x85 \ufeff \U0010ffff ﬁ İ ß"
 
@@ -157,6 +157,12 @@ def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
     )
     assert error_of(tokenizer, "a bé é?").endswith(", and 1 more")
     assert error_of(tokenizer, "a bé é?!").endswith(", and 2 more")
+
+
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("ab"), ByteTokenizer()])
+def test_a_choice_that_does_not_exist_is_an_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="unknown must be one of error, skip, replace, not 'bad'"):
+        tokenizer.encode("ab", "bad")  # type: ignore[arg-type]
 
 
 def test_a_lone_surrogate_is_unknown() -> None:

@@ -300,6 +300,18 @@ def test_other_runtime_errors_are_not_hidden(go: Any, monkeypatch: pytest.Monkey
         go()
 
 
+def test_tokens_that_are_overwritten_end_the_run_in_a_typed_error(tmp_path: Path) -> None:
+    """They are a memory map of a file in the cache."""
+    data = make_data()
+
+    def overwrite(step: int, *_: object) -> None:
+        data.train[:] = data.train if step < 4 else 255
+
+    with pytest.raises(TrainingError, match="the encoded text in the cache changed") as error:
+        train(make_config(), tmp_path, data, probes=(overwrite,))
+    assert error.value.saved_step == 4
+
+
 def test_a_system_error_names_its_file(go: Any, tmp_path: Path) -> None:
     def read(*_: object) -> None:
         (tmp_path / "no such file").read_bytes()

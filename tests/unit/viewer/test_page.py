@@ -136,6 +136,12 @@ def test_scripts_never_parse_text_as_markup_or_code() -> None:
         assert not any(name in script for script in scripts), name
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_a_typed_error(number: float) -> None:
+    with pytest.raises(ViewError, match="not finite"):
+        document.embed_json({"values": [number]})
+
+
 def test_the_page_contains_no_path_and_no_date() -> None:
     loaded = checkpoint()
     page = build_page(loaded, excerpt(loaded))
