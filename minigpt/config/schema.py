@@ -1,6 +1,6 @@
 """The settings of a run, in frozen, typed sections.
 
-Each field's docstring appears in --help, the JSON schema and docs/configuration.md.
+Each field's docstring appears in --help, the JSON schema and the reference of settings.
 """
 
 import math

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import reference
+import typer
+
+from minigpt.cli.main import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
 
@@ -19,10 +23,16 @@ def test_generated_pages_are_current() -> None:
 
 
 def test_the_reference_has_one_table_row_per_setting() -> None:
-    lines = (ROOT / "docs/configuration.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if line.startswith("| `")]
+    rows = [line for line in reference.settings().splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(fields())
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+
+
+def test_the_reference_has_a_section_per_command() -> None:
+    headings = re.findall(r"^##+ `minigpt (.+)`$", reference.commands(), flags=re.MULTILINE)
+    groups = typer.main.get_command(app).commands
+    names = [[name, *(f"{name} {below}" for below in getattr(group, "commands", ()))] for name, group in groups.items()]
+    assert headings == [name for group in names for name in group]
 
 
 def test_each_preset_names_the_schema_for_editors() -> None:
@@ -33,9 +43,9 @@ def test_each_preset_names_the_schema_for_editors() -> None:
 
 
 def test_the_course_on_attention_has_its_table_and_figures() -> None:
-    course = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
-    for row in json.loads((ROOT / "docs/inside/claims.json").read_text(encoding="utf-8"))["claims"]:
+    course = (ROOT / "docs/course/attention.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / "docs/course/inside/claims.json").read_text(encoding="utf-8"))["claims"]:
         assert f"| {row['id']} | {row['claim']} | {row['verdict']} | {row['measured']} |" in course
     pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", course)
     assert len(pictures) >= 3
-    assert all((ROOT / "docs" / picture).is_file() for picture in pictures)
+    assert all((ROOT / "docs/course" / picture).is_file() for picture in pictures)

@@ -1,0 +1,80 @@
+"""Generate pages of the documentation from the code, as a hook of MkDocs: mkdocs.yml names this file.
+
+reference/commands.md comes from the command line, reference/settings.md from minigpt/config/schema.py.
+project/contributing.md and project/changelog.md come from the files at the top of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.cli import get_docs_for_click
+
+from minigpt.cli.main import app
+from minigpt.config.resolve import show, type_name
+from minigpt.config.schema import FAMILIES, RunConfig
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site. MkDocs calls this function."""
+    from mkdocs.structure.files import File
+
+    pages = {
+        "reference/commands.md": commands(),
+        "reference/settings.md": settings(),
+        "project/contributing.md": from_top("CONTRIBUTING.md"),
+        "project/changelog.md": from_top("CHANGELOG.md"),
+    }
+    for path, content in pages.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def commands() -> str:
+    """Return the page of all commands, arguments and options."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("minigpt", [], resilient_parsing=True)
+    page: str = get_docs_for_click(obj=command, ctx=context, name="minigpt", title="Command line")
+    return re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
+
+
+def settings() -> str:
+    """Return the page of all settings."""
+    lines = [
+        "# Settings",
+        "",
+        "Set a value in a YAML file (`--config my.yaml`) or on the command line (`--set model.n_layer=6`).",
+        "`minigpt config show` prints each value and its source. For the order of sources, see",
+        "[Choose settings](../guides/settings.md).",
+    ]
+    for name, section in RunConfig.model_fields.items():
+        annotation: Any = section.annotation
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            annotation.__doc__,
+            "",
+            "| key | value | default | description |",
+            "|---|---|---|---|",
+        ]
+        for key, field in annotation.model_fields.items():
+            kind = type_name(field.annotation).replace("|", "\\|")
+            lines.append(f"| `{name}.{key}` | {kind} | `{show(field.default)}` | {field.description} |")
+    lines += ["", "## Model families", "", "`model.family: classic` has different defaults:", ""]
+    lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def from_top(name: str) -> str:
+    """Return a file at the top of the repository, with its links into docs/ as links from docs/project/."""
+    return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text(encoding="utf-8"))
