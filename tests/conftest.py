@@ -32,6 +32,16 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """Restore the handlers: a run that a signal stops leaves its own."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGCONT")
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
+    yield
+    for name, handler in before.items():
+        signal.signal(getattr(signal, name), handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
