@@ -122,10 +122,10 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(
 def test_out_of_memory_is_recognized_in_pytorchs_words() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 60)
-    config = make_config(train__batch_size=6, train__micro_batch_size=6)
     for problem in (error.value, torch.OutOfMemoryError("any"), MemoryError()):
         assert str(as_memory_error(problem)) == "out of memory"
-        found = as_memory_error(problem, config)
-        assert found is not None
-        assert (str(found), found.settings) == ("out of memory", ("train.micro_batch_size=3",))
+        for micro, smaller in ((12, 6), (6, 3), (3, 1), (1, None)):
+            found = as_memory_error(problem, make_config(train__batch_size=12, train__micro_batch_size=micro))
+            assert found is not None
+            assert found.settings == ((f"train.micro_batch_size={smaller}",) if smaller else ())
     assert as_memory_error(RuntimeError("shapes do not match")) is None
