@@ -16,7 +16,7 @@ from lab_scripts import LAB, script
 from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 
-harness, report = script("run"), script("report")
+harness = script("run")
 BASE = {
     "settings": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16},
@@ -55,9 +55,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lines]:
     (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
     (folder / "batch.yaml").write_text(yaml.safe_dump(QUESTION))
     (folder / "text.txt").write_text("to be or not to be " * 100 + "ZZZZ" * 50)
-    done = lab(folder, "run", "batch.yaml", "text.txt", "--out", "out", "--seconds", "0.05")
+    done = lab(folder, "run", "batch.yaml", "text.txt", "--out", "out/runs.jsonl", "--seconds", "0.05")
     assert done.returncode == 0, done.stderr
-    return folder, read_lines(folder / "out/batch.jsonl")
+    return folder, read_lines(folder / "out/runs.jsonl")
 
 
 def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lines]) -> None:
@@ -65,6 +65,7 @@ def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lin
     found = sorted((line["variant"], line["seed"]) for line in lines)
     assert found == [(name, seed) for name in ("baseline", "bigrams", "large", "lower rate") for seed in (1, 2)]
     for line in lines:
+        assert line["question"] == "batch"
         assert line["settings"].keys() == flatten(RunConfig()).keys() - {"data.source"}
         assert line["settings"]["train.seed"] == line["seed"]
         assert line["settings"]["train.steps"] == line["steps"] == line["curve"][-1][0]
@@ -77,7 +78,7 @@ def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lin
         assert f"{os.cpu_count()} cores" in line["machine"]
         assert datetime.now(timezone.utc) - datetime.fromisoformat(line["date"]) < timedelta(hours=1)
     assert len({line["loss"] for line in lines}) == 8
-    assert "is complete" in lab(folder, "run", "batch.yaml", "text.txt", "--out", "out").stderr
+    assert "batch is complete" in lab(folder, "run", "batch.yaml", "text.txt", "--out", "out/runs.jsonl").stderr
 
 
 def test_costly_variants_have_fewer_steps_and_equal_work_shares_a_timing(results: tuple[Path, Lines]) -> None:
@@ -124,15 +125,18 @@ def test_earlier_timings_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_run_does_not_affect_the_others(results: tuple[Path, Lines]) -> None:
-    folder, _ = results
-    variants = {"failing": {"patches": {"unknown": True}}, "batch": {"train": {"batch_size": 2}}}
+    """The results of two questions share a file. Variant "large" of one is no result for the other."""
+    folder, lines = results
+    variants = {"failing": {"patches": {"unknown": True}}, "large": {"train": {"batch_size": 2}}}
     (folder / "failing.yaml").write_text(yaml.safe_dump({**QUESTION, "variants": variants}))
-    done = lab(folder, "run", "failing.yaml", "text.txt", "--steps-as-given", "--seeds", "1", "--out", "failing")
+    (folder / "both.jsonl").write_text((folder / "out/runs.jsonl").read_text())
+    done = lab(folder, "run", "failing.yaml", "text.txt", "--steps-as-given", "--seeds", "1", "--out", "both.jsonl")
     assert done.returncode == 1
     assert "failing, seed 1 failed: KeyError('unknown')" in done.stderr
     assert done.stderr.endswith("1 of 3 runs failed\n")
-    steps = {line["variant"]: line["steps"] for line in read_lines(folder / "failing/failing.jsonl")}
-    assert steps == {"baseline": 6, "batch": 6}
+    every = read_lines(folder / "both.jsonl")
+    assert every[: len(lines)] == lines
+    assert {line["variant"]: line["steps"] for line in every[len(lines) :]} == {"baseline": 6, "large": 6}
 
 
 @pytest.mark.parametrize("change", ["settings", "patches", "name", "text", "steps", "timing", "nothing"])
@@ -153,7 +157,7 @@ def test_incomparable_results_are_refused(results: tuple[Path, Lines], tmp_path:
 
     def check() -> None:
         for line in lines:
-            harness.refuse_incomparable(line, variants, about, change != "timing", Path("batch.jsonl"))
+            harness.refuse_incomparable(line, variants, about, change != "timing", Path("runs.jsonl"))
 
     if change == "nothing":
         check()
@@ -164,10 +168,10 @@ def test_incomparable_results_are_refused(results: tuple[Path, Lines], tmp_path:
 
 def test_results_of_other_code_are_reported(results: tuple[Path, Lines], capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{**line, "commit": "0123456789", "uncommitted": True} for line in results[1]]
-    harness.report_other_code(lines, Path("batch.jsonl"))
+    harness.report_other_code(lines, "batch")
     assert capsys.readouterr().err.splitlines() == [
-        "note: batch.jsonl has results from uncommitted code",
-        "note: batch.jsonl has results from commit 0123456789: not in this repository",
+        "note: batch has results from uncommitted code",
+        "note: batch has results from commit 0123456789: not in this repository",
     ]
 
 
@@ -178,7 +182,7 @@ def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     command = [sys.executable, str(LAB / "run"), "endless.yaml", "text.txt", "--steps-as-given"]
     with subprocess.Popen(
-        [*command, "--seeds", "1", "--out", "."], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*command, "--seeds", "1", "--out", "runs.jsonl"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     ) as run:
         assert run.stderr is not None
         assert run.stderr.readline().startswith("short, seed 1: ")  # so the other worker has started as well
@@ -186,31 +190,7 @@ def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
         run.communicate(timeout=20)  # returns when no worker holds the inherited pipe
 
 
-def test_unknown_names_are_refused(results: tuple[Path, Lines]) -> None:
-    for command in (["run", "batch.yaml", "text.txt", "--only", "larg"], ["report", "bach"]):
-        done = lab(results[0], *command, "--out", "out")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert command[-1] in done.stderr.splitlines()[-1]
-
-
-def test_the_report_compares_seed_by_seed(results: tuple[Path, Lines]) -> None:
-    pytest.importorskip("matplotlib")
-    folder, lines = results
-    (folder / "out/empty.jsonl").touch()
-    done = lab(folder, "report", "--out", "out")
-    (folder / "out/empty.jsonl").unlink()
-    assert done.returncode == 0, done.stderr
-    loss = {(line["variant"], line["seed"]): line["loss"] for line in lines}
-    difference = sum(loss["large", seed] - loss["baseline", seed] for seed in (1, 2)) / 2
-    (row,) = [row for row in done.stdout.splitlines() if row.startswith("| large")]
-    assert f"| {difference:.4f} ±" in row
-    assert (folder / "out/batch.png").stat().st_size > 10_000
-
-
-def test_the_table_is_sorted_by_the_paired_difference() -> None:
-    """Variant "half" ran only with the better seed, and so has a lower mean loss than the baseline."""
-    line = {"parameters": 1, "steps": 1, "leak": 0.0}
-    losses = {"baseline": (1.0, 2.0), "half": (1.1,), "better": (0.9, 1.9)}
-    found = {name: {n: line | {"loss": x, "best": x} for n, x in enumerate(xs)} for name, xs in losses.items()}
-    rows = report.table(found).splitlines()[2:]
-    assert [row.split(" | ")[0] for row in rows] == ["| better", "| baseline", "| half"]
+def test_an_unknown_variant_is_refused(results: tuple[Path, Lines]) -> None:
+    done = lab(results[0], "run", "batch.yaml", "text.txt", "--only", "larg", "--out", "out/runs.jsonl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "larg" in done.stderr.splitlines()[-1]
