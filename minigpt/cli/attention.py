@@ -18,7 +18,14 @@ from minigpt.cli.excerpt import (
     notice_checkpoint,
     notice_skipped,
 )
-from minigpt.cli.options import CheckpointOption, EncodingOption, JsonOption, RunArgument, UnknownOption
+from minigpt.cli.options import (
+    CheckpointOption,
+    EncodingOption,
+    ForceOption,
+    JsonOption,
+    RunArgument,
+    UnknownOption,
+)
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
 from minigpt.errors import UserError, escape, sanitize_terminal
 
@@ -34,17 +41,20 @@ def attention(
     text: TextOption = None,
     file: FileOption = None,
     val: ValOption = None,
-    layer: Annotated[int | None, Option(help="Show only this layer. The first is 0.")] = None,
-    head: Annotated[int | None, Option(help="Show only this head. The first is 0.")] = None,
+    layer: Annotated[int | None, Option(help="Show only this layer. The first is 0.", metavar="N")] = None,
+    head: Annotated[int | None, Option(help="Show only this head. The first is 0.", metavar="N")] = None,
     query: Annotated[
         int | None,
-        Option(help="List the strongest keys of this position. The first is 0. Default with --tty: the last."),
+        Option(help="List what this position attends to most. The first is 0.", metavar="N"),
     ] = None,
     probe: Annotated[
         tuple[str, str] | None,
         Option(help="Measure the attention from one string to earlier occurrences of another.", metavar="FROM TO"),
     ] = None,
-    tty: Annotated[bool, Option("--tty", help="Print the text, shaded by the attention of --query.")] = False,
+    tty: Annotated[
+        bool, Option("--tty", help="Print the text, shaded by the attention of --query (or the end).", metavar="")
+    ] = False,
+    all_scores: Annotated[bool, Option("--scores", help="Print every score of every head.", metavar="")] = False,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
     npz: Annotated[Path | None, Option(help="Save all activations as float32 NumPy arrays.", metavar="FILE")] = None,
     as_json: JsonOption = False,
@@ -52,15 +62,24 @@ def attention(
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     max_tokens: MaxTokensOption = None,
+    force: ForceOption = False,
 ) -> None:
-    """Show what each attention head attends to. Scores are shown with the baseline of uniform attention."""
+    """Show what each attention head attends to.
+
+    Scores stand beside their baseline: what uniform attention would score.
+
+    Examples:
+      minigpt attention
+      minigpt attention mine --text "the cat and the dog" --tty --layer 0
+      minigpt attention mine --probe ")" "(" --json
+    """
     from minigpt.interpret import export, images
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
 
-    check_writable(npz, png, read=file)
+    check_writable(npz, png, read=file, force=force)
     if (probe or as_json) and (tty or query is not None):
         raise UserError(f"{'--probe' if probe else '--json'} covers all queries; remove --tty and --query")
     loaded = load_checkpoint(run, checkpoint)
@@ -93,7 +112,8 @@ def attention(
     if tty or query is not None:
         _show_query(activations, excerpt, selected, len(excerpt.ids) - 1 if query is None else query, tty)
     else:
-        table(*export.table_rows(scores, selected))
+        rows = export.table_rows if probe or all_scores else export.summary_rows
+        table(*rows(scores, selected))
 
 
 def _probe_score(tokenizer: "Tokenizer", activations: "Activations", source: str, target: str) -> "Score":

@@ -6,7 +6,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.options import (
-    PLAIN,
+    GROUP,
     TEXT,
     ConfigOption,
     EncodingOption,
@@ -21,7 +21,7 @@ from minigpt.errors import escape
 if TYPE_CHECKING:
     from minigpt.bench.report import Report
 
-bench_app = typer.Typer(**PLAIN, help="Measure speed and memory, compared with alternatives.")
+bench_app = typer.Typer(**GROUP, help="Measure speed and memory, compared with alternatives.")
 
 
 @bench_app.command("train")

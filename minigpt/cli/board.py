@@ -17,7 +17,12 @@ def board(
     port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 6006,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
-    """Show training curves in TensorBoard."""
+    """Show training curves in TensorBoard.
+
+    Examples:
+      minigpt board
+      minigpt board --port 0         on any free port
+    """
     from tensorboard import default, program
 
     if not folder.is_dir():

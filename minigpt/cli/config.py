@@ -1,11 +1,14 @@
 """`minigpt config`."""
 
-import typer
+from typing import Annotated
 
-from minigpt.cli.options import PLAIN, ConfigOption, SetOption
+import typer
+from typer import Option
+
+from minigpt.cli.options import GROUP, ConfigOption, SetOption
 from minigpt.cli.output import json_text, table, write
 
-config_app = typer.Typer(**PLAIN, help="List presets and explain settings.")
+config_app = typer.Typer(**GROUP, help="Show presets and settings.")
 
 
 @config_app.command("list")
@@ -17,13 +20,35 @@ def config_list() -> None:
 
 
 @config_app.command("show")
-def config_show(config: ConfigOption = None, set_: SetOption = None) -> None:
-    """Print the value of every setting and its source."""
-    from minigpt.config.presets import read_preset
-    from minigpt.config.resolve import explain, parse_overrides, resolve
+def config_show(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    as_yaml: Annotated[
+        bool, Option("--yaml", help="Print a YAML file with every setting, to edit and use with --config.", metavar="")
+    ] = False,
+) -> None:
+    """Print the value of every setting and where it comes from.
 
-    sources = [read_preset(config)] if config is not None else []
-    table(("setting", "value", "source"), explain(resolve(*sources, parse_overrides(set_ or []))))
+    Examples:
+      minigpt config show -c shakespeare
+      minigpt config show -c tiny --set train.steps=500 --yaml > mine.yaml
+    """
+    from minigpt.config.presets import read_preset
+    from minigpt.config.resolve import explain, parse_overrides, resolve, to_yaml
+
+    resolved = resolve(*([read_preset(config)] if config is not None else []), parse_overrides(set_ or []))
+    if as_yaml:
+        write(to_yaml(resolved.config))
+    else:
+        table(("setting", "value", "from"), explain(resolved))
+
+
+@config_app.command("settings")
+def config_settings() -> None:
+    """Describe every setting, with its type and default."""
+    from minigpt.config.resolve import describe_settings
+
+    table(("setting", "description [type; default]"), describe_settings())
 
 
 @config_app.command("schema")

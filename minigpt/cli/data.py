@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 from typer import Argument
 
-from minigpt.cli.options import PLAIN, TEXT, EncodingOption, JsonOption
+from minigpt.cli.options import GROUP, TEXT, EncodingOption, JsonOption
 from minigpt.cli.output import json_text, notice, table, write
 
-data_app = typer.Typer(**PLAIN, help="List, describe and download texts.")
+data_app = typer.Typer(**GROUP, help="List, describe and download texts.")
 
 
 @data_app.command("list")

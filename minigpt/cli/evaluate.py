@@ -26,14 +26,14 @@ def evaluate(
     run: RunArgument = "last",
     text: Annotated[
         list[str] | None,
-        Argument(help="Evaluate on this text. Default: the run's validation split.", metavar="TEXT"),
+        Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT"),
     ] = None,
     checkpoint: CheckpointOption = None,
     stride: Annotated[
         int | None,
         Option(
             min=1,
-            help="Move the window by N tokens. This usually lowers the loss. Compare only losses with the same N.",
+            help="Move the window by N tokens, not by the context. Usually lowers the loss. Compare only equal N.",
             metavar="N",
         ),
     ] = None,
@@ -42,7 +42,14 @@ def evaluate(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the loss of a model on a whole text."""
+    """Measure the loss of a model on a whole text.
+
+    Without TEXT, this is the validation split of the run.
+
+    Examples:
+      minigpt eval
+      minigpt eval my-1 other.txt --unknown skip
+    """
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig

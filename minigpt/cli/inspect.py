@@ -40,27 +40,37 @@ def inspect(
         str | None,
         Option(help="Show how heads form during training, at these checkpoints of the run.", metavar="all|N,..."),
     ] = None,
-    ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.")] = False,
+    ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.", metavar="")] = False,
     detail: Annotated[
-        bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.")
+        bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.", metavar="")
     ] = False,
     layers: Annotated[str | None, Option(help="Show only these layers. The first is 0.", metavar="N,...")] = None,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    force: Annotated[bool, Option("--force", help="Write the page even if it exceeds 16 MB.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.", metavar="")] = False,
+    force: Annotated[
+        bool, Option("--force", help="Replace a file, and write pages of more than 16 MB.", metavar="")
+    ] = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     max_tokens: MaxTokensOption = None,
 ) -> None:
-    """Write an interactive page that shows what a model computes for a text. The page is one file and works offline."""
+    """Write an interactive page that shows what a model computes for a text.
+
+    The page is one file and works offline.
+
+    Examples:
+      minigpt inspect --open
+      minigpt inspect mine --text "To be, or not to be" --detail --out page.html
+      minigpt inspect mine --compare other --steps all
+    """
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.page import build_page
     from minigpt.viewer.views import MAX_STAGES
 
-    check_writable(out, read=file)
+    check_writable(out, read=file, force=force)
     loaded = load_checkpoint(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
     if detail and max_tokens is None:

@@ -26,29 +26,26 @@ from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
 from minigpt.cli.hints import error_line
 from minigpt.cli.inspect import inspect
-from minigpt.cli.options import PLAIN, SettingsInHelp
+from minigpt.cli.options import GROUP
 from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
 from minigpt.errors import UserError
 from minigpt.training.signals import STDERR
 
-app = typer.Typer(
-    **PLAIN,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(cls=SettingsInHelp)(train)
-app.command()(sample)
-app.command("eval")(evaluate)
-app.command()(attention)
-app.command()(inspect)
-app.command()(claims)
-app.command()(runs)
-app.command()(board)
-app.add_typer(data_app, name="data")
-app.add_typer(config_app, name="config")
-app.add_typer(bench_app, name="bench")
+app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
+PANELS = {
+    "Train": {"train": train, "board": board},
+    "Use a model": {"sample": sample, "eval": evaluate},
+    "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
+    "Manage": {"runs": runs, "data": data_app, "config": config_app, "bench": bench_app},
+}
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def main() -> None:
@@ -116,8 +113,17 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _minigpt(
     version: Annotated[
-        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool,
+        Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True, metavar=""),
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.", metavar="")] = False,
 ) -> None:
-    """Train your own character-level GPT on any text, and look inside it."""
+    """Train your own character-level GPT on any text, and look inside it.
+
+    Examples:
+      minigpt train                  train on a built-in text, in about two minutes
+      minigpt train my.txt           train on your own text
+      minigpt sample                 continue a prompt with the last model
+      minigpt inspect --open         look inside it, in the browser
+      minigpt board                  show the training curves
+    """

@@ -3,39 +3,48 @@
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
-from typer.core import TyperCommand
 
-PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
+GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 """Arguments of every `typer.Typer` group."""
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the names of runs that begin with `incomplete`, for shell completion."""
+    from minigpt.storage.runs import all_runs
+
+    return [name for name in ("last", *(run.name for run in all_runs())) if name.startswith(incomplete)]
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Return the names of presets that begin with `incomplete`, for shell completion."""
+    from minigpt.config.presets import presets
+
+    return [name for name in presets() if name.startswith(incomplete)]
+
 
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
-    str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="PRESET|FILE")
+    str | None,
+    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
 ]
 SetOption = Annotated[
     list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
 ]
 RunArgument = Annotated[
-    str, Argument(help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN")
+    str,
+    Argument(
+        help="Name or folder of a run, folder of a checkpoint, or 'last'.", metavar="RUN", autocompletion=complete_run
+    ),
 ]
-CheckpointOption = Annotated[str | None, Option(help="Checkpoint to load. Default: best.", metavar="best|last|STEP")]
+CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
 OnUnknown = Literal["error", "skip", "replace"]
-UnknownOption = Annotated[OnUnknown, Option(help="How to handle characters outside the vocabulary.")]
-EncodingOption = Annotated[str, Option(help="Encoding of the text files, as a Python codec name.", metavar="NAME")]
-DeviceOption = Annotated[str, Option(help="Device to compute on.", metavar="auto|cpu|cuda|cuda:N|mps")]
-JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+UnknownOption = Annotated[OnUnknown, Option(help="What to do with characters outside the vocabulary.")]
+EncodingOption = Annotated[str, Option(help="Encoding of the text files.", metavar="NAME")]
+DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.", metavar="NAME")]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.", metavar="")]
+ForceOption = Annotated[bool, Option("--force", help="Replace existing files.", metavar="")]
 RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
-
-
-class SettingsInHelp(TyperCommand):
-    """A command whose help lists every setting that --set accepts."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from minigpt.config.resolve import describe_settings
-
-        with formatter.section("Settings for --set, with their defaults"):
-            formatter.write_dl(describe_settings())
 
 
 def checked_device(device: str) -> str:

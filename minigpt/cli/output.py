@@ -2,14 +2,11 @@
 
 import errno
 import json
-import math
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +17,7 @@ from minigpt.training.signals import STDERR
 if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
 
-GAP = "  "
+
 MIN_WRAPPED = 24
 """Minimum width, in characters, of a column that is wrapped to fit the terminal."""
 
@@ -32,37 +29,24 @@ def notice(*lines: str) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in columns.
-
-    If the terminal is too narrow, wrap the widest column. Print columns that still do not fit below the others,
-    next to a copy of the first column.
-    """
+    """Print rows of cells in columns. On a terminal, wrap the widest column if the table is too wide."""
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    available = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    excess = sum(widths) + len(GAP) * (len(widths) - 1) - available
-    if excess > 0:
-        widest = widths.index(max(widths))
-        widths[widest] = min(widths[widest], max(MIN_WRAPPED, int(widths[widest] - excess)))
-    for number, columns in enumerate(_column_groups(widths, available)):
-        if number:
-            print()
+    if not sys.stdout.isatty():
         for line in lines:
-            wrapped = [textwrap.wrap(line[i], widths[i]) if len(line[i]) > widths[i] else [line[i]] for i in columns]
-            for cells in zip_longest(*wrapped, fillvalue=""):
-                print(GAP.join(cell.ljust(widths[i]) for cell, i in zip(cells, columns, strict=True)).rstrip())
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-
-def _column_groups(widths: Sequence[int], available: float) -> list[list[int]]:
-    """Divide the columns into groups that fit the available width. Each group starts with column 0."""
-    groups, used = [[0]], widths[0]
-    for column, width in enumerate(widths[1:], start=1):
-        if used + len(GAP) + width > available and len(groups[-1]) > 1:
-            groups.append([0])
-            used = widths[0]
-        groups[-1].append(column)
-        used += len(GAP) + width
-    return groups
+    grid, console = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"), Console()
+    for name, width in zip(head, widths, strict=True):
+        grid.add_column(name, no_wrap=width < max(widths), overflow="fold")
+    for line in lines[1:]:
+        grid.add_row(*map(Text, line))  # without markup
+    others = sum(widths) + 2 * len(widths) - max(widths)
+    console.print(grid, width=max(console.width, others + MIN_WRAPPED))
 
 
 def json_text(document: Any) -> str:
@@ -73,12 +57,12 @@ def json_text(document: Any) -> str:
         raise UserError("the result has a number that is not finite, which JSON cannot hold") from error
 
 
-def check_writable(*outs: Path | None, read: str | None = None) -> None:
+def check_writable(*outs: Path | None, read: str | None = None, force: bool = False) -> None:
     """Check, before any work, that a command can write its output files.
 
     Raises:
-        UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, or is the input file
-            `read`.
+        UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, is the input file
+            `read`, or exists. With `force`, it may exist. A page that minigpt wrote may always be replaced.
     """
     from minigpt.paths import containing_run
     from minigpt.storage.metadata import FILES, METADATA
@@ -104,7 +88,16 @@ def check_writable(*outs: Path | None, read: str | None = None) -> None:
                 raise _cannot_write(out, f"it belongs to run {run.name}")
             if file.name in (METADATA, *FILES) and (file.parent / METADATA).exists():
                 raise _cannot_write(out, "it belongs to a checkpoint")
+            if file.exists() and not (force or _is_page(file)):
+                raise _cannot_write(out, "it exists; to replace it, add --force")
             taken.add(str(file))
+
+
+def _is_page(file: Path) -> bool:
+    from minigpt.text.sources import HEAD, PAGE_MARK
+
+    with open(file, "rb") as stream:
+        return PAGE_MARK in stream.read(HEAD)
 
 
 def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:

@@ -17,7 +17,7 @@ CORPUS_WIDTH = 40
 
 
 def runs(
-    verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every file in every run.", metavar="")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in runs/, the most recently trained last."""

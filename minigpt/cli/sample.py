@@ -14,6 +14,7 @@ from minigpt.cli.input import read_text
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
+    ForceOption,
     JsonOption,
     OnUnknown,
     RunArgument,
@@ -38,40 +39,49 @@ def sample(
     ] = None,
     num_samples: SamplesOption = 1,
     length: Annotated[
-        int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.")
+        int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.", metavar="N")
     ] = None,
     temperature: Annotated[
         float | None,
-        Option("--temperature", "-t", help="Divide the logits by this. 0 takes the most likely character."),
+        Option("--temperature", "-t", help="Higher is more random. 0: always the most likely character.", metavar="X"),
     ] = None,
-    top_k: Annotated[int | None, Option(help="Keep only the k most likely characters. 0 keeps all.")] = None,
+    top_k: Annotated[int | None, Option(help="Keep only the k most likely characters. 0: all.", metavar="K")] = None,
     top_p: Annotated[
-        float | None, Option(help="Keep the most likely characters that together reach this probability.")
+        float | None, Option(help="Keep the most likely characters that reach this probability.", metavar="P")
     ] = None,
     min_p: Annotated[
-        float | None, Option(help="Drop characters below this fraction of the highest probability.")
+        float | None, Option(help="Drop characters below this fraction of the top probability.", metavar="P")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, Option(help="Values above 1 make characters in the context less likely.")
+        float | None, Option(help="Above 1: make characters in the context less likely.", metavar="X")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")] = None,
-    seed: Annotated[int | None, Option(help="Random seed.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed.", metavar="N")] = None,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     engine: Annotated[
-        Literal["numpy", "torch"], Option(help="Run the model with NumPy, or with torch: slower, but on any device.")
+        Literal["numpy", "torch"], Option(help="Compute with NumPy, or with torch: slower, but on any device.")
     ] = "numpy",
     device: Annotated[
-        str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="auto|cpu|cuda|cuda:N|mps")
+        str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")
     ] = None,
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
     no_stream: Annotated[
-        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")
+        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.", metavar="")
     ] = False,
+    force: ForceOption = False,
 ) -> None:
-    """Continue a prompt with a trained model. Omitted options default to the run's `sample` settings."""
+    """Continue a prompt with a trained model.
+
+    Omitted options default to the run's settings.
+
+    Examples:
+      minigpt sample
+      minigpt sample mine --prompt "Once upon a time" --length 300
+      minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
+    """
     from minigpt.sampling.generate import generate
 
     if device is not None and engine == "numpy":
@@ -80,7 +90,7 @@ def sample(
         raise UserError("--prompt and --prompt-file are mutually exclusive")
     if prompt_file is not None:
         prompt = read_text(prompt_file, encoding)
-    check_writable(out, read=prompt_file)
+    check_writable(out, read=prompt_file, force=force)
     loaded = _load(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
     settings = _sample_settings(

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
-from minigpt.cli.options import TEXT, ConfigOption, SetOption
+from minigpt.cli.options import TEXT, ConfigOption, SetOption, complete_run
 from minigpt.cli.output import notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
@@ -29,17 +29,29 @@ def train(
     set_: SetOption = None,
     name: Annotated[
         str | None,
-        Option(help="Name of the run. Default: the name of the preset or text, and a number.", metavar="NAME"),
+        Option(help="Name of the run. Default: the name of the text or preset, and a number.", metavar="NAME"),
     ] = None,
     resume: Annotated[
         str | None,
         Option(
-            help="Resume a run exactly where it stopped. With 'auto', resume the run --name if it exists, or start it.",
-            metavar="RUN|auto",
+            help="Resume a run exactly where it stopped. 'auto': resume the run --name, or start it.",
+            metavar="RUN",
+            autocompletion=complete_run,
         ),
     ] = None,
 ) -> None:
-    """Train a model on TEXT with settings that fit its size. Without TEXT, use the quickstart preset."""
+    """Train a model on TEXT, with settings that fit its size.
+
+    Without TEXT, train on a built-in text with the quickstart preset. Ctrl-C saves and stops.
+
+    Examples:
+      minigpt train
+      minigpt train my.txt --name mine
+      minigpt train --config shakespeare-cpu --set train.steps=500
+      minigpt train --resume mine
+
+    For all settings: minigpt config settings. For presets: minigpt config list.
+    """
     from minigpt.storage import runs
     from minigpt.training.setup import prepare_resume, prepare_run
 

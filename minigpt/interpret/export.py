@@ -10,7 +10,7 @@ import numpy as np
 from minigpt.errors import escape
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.extract import Activations
-from minigpt.interpret.scores import MEASURES, Score, head_kinds
+from minigpt.interpret.scores import MEASURES, PATTERNS, Score, head_kinds
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
@@ -86,6 +86,20 @@ def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
         "lift": score.lift[layer, head].item(),
     }
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def summary_rows(
+    scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and rows of a table with the strongest pattern of each head, beside its uniform baseline."""
+    kinds, rows = head_kinds(scores), []
+    patterns = [name for name in PATTERNS if name in scores and not math.isnan(scores[name].uniform)]
+    for layer, head in selected:
+        best = max(patterns, key=lambda name: scores[name].values[layer, head].item() - scores[name].uniform)
+        values = (scores[best].values[layer, head].item(), scores[best].uniform)
+        distance = scores["distance"].values[layer, head].item()
+        rows.append((f"{layer}.{head}", kinds[layer][head], best, *map(_number, (*values, distance))))
+    return ("head", "kind", "strongest pattern", "weight", "if uniform", "distance"), rows
 
 
 def table_rows(
