@@ -1,5 +1,6 @@
 """`minigpt board`."""
 
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,14 @@ def board(
 
     if not folder.is_dir():
         raise UserError(f"folder {escape(folder.absolute())} does not exist; to start a run: minigpt train")
+    if port and _is_taken(host, port):
+        raise UserError(f"port {port} is in use; for a free one: --port 0")
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--port={port}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
     server.configure(argv=["minigpt board", *options])
     raise typer.Exit(server.main())
+
+
+def _is_taken(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

@@ -1,15 +1,19 @@
 """`minigpt claims`."""
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from minigpt.cli.excerpt import notice_checkpoint
 from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, JsonOption
 from minigpt.cli.output import json_text, write
 from minigpt.errors import UserError
+from minigpt.paths import RUNS, is_run
 
 if TYPE_CHECKING:
     from minigpt.claims.claim import Result
@@ -17,28 +21,40 @@ if TYPE_CHECKING:
 
 def claims(
     run: Annotated[
-        str | None, Argument(help="A trained run. Also check the claims that depend on training.", metavar="[RUN]")
+        str | None,
+        Argument(help="A trained run, to check the claims about training, or the number of a claim.", metavar="[RUN]"),
     ] = None,
+    figures: Annotated[bool, Option("--figures", help="Print what each check measured.", metavar="")] = False,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check statements about attention from lecture notes, and correct the wrong ones."""
+    """Check statements about attention from lecture notes, and correct the wrong ones.
+
+    Examples:
+      minigpt claims
+      minigpt claims 9               one claim, with its figures
+      minigpt claims mine            also claims about a trained model
+    """
     from minigpt.claims.run import run_claims
 
     if checkpoint is not None and run is None:
         raise UserError("--checkpoint needs a run: minigpt claims RUN --checkpoint ...")
+    number = int(run) if run is not None and run.isdecimal() and not is_run(RUNS / run) else None
     results = run_claims()
-    if run is not None:
+    if run is not None and number is None:
         results += _ask_run(run, checkpoint)
     results.sort(key=lambda result: result.id)
+    failed = [str(result.id) for result in results if result.verdict == "FAIL"]
+    if number is not None:
+        results = [result for result in results if result.id == number]
+        if not results:
+            raise UserError(f"there is no claim {number} without a run; to list the claims: minigpt claims")
     if as_json:
         write(json_text([asdict(result) for result in results]))
     else:
-        for result in results:
-            _print_result(result)
-    failed = [str(result.id) for result in results if result.verdict == "FAIL"]
+        _print_results(results, figures or number is not None)
     if failed:
-        raise UserError(f"{len(failed)} of {len(results)} claims do not hold: {', '.join(failed)}")
+        raise UserError(f"{len(failed)} claims do not hold: {', '.join(failed)}")
 
 
 def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
@@ -53,8 +69,26 @@ def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
         return ask(loaded, validation_tokens(loaded), bar.update)
 
 
-def _print_result(result: "Result") -> None:
-    print(f"{result.id:>3}  {result.verdict}  {result.claim}  (notes {result.note})")
-    if result.correction:
-        print(f"     correct: {result.correction}")
-    print(f"     measured: {result.measured}  [{result.where}]")
+def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:
+    """Print the claims by part, with a summary at the end."""
+    from minigpt.claims.claim import Result
+
+    parts = defaultdict[str, list[Result]](list)
+    for result in results:
+        parts[_part(result)].append(result)
+    for part, members in parts.items():
+        print(part)
+        for result in members:
+            print(f"{result.id:>4}  {result.verdict:<9}  {result.claim}")
+            if result.correction:
+                print(f"      correct:   {result.correction}")
+            if with_figures:
+                print(f"      measured:  {result.measured}  [{result.where}, notes {result.note}]")
+        print()
+    counts = Counter(result.verdict for result in results)
+    print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))
+
+
+def _part(result: "Result") -> str:
+    """Return the title of a part: the name of the file with its checks, in words."""
+    return Path(result.where.partition(":")[0]).stem.replace("_", " ").capitalize()

@@ -55,7 +55,8 @@ def data_info(
     if "\r" in counts:
         print(f"line endings {counts[chr(13)]:,} carriage returns")
     print(f"fingerprint  {found.fingerprint}")
-    print(f"fitted (CPU) {', '.join(f'{key}={value}' for key, value in fitted.items())}")
+    settings = ", ".join(f"{key.split('.')[1]} {value}" for key, value in fitted.items())
+    print(f"settings     {settings} (fitted for a CPU)")
 
 
 @data_app.command("get")

@@ -92,6 +92,6 @@ def evaluate(
     print(f"loss                {result.loss:.4f} nats{' per byte' if loaded.config.data.tokenizer == 'byte' else ''}")
     print(f"bits per character  {result.bits_per_character:.4f}")
     print(f"perplexity          {result.perplexity:.4f}")
-    print(f"characters          {result.characters:,} of {name}")
-    print(f"protocol            {windows}, {runtime.dtype}")
+    print(f"text                {name}, {result.characters:,} characters")
+    print(f"windows             {windows}, {runtime.dtype}")
     print(f"checkpoint          {escape(loaded.path)}")

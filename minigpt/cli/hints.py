@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable
@@ -59,6 +60,9 @@ def _usage_line(error: TyperException) -> str:
     from minigpt.config.resolve import fields
 
     message, context = error.format_message(), getattr(error, "ctx", None)
+    extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
+    if extra and context is not None and context.info_name == "sample":
+        message += f"; to continue a text: --prompt {shell_quote(extra[1])}"
     if message.startswith("Usage:"):  # a command group without a command prints its help
         return message
     line = f"minigpt: {escape(message.rstrip('.'))}"

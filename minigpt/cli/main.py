@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -34,7 +34,7 @@ from minigpt.errors import UserError
 from minigpt.training.signals import STDERR
 
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
-PANELS = {
+PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},

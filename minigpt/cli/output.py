@@ -40,13 +40,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    grid, console = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"), Console()
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in zip(head, widths, strict=True):
         grid.add_column(name, no_wrap=width < max(widths), overflow="fold")
     for line in lines[1:]:
         grid.add_row(*map(Text, line))  # without markup
     others = sum(widths) + 2 * len(widths) - max(widths)
-    console.print(grid, width=max(console.width, others + MIN_WRAPPED))
+    Console(width=max(Console().width, others + min(max(widths), MIN_WRAPPED))).print(grid)
 
 
 def json_text(document: Any) -> str:

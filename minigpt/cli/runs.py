@@ -6,55 +6,84 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from minigpt.cli.options import JsonOption
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import RunNotFoundError, UserError
+from minigpt.errors import RunNotFoundError, UserError, escape
 from minigpt.paths import RUNS
 
 CORPUS_WIDTH = 40
 
 
 def runs(
+    folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
+    diff: Annotated[
+        bool, Option("--diff", help="Add a column for each setting that differs between the runs.", metavar="")
+    ] = False,
     verify: Annotated[bool, Option("--verify", help="Check every file in every run.", metavar="")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in runs/, the most recently trained last."""
+    """List the runs, the most recently trained last.
+
+    Examples:
+      minigpt runs
+      minigpt runs --diff
+      minigpt runs --verify
+    """
+    from minigpt.config.resolve import show
     from minigpt.storage.runs import all_runs
 
     if verify:
-        _verify_runs(as_json)
+        _verify_runs(folder, as_json)
         return
-    summaries = [_summary(run) for run in all_runs()]
+    summaries = [_summary(run, with_settings=diff or as_json) for run in all_runs(folder)]
     if as_json:
         write(json_text(summaries))
         return
     if not summaries:
-        raise RunNotFoundError(f"there are no runs in {RUNS.absolute()}")
-    table(("run", "corpus", "parameters", "step", "best loss", "age"), [_row(**summary) for summary in summaries])
+        raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
+    settings = [summary.pop("settings") or {} for summary in summaries]
+    known = [found for found in settings if found]
+    keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
+    rows = [
+        (*_row(**summary), *(show(found[key]) if found else "" for key in keys))
+        for summary, found in zip(summaries, settings, strict=True)
+    ]
+    table((*COLUMNS, *(key.split(".")[1] for key in keys)), rows)
 
 
-def _summary(run: Path) -> dict[str, Any]:
+def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
     """Return a summary of a run. Values are None if the newest checkpoint is missing or damaged."""
+    from minigpt.config.resolve import flatten
+    from minigpt.storage.checkpoint import read_settings
     from minigpt.storage.metadata import read_metadata
-    from minigpt.storage.runs import checkpoint_steps, last_trained, step_folder
+    from minigpt.storage.runs import checkpoint_steps, is_training, last_trained, step_folder
 
-    steps, metadata = checkpoint_steps(run), None
+    steps, metadata, settings = checkpoint_steps(run), None, None
     with suppress(UserError):
-        metadata = read_metadata(step_folder(run, steps[-1])) if steps else None
+        if steps:
+            metadata = read_metadata(step_folder(run, steps[-1]))
+            settings = flatten(read_settings(step_folder(run, steps[-1]), metadata)) if with_settings else None
+    state = "training" if is_training(run) else "damaged" if steps and metadata is None else ""
     return {
         "name": run.name,
+        "state": state,
         "corpus": metadata.corpus if metadata else None,
         "parameters": metadata.parameters if metadata else None,
         "step": steps[-1] if steps else None,
         "best_loss": metadata.state.best_loss if metadata else None,
         "last_trained": last_trained(run),
+        "settings": settings,
     }
+
+
+COLUMNS = ("run", "text", "parameters", "step", "best loss", "trained", "")
 
 
 def _row(
     name: str,
+    state: str,
     corpus: str | None,
     parameters: int | None,
     step: int | None,
@@ -65,24 +94,25 @@ def _row(
         name,
         _shorten(corpus or ""),
         "" if parameters is None else f"{parameters:,}",
-        "no checkpoint" if step is None else str(step),
+        "no checkpoint" if step is None else f"{step:,}",
         "" if best_loss is None else f"{best_loss:.4f}",
-        _age(time.time() - last_trained),
+        f"{_age(time.time() - last_trained)} ago",
+        state,
     )
 
 
-def _verify_runs(as_json: bool) -> None:
+def _verify_runs(folder: Path, as_json: bool) -> None:
     from minigpt.storage.verify import verify_runs
 
-    checked = list(verify_runs())
+    checked = list(verify_runs(folder))
     if as_json:
         write(json_text([asdict(item) for item in checked]))
     elif not checked:
-        notice(f"there are no runs in {RUNS.absolute()}")
+        notice(f"there are no runs in {escape(folder.absolute())}")
     else:
         table(("run", "file", ""), [(item.run, item.name, item.problem or "intact") for item in checked])
     if damaged := sum(item.problem is not None for item in checked):
-        raise UserError(f"{damaged} of {len(checked)} files are damaged")
+        raise UserError(f"{damaged} of {len(checked)} files {'is' if damaged == 1 else 'are'} damaged")
 
 
 def _shorten(corpus: str) -> str:

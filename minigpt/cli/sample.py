@@ -63,9 +63,7 @@ def sample(
     engine: Annotated[
         Literal["numpy", "torch"], Option(help="Compute with NumPy, or with torch: slower, but on any device.")
     ] = "numpy",
-    device: Annotated[
-        str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")
-    ] = None,
+    device: Annotated[str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")] = None,
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
     no_stream: Annotated[

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from minigpt.training.outcome import Outcome
     from minigpt.training.setup import PreparedRun
 
+PREVIEW = 76
+"""Characters of a sample to print at each evaluation."""
+
 
 def train(
     text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
@@ -125,8 +128,10 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
         chars = generate(numpy_engine(model), tokenizer, settings.prompt, short, unknown="replace")
-        lines = (settings.prompt + "".join(char.text for char in chars)).splitlines()
+        text = "".join(char.text for char in chars)
+        lines = (settings.prompt + text).splitlines()
         metrics.to_tensorboard("add_text", "sample", "\n".join(f"    {line}" for line in lines), step)  # as code
+        metrics.message(f"    {' '.join(text.split())[:PREVIEW]}")
 
     return probe
 
@@ -135,21 +140,32 @@ def _report(run: Path, outcome: "Outcome") -> None:
     """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
-        notice(
-            f"stopped by {signal.Signals(outcome.signal).name}, saved step {state.step}",
-            f"  resume:  {resume_command(run)}",
-        )
+        name_of_signal = signal.Signals(outcome.signal).name
+        notice(f"Stopped by {name_of_signal} at step {state.step}. Everything is saved in {run}.")
+        _suggest(resume=resume_command(run), sample=f"minigpt sample {name}")
         raise typer.Exit(128 + outcome.signal)
-    ending = "stopped early" if outcome.is_early else "finished"
-    notice(
-        f"{ending} at step {state.step} after {state.seconds:.0f} s",
-        f"validation loss {state.validation_loss:.4f}, best {state.best_loss:.4f} at step {state.best_step}",
-    )
+    ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
+    best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
+    losses = f"validation loss {state.validation_loss:.4f}{best}"
+    notice(f"{ending} at step {state.step} after {_duration(state.seconds)}: {losses}.")
     if state.overfitting:
-        notice(f"overfitting since step {state.best_step}: training loss falls, validation loss rises")
-    notice(
-        f"checkpoint: {outcome.checkpoint}",
-        f"  sample:  minigpt sample {name}",
-        f"  longer:  {resume_command(run, outcome.resume_settings)}",
-        f"  curves:  minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
+        notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
+    notice(f"The model is in {run}.")
+    _suggest(
+        sample=f"minigpt sample {name}",
+        look=f"minigpt inspect {name} --open",
+        curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
+        longer=resume_command(run, outcome.resume_settings),
     )
+
+
+def _suggest(**commands: str) -> None:
+    """Print what to type next."""
+    notice(*(f"  {f'{what}:':8} {command}" for what, command in commands.items()))
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration such as "48 s", "12 min" or "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

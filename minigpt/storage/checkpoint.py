@@ -164,7 +164,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
 
 def _load(path: Path) -> Checkpoint:
     metadata = read_metadata(path)
-    config = from_yaml(_read_text(path, "config.yaml", metadata), str(path / "config.yaml"))
+    config = read_settings(path, metadata)
     tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
     weights = _read_arrays(path, MODEL, metadata)
     needed = parameter_shapes(config.model, tokenizer.vocab_size)
@@ -176,6 +176,11 @@ def _load(path: Path) -> Checkpoint:
             problem = f"the weights of {escape(path)} do not fit its configuration"
             raise CheckpointError(f"{problem}: {escape(name)[:80]} {has}; {needs}")
     return Checkpoint(config, tokenizer, metadata, weights, path)
+
+
+def read_settings(path: Path, metadata: Metadata) -> RunConfig:
+    """Return the settings of a checkpoint. Raises UserError if they are missing, changed or invalid."""
+    return from_yaml(_read_text(path, "config.yaml", metadata), str(path / "config.yaml"))
 
 
 def _read_text(path: Path, name: str, metadata: Metadata) -> str:

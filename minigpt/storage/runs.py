@@ -233,6 +233,20 @@ def lock(run: Path) -> Iterator[InPlace]:
         raise RunLockedError(f"run {escape(run.name)} is in use by {escape(holder)}") from error
 
 
+def is_training(run: Path) -> bool:
+    """Return whether a process on this machine trains a run, as far as the lock file tells. False on Windows."""
+    try:
+        _, process, _, host = read_within(run / LOCK, run, 300).decode().split(" ", 3)
+        if os.name == "posix" and host == platform.node():
+            os.kill(int(process), 0)  # raises ProcessLookupError if there is no such process
+            return True
+    except PermissionError:  # the process of another user
+        return True
+    except (UserError, ValueError, OSError):
+        pass
+    return False
+
+
 def record_start(run: Path, step: int, command: Sequence[str], environment: Environment) -> None:
     """Append a line to environment.jsonl that records how the run was started or resumed."""
     path = run / "environment.jsonl"

@@ -333,7 +333,7 @@ class Training:
         self.matmul_speed = measure_matmul(self.runtime)
         self.compile()
         if self.drift:
-            log(f"from here on results may differ from an undisturbed run: {', '.join(self.drift)}")
+            log(f"results may differ in the last digits from here on: {', '.join(self.drift)}")
 
     def compile(self) -> None:
         """Compile the loss if the runtime says so. A resumed run keeps that decision, because it changes the bits."""

@@ -20,6 +20,7 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from minigpt.interpret import images
 from minigpt.interpret.extract import Activations, extract
 from minigpt.interpret.probe import attention_probe
+from minigpt.interpret.scores import PATTERNS
 from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import TokenDataset
@@ -36,7 +37,7 @@ def split_activations(folder: Path, checkpoint: str | None = None) -> Activation
 
 
 def test_the_table_has_a_row_per_head_below_the_baseline(cli: Cli) -> None:
-    head, uniform, *heads = cli("attention").out.splitlines()
+    head, uniform, *heads = cli("attention", "--scores").out.splitlines()
     assert head.split()[:3] == ["head", "kind", "previous"]
     assert uniform.split()[0] == "uniform"
     assert [line.split()[0] for line in heads] == ["0.0", "0.1", "1.0", "1.1"]
@@ -49,7 +50,22 @@ def test_the_table_has_a_row_per_head_below_the_baseline(cli: Cli) -> None:
     [(["--layer", 1], ["1.0", "1.1"]), (["--head", 0], ["0.0", "1.0"]), (["--layer", 0, "--head", 1], ["0.1"])],
 )
 def test_layer_and_head_select_rows(cli: Cli, choice: list[Any], heads: list[str]) -> None:
-    assert [line.split()[0] for line in cli("attention", "verse", *choice).out.splitlines()[2:]] == heads
+    assert [line.split()[0] for line in cli("attention", "verse", *choice).out.splitlines()[1:]] == heads
+
+
+def test_the_summary_names_the_strongest_pattern_beside_its_baseline(cli: Cli) -> None:
+    scores = {(head["layer"], head["head"]): head["scores"] for head in cli("attention", "--json").json["heads"]}
+    head, *rows = cli("attention").out.splitlines()
+    assert head.split("  ")[0] == "head"
+    for row in rows:
+        place, kind, pattern, weight, uniform, distance = row.split()
+        layer, number = map(int, place.split("."))
+        found = scores[layer, number]
+        patterns = [name for name in PATTERNS if found[name]["value"] is not None]
+        best = max(patterns, key=lambda name: found[name]["value"] - found[name]["uniform"])
+        assert (pattern, weight) == (best, f"{found[best]['value']:.2f}"), kind
+        assert uniform == f"{found[best]['uniform']:.2f}"
+        assert distance == f"{found['distance']['value']:.2f}"
 
 
 def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Path) -> None:
@@ -86,10 +102,10 @@ def test_probe_scores_the_attention_between_two_strings(cli: Cli, tmp_path: Path
 def test_png_shows_all_heads_or_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
     file, shades = tmp_path / "heads.png", images.to_shades(split_activations(folder).weights)
     for choice, layers, heads in (([], [0, 1], [0, 1]), (["--layer", 1], [1], [0, 1]), (["--head", 1], [0, 1], [1])):
-        assert cli("attention", "--png", file, *choice).code == 0
+        assert cli("attention", "--png", file, "--force", *choice).code == 0
         with Image.open(file) as image:
             assert (cells(image, len(layers), len(heads), 32) == shades[layers][:, heads]).all()
-    assert cli("attention", "--png", file, "--layer", 1, "--head", 0).code == 0
+    assert cli("attention", "--png", file, "--force", "--layer", 1, "--head", 0).code == 0
     with Image.open(file) as image:
         assert image.size == (32 * 32, 32 * 32)
         assert (np.asarray(image)[::32, ::32] == shades[1, 0]).all()

@@ -5,12 +5,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from command_line import SMALL, VERSE, Cli, Done, environment, process
 from forgery import scale_weights
 
 from minigpt import __version__
+from minigpt.cli.main import app
+from minigpt.cli.options import complete_preset, complete_run
 from minigpt.config.resolve import fields
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -119,9 +123,49 @@ def test_version_and_help(cli: Cli) -> None:
     assert cli("data", "info", "-h").code == 0
 
 
-def test_train_help_lists_every_setting(cli: Cli) -> None:
-    text = cli("train", "--help").out
-    assert [key for key in fields() if not re.search(rf"^ *{re.escape(key)}\b", text, re.M)] == []
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_shows_every_word_of_every_description(cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name, command in commands().items():
+        help_, words = cli(*name.split(), "--help").out, re.sub(r"[^\w]+", " ", help_of(command)).split()
+        assert max(map(len, help_.splitlines())) <= width
+        shown = re.sub(r"[^\w]+", "", help_)
+        assert [word for word in words if word not in shown] == [], name
+        assert "Examples:" in help_ or hasattr(command, "commands") or name.split()[0] in ("data", "config", "bench")
+
+
+def commands() -> dict[str, Any]:
+    """Return every command and group by its name, such as "data info"."""
+    group = typer.main.get_command(app)
+    found = dict(group.commands)  # type: ignore[attr-defined]
+    for name, command in list(found.items()):
+        found |= {f"{name} {sub}": each for sub, each in getattr(command, "commands", {}).items()}
+    return found
+
+
+def help_of(command: Any) -> str:
+    """Return the descriptions of a command and of its options."""
+    options = [parameter.help or "" for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return " ".join([command.help or "", *options])
+
+
+def test_settings_are_described_in_a_table(cli: Cli) -> None:
+    lines = cli("config", "settings").out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(fields())
+
+
+def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
+    shown = cli("config", "show", "-c", "tiny", "-s", "train.steps=7", "--yaml")
+    Path("mine.yaml").write_text(shown.out, encoding="utf-8")
+    assert cli("config", "show", "-c", "mine.yaml", "--yaml").out == shown.out
+    assert "steps: 7" in shown.out
+
+
+def test_shells_complete_runs_and_presets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    assert complete_run("") == ["last", "cjk", "verse-1"]
+    assert complete_run("v") == ["verse-1"]
+    assert complete_preset("shakespeare-c") == ["shakespeare-cpu", "shakespeare-cpu-best"]
 
 
 def test_these_commands_start_without_torch(home: Path) -> None:

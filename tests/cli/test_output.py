@@ -15,6 +15,7 @@ from command_line import Cli, environment, process
 from minigpt.cli.output import check_writable, json_text, table, write_bytes
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA
+from minigpt.text.sources import PAGE_MARK
 
 TABLE = (
     ("name", "description", "size"),
@@ -30,7 +31,8 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setenv("COLUMNS", str(width))
         monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: width is not None)
         table(head, rows)
-        return capsys.readouterr().out
+        plain = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+        return "".join(f"{line.rstrip()}\n" for line in plain.splitlines())
 
     return show
 
@@ -46,28 +48,32 @@ def test_a_table_in_a_pipe_or_a_wide_terminal_has_one_line_per_row(
     ]
 
 
-def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str]) -> None:
-    assert printed(40, *TABLE).splitlines() == [
-        "name  description                   size",
-        "a     some words that take more     1",
-        "      than a line",
-        "bee   few words                     22",
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], width: int) -> None:
+    """Its column keeps a width in which one can read."""
+    head, *lines = printed(width, *TABLE).splitlines()
+    assert head.split() == ["name", "description", "size"]
+    assert lines[0].startswith("a     some words that take")
+    assert " ".join(word for line in lines for word in line.split()).startswith("a some words that take")
+    assert len(lines) == 3
+    assert all(len(line) <= max(width, 38) for line in lines)
+
+
+def test_cells_are_no_markup(printed: Callable[..., str]) -> None:
+    assert printed(80, ["a", "b"], [["[bold]x[/bold]", "[/]"]]).splitlines() == [
+        "a               b",
+        "[bold]x[/bold]  [/]",
     ]
 
 
-@pytest.mark.parametrize("width", [1, 20, 40, 80, 143])
-def test_columns_that_do_not_fit_follow_below_with_the_first_column(printed: Callable[..., str], width: int) -> None:
-    head = ["head", *(f"score {n}" for n in range(12))]
-    rows = [[f"0.{row}", *(f"{row * n:07.2f}" for n in range(12))] for row in range(3)]
-    blocks = [
-        [re.split("  +", line) for line in block.splitlines()] for block in printed(width, head, rows).split("\n\n")
-    ]
-    assert all(len(line) <= max(width, 14) for line in printed(width, head, rows).splitlines())
-    assert [[*blocks[0][n][:1], *(cell for block in blocks for cell in block[n][1:])] for n in range(4)] == [
-        head,
-        *rows,
-    ]
-    assert all(block[n][0] == line[0] for block in blocks for n, line in enumerate([head, *rows]))
+def test_a_file_is_replaced_only_if_asked_or_a_page_of_minigpt(tmp_path: Path) -> None:
+    other, page = tmp_path / "a.txt", tmp_path / "page.html"
+    other.touch()
+    page.write_bytes(b"<!doctype html>" + PAGE_MARK)
+    check_writable(page)
+    check_writable(other, force=True)
+    with pytest.raises(UserError, match="it exists; to replace it, add --force"):
+        check_writable(other)
 
 
 # ---- JSON and files ----
@@ -87,7 +93,7 @@ def test_a_file_that_cannot_be_completed_keeps_its_old_content(at_home: Path, tm
     out = tmp_path / "sample.txt"
     out.write_text("old", encoding="utf-8")
     done = process(
-        *("sample", "-l", "2000", "-o", str(out)),
+        *("sample", "-l", "2000", "--force", "-o", str(out)),
         cwd=at_home,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )

@@ -152,7 +152,9 @@ def test_ctrl_c_keeps_the_text_generated_so_far(
     assert cli(*arguments, out).code == 0
     whole = texts()
     monkeypatch.setattr(sampling, "generate", interrupted)
-    done = cli(*arguments, out)
+    assert "it exists; to replace it, add --force" in cli(*arguments, out).error
+    assert texts() == whole
+    done = cli(*arguments, out, "--force")
     assert done.code == 130
     assert "Ctrl-C" in done.err
     assert [len(text) for text in texts()] == [5, 5]
