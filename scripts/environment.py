@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "minigpt-setup.txt"
 UNFINISHED = "unfinished"
+TOOLS = "docs,test"
+"""The extras of scripts/test."""
 
 # An environment without its pyvenv.cfg is the system's Python, where nothing may be installed.
 HEALTH = (
@@ -43,7 +45,7 @@ def prepare(extra: str = "") -> Path:
     if state == UNFINISHED or not _healthy():
         _create()
         state = ""
-    if state not in (_fingerprint(extra), _fingerprint("test")):  # `test` includes the others
+    if state not in (_fingerprint(extra), _fingerprint(TOOLS)):
         _install(extra)
     return program("python")
 

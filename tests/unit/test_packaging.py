@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -55,10 +56,11 @@ def constrained_versions() -> dict[str, str]:
 
 
 def declared_requirements() -> list[Requirement]:
-    """The requirements of minigpt, its plots and its tests, for this Python and system."""
+    """The requirements of minigpt, its plots, its documentation and its tests, for this Python and system."""
     extras = PROJECT["optional-dependencies"]
-    lines = [Requirement(line) for line in (*PROJECT["dependencies"], *extras["plots"], *extras["test"])]
-    return [line for line in lines if line.marker is None or line.marker.evaluate()]
+    lines = [*PROJECT["dependencies"], *(line for extra in ("plots", "docs", "test") for line in extras[extra])]
+    requirements = [Requirement(line) for line in lines]
+    return [line for line in requirements if line.marker is None or line.marker.evaluate()]
 
 
 def is_of_one_system(name: str) -> bool:
@@ -77,6 +79,11 @@ def test_constraints_are_within_the_declared_ranges() -> None:
     versions = constrained_versions()
     for line in declared_requirements():
         assert line.specifier.contains(versions[canonicalize_name(line.name)]), line
+
+
+def test_pre_commit_uses_the_constrained_ruff() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    assert {*re.findall(r"ruff==([\d.]+)", hooks)} == {constrained_versions()["ruff"]}
 
 
 def test_constraints_include_indirect_dependencies() -> None:

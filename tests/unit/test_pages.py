@@ -1,0 +1,173 @@
+"""The commands, settings and Python examples of README, first steps and guides run as they stand.
+
+Training is short, on small texts. What else the README names, commands, options and files, is there.
+"""
+
+import gzip
+import re
+import shlex
+import shutil
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import called
+from typer.exceptions import TyperException
+from typer.testing import CliRunner
+
+from minigpt.cli.main import app
+from minigpt.config.presets import read_preset
+from minigpt.config.resolve import parse_overrides, resolve
+from minigpt.errors import UserError
+from minigpt.storage.runs import find_run, newest_step
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "docs/index.md", *sorted(ROOT.glob("docs/start/*.md")), *sorted(ROOT.glob("docs/guides/*.md"))]
+LANGUAGES = {"sh", "python", "yaml", "bash", "powershell"}
+"""The languages of code blocks. Those in `bash` or `powershell` need a network or another system, and do not run."""
+SHORT = shlex.split(
+    "-s model.n_layer=2 -s model.n_embd=32 -s model.n_head=2 -s model.context=32"
+    " -s train.batch_size=4 -s train.attention=false -s sample.length=40 -s sample.preview=0"
+    " -s runtime.dtype=float32 -s runtime.device=cpu -s runtime.compile=false -s runtime.threads=1"
+)
+TEXT = "All work and no play makes Jack a dull boy, said the class of def and print.\n" * 40
+NOT_RUN = ("download:", "data get", "board")
+"""Parts of commands that need a network, or that wait for Ctrl-C. Other tests run them."""
+
+
+def blocks(page: Path, language: str) -> list[tuple[str, str]]:
+    """The title and the content of each block."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}(?: title=\"(.*?)\")?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line.partition(" #")[0].strip() for _, block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def in_passing() -> list[str]:
+    """The lines of the README's indented blocks, and code within its sentences."""
+    prose = re.sub(r"^```.*?^```", "", README.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = re.findall(r"^    (.*?)(?:  .*)?$", prose, flags=re.MULTILINE)
+    return [*lines, *re.findall(r"`([^`]+)`", re.sub(r"^    .*", "", prose, flags=re.MULTILINE))]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every file that the pages name, and the runs `my-1` and `quickstart-1`."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("my.txt", "other.txt", "notes/a.txt", "poems/b.txt", "start.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(TEXT, encoding="utf-8")
+    (folder / "other.txt").write_text(TEXT[::-1], encoding="utf-8")
+    (folder / "more.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (folder / "my.yaml").write_text("data:\n  source: my.txt\n", encoding="utf-8")
+    called(folder, "train", "my.txt", "--name", "my-1", "-s", "train.steps=2", *SHORT)
+    shutil.copytree(folder / "runs/my-1", folder / "runs/quickstart-1")
+    return folder
+
+
+@pytest.fixture
+def workplace(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `trained`, as the current folder."""
+    folder = shutil.copytree(trained, tmp_path / "workplace")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(webbrowser, "open", lambda url: True)
+    return folder
+
+
+def run(command: str) -> None:
+    """Run a line after `minigpt`. If it trains, make it short."""
+    words = shlex.split(re.sub(r"train\.(epochs|minutes)=\d+", r"train.\1=0.01", command.partition(" > ")[0]))
+    if words[0] == "train" and words[-2:] != ["--resume", "auto"] and "--resume" in words:
+        run_name = words[words.index("--resume") + 1]
+        words += ["-s", f"train.steps={(newest_step(find_run(run_name)) or 0) + 2}"]
+    elif words[0] == "train":
+        words += [*SHORT, "-s", "data.source=my.txt"] if "--config" in words or "-c" in words else SHORT
+        words += [] if "=0.01" in " ".join(words) else ["-s", "train.steps=2"]
+    result = CliRunner().invoke(app, words, input=TEXT)
+    if isinstance(result.exception, UserError):
+        pytest.fail(f"minigpt {command}: {result.exception}")
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, f"minigpt {command} ended with {result.exit_code}: {result.output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page: Path, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fences = re.findall(r"^ *```(\w*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {*fences[::2]} <= LANGUAGES
+    for title, block in blocks(page, "yaml"):
+        Path(title).write_text(block, encoding="utf-8")
+        resolve(read_preset(title))
+    for line in commands(page):
+        before, _, command = line.rpartition("minigpt ")
+        assert before in ("", "cat my.txt | "), f"not a minigpt command: {line}"
+        resolve(parse_overrides(parse(command).get("set_") or []))
+        if not any(part in command for part in NOT_RUN):
+            run(command)
+    names: dict[str, Any] = {}
+    capsys.readouterr()
+    for _, example in blocks(page, "python"):
+        exec(compile(example, page.name, "exec"), names)  # noqa: S102
+        assert capsys.readouterr().out
+
+
+def test_all_kinds_of_blocks_are_found() -> None:
+    """Otherwise the test above could pass without testing anything."""
+    found = {language: sum(len(blocks(page, language)) for page in PAGES) for language in LANGUAGES}
+    assert found["sh"] > 30
+    assert found["python"] > 4
+    assert found["yaml"] > 0
+
+
+def leaves(command: Any) -> Iterator[Any]:
+    """The commands that do something, of a group and the groups in it."""
+    for below in command.commands.values():
+        yield from leaves(below) if hasattr(below, "commands") else [below]
+
+
+def parse(command: str) -> dict[str, Any]:
+    """Parse a line after `minigpt` without running it; return the options and arguments."""
+    words, found = shlex.split(command.partition(" > ")[0]), typer.main.get_command(app)
+    while hasattr(found, "commands"):
+        name = words.pop(0)
+        assert name in found.commands, f"minigpt {command}: there is no {name}"
+        found = found.commands[name]
+    try:
+        return found.make_context(name, words).params
+    except TyperException as error:
+        pytest.fail(f"minigpt {command}: {error.format_message()}")
+
+
+def test_every_command_that_the_readme_names_is_one() -> None:
+    named = [code.removeprefix("minigpt ") for code in in_passing() if code.startswith("minigpt ")]
+    assert len(named) > 6
+    for command in named:
+        resolve(parse_overrides(parse(command).get("set_") or []))
+
+
+def test_every_option_that_the_readme_names_is_one() -> None:
+    options = {option for leaf in leaves(typer.main.get_command(app)) for param in leaf.params for option in param.opts}
+    named = [code.split(maxsplit=1) for code in in_passing() if code.startswith("-")]
+    assert len(named) > 10
+    for option, *value in named:
+        assert option in options
+        if option == "--set":
+            resolve(parse_overrides(value))
+
+
+def test_the_readme_names_only_files_that_exist() -> None:
+    """Those it links to, and wherever it names one of a folder of the repository."""
+    text = README.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"(?<![\w./-])(?:configs|data|docs|minigpt|scripts|tests)/(?:[\w./-]*\w)?", text)
+    missing = [name for name in [*links, *paths] if not (README.parent / name).exists()]
+    assert links
+    assert len(paths) > 20
+    assert not missing
