@@ -1,7 +1,8 @@
 """File locations: packaged resources, the cache, and the layout of a run.
 
 runs/NAME/
-  config.yaml  environment.jsonl  metrics.jsonl  tensorboard/
+  config.yaml  environment.jsonl  metrics.jsonl
+  events.out.tfevents.*  validation/         for TensorBoard
   checkpoints/
     step-00000500/
 """
@@ -14,8 +15,15 @@ import platformdirs
 
 RUNS = Path("runs")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
-RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", "tensorboard", CHECKPOINTS, LOCK)
-"""The files and folders that training writes into a run folder."""
+VALIDATION, EVENTS = "validation", "events.out.tfevents."
+"""TensorBoard's folder for validation curves, and the start of the names of its files."""
+RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", VALIDATION, CHECKPOINTS, LOCK)
+"""The files and folders that training writes into a run folder, beside TensorBoard's event files."""
+
+
+def is_run_file(name: str) -> bool:
+    """Return whether training writes a file or folder of this name into a run folder."""
+    return name in RUN_FILES or name.startswith(EVENTS)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -37,7 +45,7 @@ def is_run(folder: Path) -> bool:
 def containing_run(file: Path) -> Path | None:
     """Return the run that `file` belongs to, or None. Other files in a run folder do not belong to the run."""
     real = Path(os.path.realpath(file))
-    return next((at for at in real.parents if real.relative_to(at).parts[0] in RUN_FILES and is_run(at)), None)
+    return next((at for at in real.parents if is_run_file(real.relative_to(at).parts[0]) and is_run(at)), None)
 
 
 def resource_path(*parts: str) -> Path:

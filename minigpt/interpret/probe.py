@@ -14,6 +14,7 @@ from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid_image
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
+from minigpt.paths import VALIDATION
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
 
@@ -26,8 +27,8 @@ MAX_PROJECTED = 4096
 def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
     """Return a function that training calls at each evaluation with (step, model, metrics).
 
-    It logs an image of all heads (`attention/grid`), the best score for each pattern (`heads/PATTERN`), the mean
-    distance and entropy of each layer, and the token embeddings for TensorBoard's projector.
+    It logs an image of all heads, the best score for each pattern, the mean distance and entropy of each layer, and
+    the token embeddings for TensorBoard's projector.
     """
 
     def probe(step: int, model: GPT, metrics: Metrics) -> None:
@@ -48,10 +49,10 @@ def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
         image = grid_image(activations.weights, range(model.config.n_layer), range(model.config.n_head))
         pixels = np.asarray(image.convert("RGB"))  # (height, width, 3)
         metrics.to_tensorboard("add_image", "attention/grid", pixels, step, dataformats="HWC")
-        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.board is not None:
+        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.boards:
             labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
             try:
-                write_projector(metrics.folder, model.token_embedding.weight.detach().cpu(), labels)
+                write_projector(metrics.run / VALIDATION, model.token_embedding.weight.detach().cpu(), labels)
             except OSError as error:
                 metrics.message(f"cannot write the embeddings for TensorBoard: {reason(error)}")
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
 from minigpt.files import make_folders, read_within, remove, remove_abandoned, sync, withdraw, write_atomically
-from minigpt.paths import CHECKPOINTS, LOCK, RUN_FILES, RUNS, is_run, names_in
+from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
 from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
 
 InPlace = Callable[[], bool]
@@ -173,7 +173,7 @@ def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
         except BaseException:
             metrics = folder / "metrics.jsonl"
             if in_place() and not (metrics.exists() and metrics.stat().st_size):
-                for own in RUN_FILES:
+                for own in filter(is_run_file, names_in(folder)):
                     remove(folder / own)
                 with suppress(OSError):  # someone has added a file
                     folder.rmdir()
@@ -216,7 +216,7 @@ def lock(run: Path) -> Iterator[InPlace]:
     """
     from filelock import FileLock, Timeout  # imported here, as it imports asyncio, which reading does not need
 
-    for path in (*(run / name for name in RUN_FILES), *(run / CHECKPOINTS).glob("*")):
+    for path in (*(run / name for name in names_in(run) if is_run_file(name)), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             raise UserError(f"{escape(path)} is neither a file nor a folder")
     file = run / LOCK

@@ -33,7 +33,14 @@ from minigpt.training.compilation import Loss, compile_loss
 from minigpt.training.evaluate import evaluate
 from minigpt.training.metrics import Metrics
 from minigpt.training.optim import Optimizer
-from minigpt.training.outcome import Outcome, hparams, is_out_of_patience, refuse_if_finished, resume_settings
+from minigpt.training.outcome import (
+    Outcome,
+    hparams,
+    is_out_of_patience,
+    refuse_if_finished,
+    resume_settings,
+    settings_card,
+)
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
 
@@ -80,6 +87,7 @@ def train(
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             training.prepare()
             record_start(run, training.state.step, command, training.runtime.environment())
+            training.metrics.to_tensorboard("add_text", "settings", settings_card(config), training.state.step)
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
         problem = as_memory_error(error, config)
@@ -159,7 +167,8 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:
-            self.metrics.to_tensorboard("add_hparams", *hparams(self.config, state), run_name=".")
+            self.metrics.add_hparams(hparams(self.config))
+            self.metrics.to_tensorboard("add_scalar", "hparam/best_validation_loss", state.best_loss, state.step)
         signal = None if is_done else interrupts.signal
         is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)

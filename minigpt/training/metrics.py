@@ -6,19 +6,32 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
+from minigpt.paths import VALIDATION
 from minigpt.storage.metadata import Metadata
 from minigpt.training.signals import STDERR
 
-LAYOUT = {"loss": {"training and validation": ["Multiline", ["loss/train", "loss/validation"]]}}
-"""One chart with both losses, on TensorBoard's Custom Scalars page."""
+GROUPS = {
+    "speed": "2 speed",
+    "time": "2 speed/time",
+    "memory": "2 speed/memory",
+    "optimizer": "3 optimizer",
+    "weights": "4 model/weights",
+    "gradients": "4 model/gradients",
+    "heads": "5 attention/heads",
+    "attention": "5 attention",
+}
+"""TensorBoard's name for each first part of a tag. It sorts the groups of charts by name."""
+LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss in bits per character"}
+"""TensorBoard's first charts, with training and validation together."""
 FLUSH_SECONDS = 10
 BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaining}]{postfix}"
 
@@ -28,30 +41,31 @@ class Metrics:
 
     A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
     write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
+
+    TensorBoard has one color per run, so a run is two runs there: NAME, and NAME/validation for the validation loss.
     """
 
     def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
         self.is_silent = run is None
-        self.board: SummaryWriter | None = None
+        self.boards: dict[str, SummaryWriter] = {}
+        """TensorBoard's writers: "" for the run, and VALIDATION. Empty after a failed write."""
         self.bar: tqdm[Any] | None = None
         self.pending, self.is_failing = b"", False
         self.size, self.digest = 0, hashlib.sha256()
         """The size and the SHA-256 of metrics.jsonl, pending lines included."""
         if run is None:
             return
-        self.path, self.folder = run / "metrics.jsonl", run / "tensorboard"
+        self.run, self.path = run, run / "metrics.jsonl"
         step, kept = resumed.step if resumed else 0, _kept_lines(self.path, resumed)
         threading.excepthook = _ignore_disk_errors
-        is_new = not self.folder.exists()
         # TensorBoard drops the events that older files have from purge_step on.
-        self.board = SummaryWriter(str(self.folder), purge_step=step + (step > 0), flush_secs=FLUSH_SECONDS)
+        options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
+        self.boards = {name: SummaryWriter(str(run / name), **options) for name in ("", VALIDATION)}
         self.lines = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
         self.lines.truncate(len(kept))
         self.size, self.digest = len(kept), hashlib.sha256(kept)
         if resumed and self.digest.hexdigest() != resumed.metrics_sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
-        if is_new:
-            self.to_tensorboard("add_custom_scalars", LAYOUT)
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
@@ -66,13 +80,33 @@ class Metrics:
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
 
-    def to_tensorboard(self, method: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of torch's SummaryWriter, such as "add_image". If a write fails, do not use it again."""
+    def to_tensorboard(self, method: str, tag: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of torch's SummaryWriter that takes a tag, such as "add_image"."""
+        kind, _, name = tag.partition("/")
+        chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
+        run = VALIDATION if name == VALIDATION else ""
+        self._to_boards(lambda board: getattr(board, method)(chart, *arguments, **options), run)
+
+    def add_hparams(self, settings: Mapping[str, Any]) -> None:
+        """Add this run to TensorBoard's HParams page.
+
+        Without torch's `Experiment` summary, TensorBoard shows the settings that differ between runs first.
+        """
+
+        def write(board: SummaryWriter) -> None:
+            for summary in hparams(dict(settings), {})[1:]:
+                board._get_file_writer().add_summary(summary)
+
+        self._to_boards(write, "")
+
+    def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
+        """Write to TensorBoard with the writers of these `names`. If that fails, do not use it again."""
         try:
-            if self.board is not None:
-                getattr(self.board, method)(*arguments, **options)
+            for name in names:
+                if name in self.boards:
+                    write(self.boards[name])
         except OSError as error:
-            self.board = None
+            self.boards = {}
             self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
 
     def message(self, line: str) -> None:
@@ -98,7 +132,7 @@ class Metrics:
 
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
-        self.to_tensorboard("flush")
+        self._to_boards(SummaryWriter.flush, *self.boards)
         if not self.is_silent:
             self._write_pending(sync=True)
 
@@ -107,7 +141,7 @@ class Metrics:
         if self.is_silent or self.lines.closed:
             return
         self.flush()
-        self.to_tensorboard("close")
+        self._to_boards(SummaryWriter.close, *self.boards)
         if self.bar is not None:
             self.bar.close()
         if self.pending:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.resolve import flatten
+from minigpt.config.resolve import LENGTHS, MAY_CHANGE, flatten, show
 from minigpt.config.schema import RunConfig
 from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
@@ -26,11 +26,20 @@ class Outcome:
     """Settings, as KEY=VALUE, with which a finished run can be resumed."""
 
 
-def hparams(config: RunConfig, state: TrainState) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the settings and the final losses for TensorBoard's HParams page."""
-    settings = {key: v if isinstance(v, int | float | bool) else str(v) for key, v in flatten(config).items()}
-    losses = {"final_validation_loss": state.validation_loss, "best_validation_loss": state.best_loss}
-    return settings, {f"hparam/{name}": math.nan if loss is None else loss for name, loss in losses.items()}
+def hparams(config: RunConfig) -> dict[str, Any]:
+    """Return the settings for TensorBoard's HParams page: those that decide the result of a run."""
+    decisive = {
+        k: v for k, v in flatten(config).items() if k in (*LENGTHS, "data.source") or not k.startswith(MAY_CHANGE)
+    }
+    return {key: v if isinstance(v, int | float | bool) else show(v) for key, v in decisive.items()}
+
+
+def settings_card(config: RunConfig) -> str:
+    """Return the settings as a Markdown table for TensorBoard. Those that differ from the defaults come first."""
+    defaults = flatten(RunConfig())
+    rows = sorted(flatten(config).items(), key=lambda row: row[1] == defaults[row[0]])
+    cells = [(key, show(value), show(defaults[key])) for key, value in rows]
+    return "\n".join(("| setting | value | default |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in cells)))
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:

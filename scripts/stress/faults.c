@@ -97,7 +97,9 @@ static long direct(long number, long a, long b, long c, long d, long e) {
 
 static int below_root(const char *path) {
     size_t length = strlen(root);
-    return !strncmp(path, root, length) && (path[length] == 0 || path[length] == '/') && !strstr(path, "/tensorboard");
+    if (strstr(path, "/events.out.tfevents.") || strstr(path, "/validation"))
+        return 0; /* TensorBoard's files */
+    return !strncmp(path, root, length) && (path[length] == 0 || path[length] == '/');
 }
 
 /* Write the absolute path of an open file, or of a path in a folder, into `full`. */

@@ -212,20 +212,22 @@ def test_unwritable_outputs_are_reported_before_any_work(
 
 
 def test_training_logs_attention(folder: Path) -> None:
-    events = EventAccumulator(str(folder / "runs/verse/tensorboard"), size_guidance={"images": 0}).Reload()
-    assert [image.step for image in events.Images("attention/grid")] == [0, 2, 4]
+    events = EventAccumulator(str(folder / "runs/verse"), size_guidance={"images": 0}).Reload()
+    assert [image.step for image in events.Images("5 attention/grid")] == [0, 2, 4]
     weights = split_activations(folder, "last").weights
-    with Image.open(io.BytesIO(events.Images("attention/grid")[-1].encoded_image_string)) as image:
+    with Image.open(io.BytesIO(events.Images("5 attention/grid")[-1].encoded_image_string)) as image:
         colors = images.PALETTE[images.to_shades(weights)].astype(int)  # (L, H, T, T, 3)
         assert np.abs(cells(image, 2, 2, 32) - colors).max() <= 2
     previous = weights.diagonal(-1, 2, 3).mean(-1).max()
-    (*_, last) = events.Scalars("heads/previous")
+    (*_, last) = events.Scalars("5 attention/heads/previous")
     assert (last.step, last.value) == (4, pytest.approx(previous.item(), abs=1e-6))
-    assert {"attention/distance/layer 0", "attention/entropy/layer 1", "heads/induction"} <= {*events.Tags()["scalars"]}
+    assert {f"5 attention/{name}" for name in ("distance/layer 0", "entropy/layer 1", "heads/induction")} <= {
+        *events.Tags()["scalars"]
+    }
 
 
 def test_training_logs_embeddings_with_visible_labels(folder: Path) -> None:
-    config, board = ProjectorConfig(), folder / "runs/verse/tensorboard"
+    config, board = ProjectorConfig(), folder / "runs/verse/validation"
     text_format.Parse((board / PROJECTOR_FILENAME).read_text(encoding="utf-8"), config)
     (embedding,) = config.embeddings
     vectors = projector_plugin._read_tensor_tsv_file(str(board / embedding.tensor_path))

@@ -228,7 +228,7 @@ def test_a_name_with_another_meaning_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        *(["notes.txt"], ["config.yaml"], [LOCK, "notes.txt"], ["tensorboard/events.1"], [LOCK, "config.yaml"]),
+        *(["notes.txt"], ["config.yaml"], [LOCK, "notes.txt"], ["validation/notes.txt"], [LOCK, "config.yaml"]),
         *(["checkpoints/mine.txt"], ["checkpoints/step-00000005/metadata.json"], [LOCK, "metrics.jsonl"]),
     ],
     ids=" ".join,
@@ -354,7 +354,10 @@ def test_a_strange_lock_file_is_shown_in_one_printable_line(content: bytes) -> N
     assert content or "another process" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "checkpoints/x", LOCK])
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "metrics.jsonl", "validation", "events.out.tfevents.1", "checkpoints", "checkpoints/x", LOCK],
+)
 def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: str) -> None:
     run, outside = make_run("runs/a", (5,)), tmp_path / "outside"
     shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)

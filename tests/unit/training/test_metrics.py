@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_runs import make_config, make_data
+from small_runs import SETTINGS, make_config, make_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
@@ -30,6 +30,12 @@ from minigpt.training.loop import Probe, train
 from minigpt.training.metrics import Metrics
 
 ALL = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
+CHARTS = {
+    "loss/train": "1 loss/loss",
+    "loss/validation": "1 loss/loss!",
+    "bits_per_character/validation": "1 loss/loss in bits per character!",
+}
+"""TensorBoard's chart for each tag of metrics.jsonl. An exclamation mark stands for the run NAME/validation."""
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
@@ -42,15 +48,16 @@ def event_files_of_different_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def board(run: Path) -> EventAccumulator:
-    """Read a run as TensorBoard does. All its event files are in one folder, so it is one run there."""
-    folders = {file.parent for file in (run / "tensorboard").rglob("*tfevents*")}
-    assert folders == {run / "tensorboard"}
-    return EventAccumulator(str(run / "tensorboard"), size_guidance=ALL).Reload()
+    """Read a run as TensorBoard does."""
+    assert {file.parent for file in run.rglob("*tfevents*")} <= {run, run / "validation"}
+    return EventAccumulator(str(run), size_guidance=ALL).Reload()
 
 
 def board_scalars(run: Path) -> dict[tuple[str, int], float]:
-    events = board(run)
-    points = [(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    """Return the points of both TensorBoard runs, by chart as in CHARTS."""
+    points = []
+    for events, mark in ((board(run), ""), (board(run / "validation"), "!")):
+        points += [(tag + mark, e.step, e.value) for tag in events.Tags()["scalars"] for e in events.Scalars(tag)]
     assert max(Counter((tag, step) for tag, step, _ in points).values()) == 1
     return {(tag, step): value for tag, step, value in points}
 
@@ -72,9 +79,12 @@ def start(run: Path, resume: bool = False, probes: tuple[Probe, ...] = (), **cha
 def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Path) -> None:
     start(tmp_path)
     expected, found = line_scalars(tmp_path), board_scalars(tmp_path)
-    assert expected.keys() == found.keys()
-    for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-6), key
+    assert len(expected) == len(found)
+    groups = {"optimizer": "3 optimizer", "speed": "2 speed", "time": "2 speed/time", "memory": "2 speed/memory"}
+    for (tag, step), value in expected.items():
+        kind, _, name = tag.partition("/")
+        chart = CHARTS.get(tag) or f"{groups[kind]}/{name}"
+        assert found[chart, step] == pytest.approx(value, rel=1e-6), tag
     steps: dict[str, list[int]] = {}
     for tag, step in expected:
         steps.setdefault(tag, []).append(step)
@@ -84,8 +94,11 @@ def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Pa
         assert at == ([0, 4, 8, 12] if tag in evaluated else [3, 6, 9, 12]), tag
     bits = {step: value for (tag, step), value in expected.items() if tag == "bits_per_character/validation"}
     assert all(bits[step] == pytest.approx(expected["loss/validation", step] / math.log(2)) for step in bits)
-    (layout,) = board(tmp_path).Tensors("custom_scalars__config__")
-    assert b"loss/train" in layout.tensor_proto.string_val[0]
+    (card,) = board(tmp_path).Tensors("settings/text_summary")
+    rows = card.tensor_proto.string_val[0].decode().splitlines()[2:]
+    changed = [key for key, value, default in (row[2:-2].split(" | ") for row in rows) if value != default]
+    assert len(changed) == len(SETTINGS)
+    assert all(row.startswith(f"| {key} |") for row, key in zip(rows, changed, strict=False)), "they come first"
 
 
 def test_texts_images_histograms_and_settings_are_written_if_asked_for(tmp_path: Path) -> None:
@@ -97,8 +110,8 @@ def test_texts_images_histograms_and_settings_are_written_if_asked_for(tmp_path:
     start(tmp_path, probes=(probe,), train__steps=4, **settings)
     start(tmp_path, resume=True, probes=(probe,), train__steps=8, **settings)
     events = board(tmp_path)
-    assert [event.step for event in events.Histograms("weights/norm.weight")] == [0, 4, 8]
-    assert [event.step for event in events.Histograms("gradients/norm.weight")] == [4, 8]
+    assert [event.step for event in events.Histograms("4 model/weights/norm.weight")] == [0, 4, 8]
+    assert [event.step for event in events.Histograms("4 model/gradients/norm.weight")] == [4, 8]
     assert [(event.step, event.width, event.height) for event in events.Images("grid")] == [
         (0, 6, 4), (4, 6, 4), (8, 6, 4)
     ]  # fmt: skip
@@ -123,8 +136,7 @@ def test_after_a_kill_and_a_resume_each_step_is_there_once(tmp_path: Path, damag
     assert checkpoint_steps(killed) == [0, 5]
     assert max(step for _, step in line_scalars(killed)) == max(step for _, step in board_scalars(killed)) == 8
     if damage == "cut off":
-        (events,) = (killed / "tensorboard").iterdir()
-        for path in (killed / "metrics.jsonl", events):
+        for path in (killed / "metrics.jsonl", *killed.rglob("*tfevents*")):
             path.write_bytes(path.read_bytes()[:-9])
     start(killed, resume=True, train__eval_every=8, train__log_every=1)
     assert line_scalars(killed).keys() == line_scalars(run).keys()
@@ -136,7 +148,8 @@ def test_a_run_resumed_at_step_0_has_each_step_once(tmp_path: Path) -> None:
         with Metrics(tmp_path) as metrics:
             for step in range(1, last):
                 metrics.log(step, 1.0, {"loss/train": float(last)})
-    assert board_scalars(tmp_path) == line_scalars(tmp_path) == {("loss/train", step): 9.0 for step in range(1, 9)}
+    assert line_scalars(tmp_path) == {("loss/train", step): 9.0 for step in range(1, 9)}
+    assert board_scalars(tmp_path) == {("1 loss/loss", step): 9.0 for step in range(1, 9)}
 
 
 KEPT = b'{"step": 1}\n{"step": 5}\n'
