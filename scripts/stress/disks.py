@@ -1,25 +1,22 @@
-"""Resume training on disks that are full, limited, read-only, or closed by permissions."""
+"""Resume training on disks that are full, limited, read-only, layered, or closed by permissions."""
 
 import ctypes
 import errno
-import json
 import os
+import random
 import re
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import mounts
 import powerloss
 import processes
 from checks import (
     SHORT,
     Report,
-    Row,
     arguments,
     compare,
     find_damage,
@@ -30,7 +27,8 @@ from checks import (
     train_reference,
 )
 from faults import CHECKPOINTS, METRICS, RESUME
-from processes import Fault, Kill, Launcher
+from mounts import remount
+from processes import SAVE, Event, Fault, Launcher, send
 
 
 class Disks:
@@ -41,7 +39,7 @@ class Disks:
         self.launcher, self.work, self.most, self.report = launcher, work, most, report
         self.halfway = processes.write_text(work / "disk")
         self.expected, _ = train_reference(launcher, processes.copy(self.halfway, work / "reference"), SHORT)
-        launcher.run(self.halfway, arguments(SHORT), kill=Kill(processes.SAVE, 3, 0, signal.SIGKILL))
+        launcher.run(self.halfway, arguments(SHORT), event=Event(SAVE, 3, 0, send(signal.SIGKILL)))
         run = self.halfway / "runs/run"
         self.checkpoint = run / f"checkpoints/step-{newest_step(run):08d}"
 
@@ -69,8 +67,8 @@ class Disks:
             kind = f"{kind}, {_first_refused(powerloss.read_log(log, folder))}"
         self.report.add(kind, problem, "resume", lost)
 
-    def try_all(self) -> None:
-        """Limit file sizes, remove permissions, and fill a small disk if this system can mount one."""
+    def try_all(self, settings: int, overlays: int) -> None:
+        """Limit file sizes, remove permissions, damage settings, and mount disks if this system can."""
         for name in ("model.safetensors", "optimizer.safetensors"):
             size = (self.checkpoint / name).stat().st_size - 1
             limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
@@ -81,31 +79,31 @@ class Disks:
             (folder / name).chmod(0o555)
             restore = partial((folder / name).chmod, 0o755)
             self.resume(f"no permission to write in {name}", folder, _drop_privileges, restore)
-        results, child = self.work / "small.json", os.fork()
-        if child == 0:  # the disk exists as long as this child and its children
-            try:
-                self.report = Report()
-                self._try_small_disk(self.work / "small")
-                rows = [asdict(row) for row in self.report.rows.values()]
-                results.write_text(json.dumps(rows), encoding="utf-8")
-                os._exit(0)
-            except BaseException as error:
-                print(f"on the small disk: {error!r}", file=sys.stderr, flush=True)
-            finally:
-                os._exit(1)
-        if os.waitpid(child, 0)[1]:
-            self.report.add("full disk", "the trial failed", "see above")
-            return
-        for row in json.loads(results.read_text(encoding="utf-8")):
-            self.report.rows[row["fault"]] = Row(**row)
+        for seed in range(settings):
+            self._damage_settings(random.Random(seed))
+        for trials in (self._try_small_disk, partial(self._try_overlays, overlays)):
+            mounts.try_on_mounts(trials, self.work / "mounted.json", self.report)
 
-    def _try_small_disk(self, small: Path) -> None:
+    def _damage_settings(self, generator: random.Random) -> None:
+        """Flip a bit of the run's config.yaml, a copy of the checkpoint's. Resuming must say so and repair it."""
+        folder = processes.copy(self.halfway, self.work / "trial")
+        run, copy = folder / "runs/run", folder / "runs/run/config.yaml"
+        content = bytearray(copy.read_bytes())
+        at, bit = generator.randrange(len(content)), generator.randrange(8)
+        content[at] ^= 1 << bit
+        copy.write_bytes(content)
+        result = self.launcher.run(folder, RESUME)
+        problem = f"exit code {result.code}: {result.last_line}" if result.code else compare(self.expected, run)
+        if "config.yaml differs from the settings of the checkpoint" not in result.output:
+            problem = problem or "no line says that config.yaml was changed"
+        if copy.read_bytes() != (run / f"checkpoints/step-{newest_step(run):08d}/config.yaml").read_bytes():
+            problem = problem or "config.yaml is not repaired"
+        self.report.add("a flipped bit in config.yaml", problem, f"bit {bit} of byte {at}")
+
+    def _try_small_disk(self) -> Report:
         """Leave from no pages to as many as a save needs. Then make the disk read-only."""
-        try:
-            _mount(small, 4 << 20)
-        except OSError as error:
-            print(f"cannot try full and read-only disks, because mounting failed: {error}", file=sys.stderr)
-            return
+        self.report, small = Report(), self.work / "small"
+        mounts.mount("tmpfs", small, "size=4M")
         page, ballast, log = os.statvfs(small).f_frsize, small / "ballast", self.work / "small.log"
         needed = 6 + sum(-(-path.stat().st_size // page) for path in self.checkpoint.iterdir())
         for pages in spread(range(needed), self.most):
@@ -114,8 +112,34 @@ class Disks:
             log.unlink(missing_ok=True)
             self.resume("full disk", folder, repair=ballast.unlink, log=log)
         folder = processes.copy(self.halfway, small / "trial")
-        _remount(small, read_only=True)
-        self.resume("read-only disk", folder, repair=partial(_remount, small, read_only=False))
+        remount(small, read_only=True)
+        self.resume("read-only disk", folder, repair=partial(remount, small, read_only=False))
+        return self.report
+
+    def _try_overlays(self, overlays: int) -> Report:
+        """Resume a run in the lower layer of an overlayfs, as in a container's image. Damage some, and kill some."""
+        report, layers = Report(), self.work / "layers"
+        mounts.mount("tmpfs", layers, "size=64M")
+        for i in range(overlays):
+            base, is_damaged, is_killed = layers / str(i), i % 2 == 1, i // 2 % 2 == 1
+            for name in ("upper", "work"):
+                (base / name).mkdir(parents=True)
+            newest = processes.copy(self.halfway, base / "lower") / self.checkpoint.relative_to(self.halfway)
+            if is_damaged:
+                damaged = newest / ("model.safetensors", "metadata.json")[i // 4 % 2]
+                damaged.write_bytes(damaged.read_bytes()[:-1])
+            options = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work"
+            mounts.mount("overlay", base / "merged", options)
+            if is_killed:
+                event = Event(SAVE, 2, 0.002 * (i // 4), send(signal.SIGKILL))
+                self.launcher.run(base / "merged", RESUME, event=event)
+            problem = resume_and_compare(self.launcher, base / "merged", SHORT, self.expected)
+            visible = sorted(path.name for path in (base / "merged" / CHECKPOINTS).glob("step-*"))
+            if len(visible) > SHORT["train.keep_last"] + 1:  # and the best
+                problem = problem or f"old checkpoints are not removed: {', '.join(visible)}"
+            kind = "with a damaged newest checkpoint" if is_damaged else "intact"
+            report.add(f"a run in the lower layer of an overlayfs, {kind}", problem, f"killed: {is_killed}")
+        return report
 
 
 def _first_refused(log: Iterable[powerloss.Record]) -> str:
@@ -132,28 +156,4 @@ def _drop_privileges() -> None:
     """Drop the capabilities of root, so that permissions apply."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     if os.geteuid() == 0:
-        _call("capset", header, none)
-
-
-def _mount(folder: Path, size: int) -> None:
-    """Mount a disk of `size` bytes that only this process and its children see. Raises OSError."""
-    new_user, new_mounts, private = 0x10000000, 0x00020000, (1 << 14) | (1 << 18)
-    user, group = os.getuid(), os.getgid()
-    _call("unshare", new_mounts | (new_user if user else 0))
-    if user:
-        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            Path("/proc/self", name).write_text(content)
-    folder.mkdir()
-    _call("mount", None, b"/", None, private, None)
-    _call("mount", b"none", bytes(folder), b"tmpfs", 0, b"size=%d" % size)
-
-
-def _remount(folder: Path, read_only: bool) -> None:
-    remount = 1 << 5
-    _call("mount", None, bytes(folder), None, remount | read_only, None)
-
-
-def _call(function: str, *arguments: Any) -> None:
-    """Call a function of the C library. Raises OSError."""
-    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        mounts.call("capset", header, none)

@@ -231,7 +231,7 @@ class PowerLoss(NamedTuple):
     where: str
     """The last operation before it."""
     saved: int
-    """The number in the last mark "saved NUMBER" before it."""
+    """The number in the last mark "saved NUMBER" before it, or -1."""
     kind: str
     """Which of the unsynced changes the disk has."""
     image: Image
@@ -239,7 +239,7 @@ class PowerLoss(NamedTuple):
 
 def power_losses(log: Iterable[Record], before: Image, several: int, generator: random.Random) -> Iterator[PowerLoss]:
     """Yield disks after a power loss at each operation: with synced changes only, with all, and `several` with some."""
-    disk, saved = Disk(before), 0
+    disk, saved = Disk(before), -1
     for number, record in enumerate(log, 1):
         disk.apply(record)
         if record.kind == "M" and record.path.startswith("saved "):

@@ -35,7 +35,7 @@ class Progress(ctypes.Structure):
     phase: int
     step: int
     saved: int
-    """The step of the last save that has returned."""
+    """The step of the last save that has returned; -1 if none has."""
     entries: Any
     """How often each phase has begun."""
     nanoseconds: Any
@@ -77,13 +77,26 @@ class Fault:
     """A file for the log of all operations below `root`."""
 
 
-class Kill(NamedTuple):
-    """A signal, `delay` seconds after a phase has begun for the `entry`-th time."""
+class Event(NamedTuple):
+    """Something that happens to a process, `delay` seconds after a phase has begun for the `entry`-th time."""
 
     phase: int
     entry: int
     delay: float
-    signal: signal.Signals
+    act: Callable[[int], object]
+    """Is called with the id of the process, which is stopped until then."""
+
+
+def send(*numbers: signal.Signals, gap: float = 0.0) -> Callable[[int], None]:
+    """Return a function that sends signals to a process, `gap` seconds apart."""
+
+    def act(process: int) -> None:
+        for i, number in enumerate(numbers):
+            time.sleep(gap if i else 0)
+            os.kill(process, number)
+            os.kill(process, signal.SIGCONT)
+
+    return act
 
 
 @dataclass(frozen=True)
@@ -94,9 +107,9 @@ class Result:
     """The exit code, or the negative number of a signal."""
     output: str
     progress: Progress
-    """The progress when the signal arrived."""
-    was_killed: bool = False
-    """False if the process ended before the signal."""
+    """The progress at the event."""
+    was_hit: bool = False
+    """False if the process ended before the event."""
 
     @property
     def last_line(self) -> str:
@@ -143,13 +156,13 @@ class Launcher:
         folder: Path,
         arguments: Sequence[str],
         fault: Fault | None = None,
-        kill: Kill | None = None,
+        event: Event | None = None,
         setup: Callable[[], object] = lambda: None,
         output: Path | None = None,
     ) -> Result:
         """Run `minigpt train` in `folder` until it ends. The child calls `setup` first."""
         progress = Progress.from_buffer(mmap.mmap(-1, ctypes.sizeof(Progress)))
-        output = output or folder / "output.txt"
+        progress.saved, output = -1, output or folder / "output.txt"
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
@@ -157,22 +170,23 @@ class Launcher:
                 self._run_child(folder, arguments, fault, progress, setup, output)
             finally:
                 os._exit(99)
-        status, was_killed = os.waitpid(child, os.WNOHANG if kill else 0), False
-        if kill is not None:
-            while not status[0] and progress.entries[kill.phase] < kill.entry:
+        status, was_hit = os.waitpid(child, os.WNOHANG if event else 0), False
+        if event is not None:
+            while not status[0] and progress.entries[event.phase] < event.entry:
                 time.sleep(0.0002)
                 status = os.waitpid(child, os.WNOHANG)
             if not status[0]:
-                time.sleep(kill.delay)
+                time.sleep(event.delay)
                 status = os.waitpid(child, os.WNOHANG)
-            if was_killed := not status[0]:
-                os.kill(child, signal.SIGSTOP)  # freezes the progress until the signal arrives
-                os.waitpid(child, os.WUNTRACED)
-                progress = Progress.from_buffer_copy(progress)
-                os.kill(child, kill.signal)
-                os.kill(child, signal.SIGCONT)
-                status = os.waitpid(child, 0)
-        return Result(os.waitstatus_to_exitcode(status[1]), output.read_text(encoding="utf-8"), progress, was_killed)
+            if was_hit := not status[0]:
+                os.kill(child, signal.SIGSTOP)  # freezes the progress until the event
+                status = os.waitpid(child, os.WUNTRACED)
+                if was_hit := os.WIFSTOPPED(status[1]):
+                    progress = Progress.from_buffer_copy(progress)
+                    event.act(child)
+                    os.kill(child, signal.SIGCONT)
+                    status = os.waitpid(child, 0)
+        return Result(os.waitstatus_to_exitcode(status[1]), output.read_text(encoding="utf-8"), progress, was_hit)
 
     def _run_child(
         self,
@@ -186,6 +200,7 @@ class Launcher:
         code: Any = 0
         try:
             os.chdir(folder)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             for stream in (1, 2):
                 os.dup2(file, stream)
@@ -244,15 +259,15 @@ def run_separately(folder: Path, arguments: Sequence[str], delay: float, number:
     """Run `python -m minigpt train` without forking, and send it a signal after `delay` seconds."""
     command = [sys.executable, "-m", "minigpt", "train", *arguments]
     with open(folder / "output.txt", "w+", encoding="utf-8") as output:
-        process, was_killed = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output), False
+        process, was_hit = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output), False
         try:
             process.wait(delay)
         except subprocess.TimeoutExpired:
             process.send_signal(number)
-            was_killed = True
+            was_hit = True
         code = process.wait()
         output.seek(0)
-        return Result(code, output.read(), Progress(), was_killed)
+        return Result(code, output.read(), Progress(saved=-1), was_hit)
 
 
 def write_text(folder: Path) -> Path:
