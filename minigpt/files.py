@@ -39,9 +39,20 @@ def withdraw(folder: Path) -> None:
     """Hide a folder, then remove it, so that no other process sees it partly removed."""
     if folder.is_dir():
         hidden = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
-        os.rename(folder, hidden)
+        rename(folder, hidden)
         sync(folder.parent)  # otherwise a power cut could restore the name without the files
         remove(hidden)
+
+
+def rename(folder: Path, new: Path) -> Path:
+    """Rename a folder and return `new`. Copy a folder of a container's image: overlayfs cannot rename it."""
+    try:
+        os.rename(folder, new)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.move(folder, new)
+    return new
 
 
 def remove(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
-from minigpt.files import make_folders, read_within, remove, remove_abandoned, sync, withdraw, write_atomically
+from minigpt.files import make_folders, read_within, remove, remove_abandoned, rename, sync, withdraw, write_atomically
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
 from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
 
@@ -143,7 +143,7 @@ def repair(run: Path, state: TrainState) -> list[Path]:
     for folder in (run, run / CHECKPOINTS):
         remove_abandoned(folder, age=0)
     later = [step_folder(run, step) for step in checkpoint_steps(run) if step > state.step]
-    return [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
+    return [rename(path, path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
 
 
 # --- start a run -------------------------------------------------------------------------------------
