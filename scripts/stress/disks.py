@@ -137,8 +137,8 @@ class Disks:
             visible = sorted(path.name for path in (base / "merged" / CHECKPOINTS).glob("step-*"))
             if len(visible) > SHORT["train.keep_last"] + 1:  # and the best
                 problem = problem or f"old checkpoints are not removed: {', '.join(visible)}"
-            kind = "with a damaged newest checkpoint" if is_damaged else "intact"
-            report.add(f"a run in the lower layer of an overlayfs, {kind}", problem, f"killed: {is_killed}")
+            kind = "newest checkpoint damaged" if is_damaged else "intact"
+            report.add(f"lower layer of an overlayfs, {kind}", problem, "killed, too" if is_killed else "resumed")
         return report
 
 
