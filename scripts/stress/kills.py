@@ -13,7 +13,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import processes
-from checks import LONG, Report, arguments, compare, find_damage, lost_steps, newest_step, train_reference
+from checks import LONG, Report, arguments, compare, find_damage, kept_step, lost_steps, newest_step, train_reference
 from processes import EVALUATION, READY, SAVE, START, STEP, Event, Launcher, Result, send
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ class Kills:
             problem = f"exit code {result.code}: {result.last_line}"
         elif is_in_loop and saved != (result.code > 0):
             problem = f"exit code {result.code}, but saved {saved} times"
-        problem = problem or find_damage(run, progress.step if is_in_loop else progress.saved) or self._resume(name)
+        problem = problem or find_damage(run, progress.step if is_in_loop else kept_step(result)) or self._resume(name)
         where = f"{self.name}, {name}, {processes.PHASES[phase]}, {gap * 1000:.2f} ms"
         report.add(" and ".join(number.name for number in pair), problem, where, lost)
 
@@ -146,8 +146,8 @@ class Kills:
             return find_damage(run, before)  # Python itself was interrupted while it imported modules
         if result.code not in {0, -number, 128 + number} or "Traceback" in result.output:
             return f"exit code {result.code}: {result.last_line}"
-        is_saved = result.code == 128 + number and result.progress.entries[READY]
-        return find_damage(run, max(before, result.progress.step if is_saved else result.progress.saved))
+        is_saved = result.code == 128 + number and result.progress.step > 0
+        return find_damage(run, max(before, result.progress.step if is_saved else kept_step(result)))
 
 
 def try_kills(
