@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,7 +112,8 @@ class Kills:
 
         def setup() -> None:
             os.dup2(writer, 2)
-            signal.alarm(300)  # ends a process that waits for the reader
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - the stream before may be one of a file
+            signal.alarm(120)  # ends a process that waits for the reader
 
         event = self._random_moment(send(SIGTERM)) if self.random.random() < 0.5 else None
         result = self.launcher.run(self.folder, arguments(self.settings, name), event=event, setup=setup)
