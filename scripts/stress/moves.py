@@ -12,7 +12,7 @@ from processes import EVALUATION, READY, SAVE, STEP, Event, Launcher, Result
 
 OTHER = LONG | {"train.seed": 2}
 """The settings of the run that replaces the first."""
-KINDS = ("moved", "removed", "moved and replaced", "removed and replaced")
+KINDS = ("moved", "removed and replaced", "removed", "moved and replaced")
 
 
 class Moves:
