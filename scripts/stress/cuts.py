@@ -31,7 +31,7 @@ def try_power_cuts(launcher: Launcher, work: Path, cuts: int, seed: int, report:
         for number in range(cuts):
             disk = _mount_new_disk(work)
             folder = processes.write_text(disk / "folder")
-            os.sync()
+            subprocess.run(["sync", "-f", str(disk)], check=True)
             phase = generator.choice((START, STEP, SAVE, SAVE, SAVE))
             entry = generator.randint(1, reference.progress.entries[phase]) if phase else 0
             delay = generator.uniform(0, reference.progress.mean_seconds(phase) if phase else 0.3)
