@@ -39,6 +39,13 @@ class EncodingError(TextError):
     """An encoding that may work."""
 
 
+@dataclass(eq=False)
+class ConfigAsTextError(TextError):
+    """A preset or a file with settings, given as a text."""
+
+    name: str
+
+
 class UnknownCharacterError(TextError):
     """Characters outside the vocabulary of a model."""
 

@@ -56,7 +56,7 @@ def width_is_a_choice() -> Finding:
     works = [width for width in tried if not contradictions(RunConfig(model=small_config(n_embd=width)))]
     shapes = {tuple(small_gpt(89, n_layer=1, n_embd=width)(ids).shape) for width in works}
     parameters = [f"{count_parameters(small_config(n_layer=6, n_embd=width), 65):,}" for width in works]
-    preset_widths = sorted({resolve(read_preset(name)).config.model.n_embd for name in presets()})
+    preset_widths = sorted({resolve(*read_preset(name)).config.model.n_embd for name in presets()})
     measured = (
         f"with 4 heads, widths {', '.join(map(str, works))} work and {', '.join(map(str, set(tried) - set(works)))} "
         f"does not; with 6 blocks they have {', '.join(parameters)} parameters; "

@@ -14,6 +14,7 @@ from minigpt.cli.options import (
     RoundsOption,
     SamplesOption,
     SetOption,
+    only_config,
 )
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import escape
@@ -36,7 +37,7 @@ def bench_train(
     """Compare the training steps of `minigpt train` with a plain PyTorch loop in float32."""
     from minigpt.bench import train
 
-    _print_report(train.run(text or [], config, set_ or [], rounds, seconds, notice), as_json)
+    _print_report(train.run(text or [], only_config(config), set_ or [], rounds, seconds, notice), as_json)
 
 
 @bench_app.command("sample")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from minigpt.cli.options import GROUP, ConfigOption, SetOption
+from minigpt.cli.options import GROUP, ConfigOption, SetOption, only_config
 from minigpt.cli.output import json_text, table, write
 
 config_app = typer.Typer(**GROUP, help="Show presets and settings.")
@@ -36,7 +36,9 @@ def config_show(
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import explain, parse_overrides, resolve, to_yaml
 
-    resolved = resolve(*([read_preset(config)] if config is not None else []), parse_overrides(set_ or []))
+    name = only_config(config)
+    sources = read_preset(name) if name is not None else ()
+    resolved = resolve(*sources, parse_overrides(set_ or []))
     if as_yaml:
         write(to_yaml(resolved.config))
     else:

@@ -52,8 +52,6 @@ def data_info(
     print(f"distinct     {len(counts):,}")
     print(f"most common  {_listed(list(counts))}")
     print(f"rare         {len(rare):,} occur fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
-    if "\r" in counts:
-        print(f"line endings {counts[chr(13)]:,} carriage returns")
     print(f"fingerprint  {found.fingerprint}")
     settings = ", ".join(f"{key.split('.')[1]} {value}" for key, value in fitted.items())
     print(f"settings     {settings} (fitted for a CPU)")

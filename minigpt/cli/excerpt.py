@@ -38,13 +38,15 @@ def choose_excerpt(
 ) -> "Excerpt":
     """Return the excerpt that the options choose. By default, use the validation split, or else generated text."""
     from minigpt.interpret import excerpt
+    from minigpt.text.tokenizer import unix_newlines
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val are mutually exclusive")
     if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
         raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
     if text is not None:
-        return excerpt.last_tokens(checkpoint, checkpoint.tokenizer.encode(text, unknown), "from --text", max_tokens)
+        ids = checkpoint.tokenizer.encode(unix_newlines(text), unknown)
+        return excerpt.last_tokens(checkpoint, ids, "from --text", max_tokens)
     if file is not None:
         ids = checkpoint.tokenizer.encode(read_text(file, encoding), unknown)
         name = "standard input" if file == "-" else Path(file).name

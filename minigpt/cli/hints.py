@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 
 from minigpt.errors import (
     CheckpointError,
+    ConfigAsTextError,
     DeviceError,
     DivergedError,
     DownloadError,
@@ -79,6 +80,8 @@ def hint(error: UserError, command: str) -> str:
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
+        case ConfigAsTextError(name=name):
+            return f"to use them: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command != "train":
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from minigpt.errors import UserError
+
 GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 """Arguments of every `typer.Typer` group."""
 
@@ -24,7 +26,7 @@ def complete_preset(incomplete: str) -> list[str]:
 
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
-    str | None,
+    list[str] | None,
     Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
 ]
 SetOption = Annotated[
@@ -45,6 +47,13 @@ JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.", 
 ForceOption = Annotated[bool, Option("--force", help="Replace existing files.", metavar="")]
 RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
+
+
+def only_config(given: list[str] | None) -> str | None:
+    """Return the value of --config. Raises UserError if it is given twice: the last would silently win."""
+    if given and len(given) > 1:
+        raise UserError("give one --config; to override a preset, put `preset: NAME` first in your YAML file")
+    return given[0] if given else None
 
 
 def checked_device(device: str) -> str:

@@ -81,6 +81,7 @@ def sample(
       minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
     """
     from minigpt.sampling.generate import generate
+    from minigpt.text.tokenizer import unix_newlines
 
     if device is not None and engine == "numpy":
         raise UserError("--device needs --engine torch: NumPy runs on the CPU")
@@ -98,7 +99,7 @@ def sample(
     )  # fmt: skip
     if prompt is None:
         prompt, unknown = settings.prompt, unknown if settings.has_own_prompt else "replace"
-    text = _known_prompt(loaded, prompt, unknown)
+    text = _known_prompt(loaded, unix_newlines(prompt), unknown)
     model = _make_engine(loaded, engine, device or "cpu")
     chars = generate(model, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
     if num_samples == 1 and not (as_json or out or no_stream):

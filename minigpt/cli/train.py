@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
-from minigpt.cli.options import TEXT, ConfigOption, SetOption, complete_run
+from minigpt.cli.options import TEXT, ConfigOption, SetOption, complete_run, only_config
 from minigpt.cli.output import notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
@@ -63,7 +63,7 @@ def train(
         if name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
         resume = name if is_run(RUNS / name) else None
-    elif resume is not None and (text or config is not None or name is not None):
+    elif resume is not None and (text or config or name is not None):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     if resume is not None:
         run = runs.find_run(resume)
@@ -77,7 +77,7 @@ def train(
     else:
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
-        prepared = prepare_run(text or [], config, set_ or [])
+        prepared = prepare_run(text or [], only_config(config), set_ or [])
         with runs.new_run(name, prepared.stem) as (run, in_place):
             _train(run, in_place, prepared)
 

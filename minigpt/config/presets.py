@@ -4,7 +4,7 @@ from math import inf
 from pathlib import Path
 
 from minigpt.config import yaml as plain_yaml
-from minigpt.config.resolve import ConfigSource, dotted
+from minigpt.config.resolve import ConfigSource, dotted, fields, show
 from minigpt.errors import ConfigError, did_you_mean, escape, reason
 from minigpt.paths import resource_path
 
@@ -18,18 +18,42 @@ def presets() -> dict[str, str]:
     return found
 
 
-def read_preset(name: str, *, only_shipped: bool = False) -> ConfigSource:
-    """Read a YAML file by its path, or a shipped preset by its name. The file wins, unless `only_shipped`."""
+def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource, ...]:
+    """Read a YAML file by its path, or a shipped preset by its name. The file wins, unless `only_shipped`.
+
+    If the file has a key `preset`, the values of that shipped preset come first.
+    """
     try:
         is_shipped = name in presets() and (only_shipped or not Path(name).is_file())
         path = resource_path("configs", f"{name}.yaml") if is_shipped else Path(name)
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        hint = did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
-        raise ConfigError(f"no preset or file is named '{escape(name)}'{hint}") from error
+        raise ConfigError(f"no preset or file is named '{escape(name)}'{_known(name)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read '{escape(name)}': {reason(error)}") from error
-    return f"{'preset' if is_shipped else 'file'} {name}", dotted(plain_yaml.parse(text, name), name)
+    values = dotted(plain_yaml.parse(text, name), name)
+    base = values.pop("preset", None)
+    if base is not None and not (isinstance(base, str) and base in presets()):
+        raise ConfigError(f"{escape(name)}: no preset is named {show(base)}{_known(str(base))}")
+    bases = read_preset(base, only_shipped=True) if base else ()
+    return *bases, (f"{'preset' if is_shipped else 'file'} {name}", values)
+
+
+def is_config(name: str) -> bool:
+    """Return whether `name` is a YAML file with settings, or a preset where there is no such file."""
+    if not Path(name).exists():
+        return name in presets()
+    if not name.endswith((".yaml", ".yml")):
+        return False
+    try:
+        values = [key for _, source in read_preset(name) for key in source]
+    except ConfigError:
+        return False
+    return bool({*values} & {*fields()})
+
+
+def _known(name: str) -> str:
+    return did_you_mean(name, presets()) or f"; presets: {', '.join(presets())}"
 
 
 KEYS = (

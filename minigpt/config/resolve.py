@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
+from minigpt.config.aliases import ALIASES
 from minigpt.config.schema import FAMILIES, RunConfig
 from minigpt.errors import ConfigError, did_you_mean, escape
 
@@ -149,7 +150,9 @@ def _problems(error: ValidationError) -> list[str]:
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
-    return f"{escape(key)}: unknown key{did_you_mean(key, [*fields(), *RunConfig.model_fields])}"
+    name = ALIASES.get(key.rpartition(".")[2])
+    hint = f"; use {name}" if name else did_you_mean(key, [*fields(), *RunConfig.model_fields])
+    return f"{escape(key)}: unknown key{hint}"
 
 
 def contradictions(config: RunConfig) -> list[str]:
@@ -197,7 +200,10 @@ def from_yaml(text: str, origin: str) -> RunConfig:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema for configuration files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunConfig.model_json_schema()}
+    tree = RunConfig.model_json_schema()
+    preset = {"type": "string", "description": "Shipped preset to start from. The other keys override its values."}
+    tree["properties"] = {"preset": preset, **tree["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.errors import CheckpointError
 from minigpt.sampling.filters import choose, log_softmax
 from minigpt.seeds import mix_seed
-from minigpt.text.tokenizer import Tokenizer, Unknown
+from minigpt.text.tokenizer import Tokenizer, Unknown, unix_newlines
 
 
 class LanguageModel(Protocol):
@@ -70,7 +70,7 @@ def generate(
         UnknownCharacterError: `unknown` is "error" and the prompt has a character outside the vocabulary.
         CheckpointError: The logits are not finite.
     """
-    ids = tokenizer.encode(prompt, unknown)
+    ids = tokenizer.encode(unix_newlines(prompt), unknown)
     if len(ids) == 0:
         ids = tokenizer.encode("\n", "replace")
     samples = [_Sample(index, tokenizer, stop) for index in range(num_samples)]

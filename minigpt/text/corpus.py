@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import io
 import sys
 import zipfile
 import zlib
@@ -21,7 +22,7 @@ from minigpt.errors import DownloadError, EncodingError, TextError, reason
 from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
-"""Bytes per read, and per hash of a fingerprint. A block has at most this many characters."""
+"""Bytes per read, and per hash of a fingerprint."""
 ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
 """The encoding to suggest for a file that is not valid in the key's encoding. The default is UTF-8."""
 
@@ -58,8 +59,8 @@ class Part:
             raise TextError(f"cannot read {self.label}: {reason(error)}") from error
 
     def blocks(self) -> Iterator[str]:
-        """Yield the decoded text in nonempty blocks, without a byte order mark."""
-        decoder = codecs.getincrementaldecoder(self.encoding)()
+        """Yield the decoded text in nonempty blocks, without a byte order mark. All line ends become `\\n`."""
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(self.encoding)(), translate=True)
         offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
         is_ascii = True
         for chunk in chain(self.chunks(), [b""]):

@@ -57,8 +57,6 @@ def load_dataset(config: DataConfig) -> TokenDataset:
         raise TextError("data.val_source shares text with data.source, so its loss says nothing about new text")
     tokenizer = make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
     notices = [notice for found in scans for notice in found.corpus.notices]
-    if returns := sum(found.counts.get("\r", 0) for found in scans):
-        notices.append(f"the text has {returns:,} carriage returns (Windows line endings); each counts as a character")
     return replace(_from_scans(config, scans, tokenizer), notices=tuple(notices))
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -23,8 +24,14 @@ from minigpt.text.download import download, downloads
 
 HEAD = 8 << 10
 """Bytes to check at the start of a file. A NUL character among them marks a binary file."""
+DOCUMENTS = {b"%PDF-": "a PDF document", b"PK\x03\x04": "a zip archive", b"{\\rtf": "an RTF document"}
+"""The first bytes of files that hold text, but not plain text."""
+ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenDocument text"}
+"""Kinds of zip archives by suffix."""
 PAGE_MARK = b'<meta name="generator" content="minigpt '
 """Marks an HTML page written by minigpt."""
+KINDS = 4
+"""Kinds of files to name in a folder."""
 BUILTINS = {
     "python": "standard library source of this Python, without tests (about 11 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
@@ -76,6 +83,8 @@ def _find(entry: str, encoding: str) -> Corpus:
         return _standard_input(encoding)
     if not entry:
         raise TextError("a text source has an empty name")
+    if name.startswith("//"):
+        raise TextError(f"{escape(entry)} is an address; download it and save it as plain text first")
     path = Path(os.path.expanduser(entry))
     if _is_glob(entry) and not os.path.exists(path):
         base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
@@ -103,16 +112,25 @@ def _similar(path: Path) -> str:
 
 
 def _file(name: str, part: Part) -> Corpus:
-    """Return a file as a corpus. Raise EncodingError if it is binary."""
+    """Return a file as a corpus. Raise TextError if it is not plain text."""
     head = _head(part)
+    if kind := _document(head, part.path):
+        raise TextError(f"{part.label} is {kind}; save it as plain text first")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and _is_binary(head, part.encoding):
+        raise EncodingError(f"{part.label} is UTF-16 text, not {part.encoding}", suggestion="utf-16")
     if _is_binary(head, part.encoding):
-        is_utf16 = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        raise EncodingError(f"{part.label} is a binary file, not text", suggestion="utf-16" if is_utf16 else "")
+        raise TextError(f"{part.label} is a binary file; save it as plain text first")
     return Corpus(name, (part,))
 
 
 def _head(part: Part) -> bytes:
     return next(part.chunks(HEAD), b"")
+
+
+def _document(head: bytes, path: Path) -> str:
+    """Return the kind of a document that is not plain text, or ""."""
+    kind = next((kind for mark, kind in DOCUMENTS.items() if head.startswith(mark)), "")
+    return ZIPPED.get(path.suffix.lower(), kind) if "zip" in kind else kind
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
@@ -149,15 +167,31 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
                 os.scandir(path).close()  # glob would ignore an unreadable folder
             elif path.is_file():
                 head = _head(part)
-                if PAGE_MARK in head or _is_binary(head, encoding):
+                if PAGE_MARK in head or _document(head, path) or _is_binary(head, encoding):
                     skipped.append(path)
                 else:
                     parts.append(part)
     except (ValueError, OSError) as error:
         place = escape(getattr(error, "filename", None) or name)
         raise TextError(f"cannot read {place}: {reason(error)}") from error
-    notice = f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: "
-    return Corpus(name, tuple(parts), (f"{notice}{escape(skipped[0].name)})",) if skipped else ())
+    notices = [_composition(name, parts)] if len(parts) > 1 else []
+    if skipped:
+        first = escape(skipped[0].name)
+        notices.append(f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: {first})")
+    return Corpus(name, tuple(parts), tuple(notices))
+
+
+def _composition(name: str, parts: Sequence[Part]) -> str:
+    """Return the kinds of files in a folder with their share of its size, such as "a/: 3 files: .md 80 %, .py 20 %"."""
+    sizes = Counter[str]()
+    for part in parts:
+        sizes[escape(part.path.suffix) or "no suffix"] += part.path.stat().st_size
+    total = max(1, sizes.total())
+    kinds = sizes.most_common(KINDS)
+    shares = [f"{kind} {100 * size / total:.0f} %" for kind, size in kinds]
+    if others := total - sum(size for _, size in kinds):
+        shares.append(f"others {100 * others / total:.0f} %")
+    return f"{name}: {len(parts)} files: {', '.join(shares)}"
 
 
 # --- standard input and built-in texts -----------------------------------------------------------------

@@ -145,6 +145,11 @@ def _describe(char: str) -> str:
     return f"{char!r} (U+{ord(char):04X} {unicodedata.name(char, 'no name')})"
 
 
+def unix_newlines(text: str) -> str:
+    """Return `text` with all line ends as `\\n`, as in every text that minigpt reads."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def code_points(text: str) -> Ids:
     """Return the code point of each character (N,), as bytes if all are ASCII."""
     if text.isascii():

@@ -1,5 +1,6 @@
 """Preparation of a new or resumed run: its configuration and its text."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +9,15 @@ from pathlib import Path
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, ConfigError, UserError, escape
+from minigpt.errors import CheckpointError, ConfigAsTextError, ConfigError, UserError, escape
 from minigpt.model.device import pick_device
 from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkpoint
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
+
+ENOUGH_TEXT = 1000
+"""Characters below which a run gets a warning."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +42,23 @@ def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[s
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
     """
+    refuse_several_processes()
+    for name in filter(presets.is_config, text):
+        raise ConfigAsTextError(f"{escape(name)} holds settings, not text", name)
     layers: list[ConfigSource] = []
     is_fitted = bool(text) and preset is None
     if preset is not None:
-        layers.append(presets.read_preset(preset))
+        layers += presets.read_preset(preset)
     elif not text:
-        layers.append(presets.read_preset("quickstart", only_shipped=True))
+        layers += presets.read_preset("quickstart", only_shipped=True)
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
     data = load_dataset(resolved.config.data)
     notices = list(data.notices)
-    if len(text) == 1 and text[0].endswith((".yaml", ".yml")):
-        notices.append(f"using {text[0]} as training text, not as settings")
+    if data.characters < ENOUGH_TEXT:
+        notices.append(f"the text has only {data.characters:,} characters; the model can hardly learn from it")
     if is_fitted:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
@@ -77,6 +84,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
+    refuse_several_processes()
     checkpoint, notices = newest_intact(run)
     if problem := changed_settings(run, checkpoint.path):
         notices.append(f"{problem}; the checkpoint's settings are used")
@@ -86,6 +94,12 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
+
+
+def refuse_several_processes() -> None:
+    """Raise UserError if a launcher such as torchrun has started several processes. Each would train its own run."""
+    if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        raise UserError(f"training in several processes (WORLD_SIZE={escape(size)}) is not supported; start only one")
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:

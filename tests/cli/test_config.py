@@ -18,9 +18,14 @@ def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
     assert set(rows) - {"setting"} == set(fields())
 
 
+def test_a_second_config_is_refused(cli: Cli) -> None:
+    for command in (["config", "show"], ["train"], ["bench", "train"]):
+        assert cli(*command, "-c", "tiny", "-c", "quickstart").error.startswith("give one --config; ")
+
+
 def test_list_prints_every_preset(cli: Cli) -> None:
     assert [line.split()[0] for line in cli("config", "list").out.splitlines()[1:]] == list(presets())
 
 
 def test_schema_has_every_section(cli: Cli) -> None:
-    assert set(cli("config", "schema").json["properties"]) == set(RunConfig.model_fields)
+    assert set(cli("config", "schema").json["properties"]) == {"preset", *RunConfig.model_fields}

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from minigpt.config import resolve as c
 from minigpt.config import yaml as plain_yaml
+from minigpt.config.aliases import ALIASES
 from minigpt.config.presets import fit, presets, read_preset
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.config.schema import MOST_THREADS, ModelConfig, RunConfig, TrainConfig
@@ -163,7 +164,7 @@ def test_one_source_needs_no_quotes(source: str) -> None:
 def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     for text, expected in (("a.txt", ("a.txt",)), ("[a.txt, b.txt]", ("a.txt", "b.txt"))):
         layer = read_preset(file(tmp_path, f"data: {{source: {text}}}"))
-        assert resolve(layer).config.data.source == expected
+        assert resolve(*layer).config.data.source == expected
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,8 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("data.source=[1]", "data.source is 1, but should be a valid string"),
         ("n_layer=6", "n_layer: unknown key; did you mean model.n_layer?"),
         ("modle.n_layer=6", "modle.n_layer: unknown key; did you mean model.n_layer?"),
-        ("optim.learning_rate=1", "optim.learning_rate: unknown key"),
+        ("optim.learning_rate=1", "optim.learning_rate: unknown key; use optim.lr"),
+        ("warmup_iters=100", "warmup_iters: unknown key; use optim.warmup (a fraction of the run)"),
         ("model=6", "model is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
         ("model.n_embd=36", "model.position rotary needs an even head size; model.n_embd / model.n_head is 9"),
@@ -287,13 +289,13 @@ def test_an_assignment_needs_an_equals_sign() -> None:
 )
 def test_a_bad_file_is_an_error(tmp_path: Path, text: str | bytes, expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(read_preset(file(tmp_path, text)))
+        resolve(*read_preset(file(tmp_path, text)))
     assert expected in one_line(caught)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\ufeff", "\ufeffmodel:\ntrain:\n"])
 def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
-    assert resolve(read_preset(file(tmp_path, text))).config == RunConfig(train=TrainConfig(steps=c.DEFAULT_STEPS))
+    assert resolve(*read_preset(file(tmp_path, text))).config == RunConfig(train=TrainConfig(steps=c.DEFAULT_STEPS))
 
 
 @pytest.mark.parametrize(
@@ -314,12 +316,12 @@ def test_a_file_that_cannot_be_read(name: str, expected: str) -> None:
 
 def test_a_file_in_the_current_folder_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve(read_preset("tiny")).config.model.n_layer == 2
+    assert resolve(*read_preset("tiny")).config.model.n_layer == 2
     Path("tiny").mkdir()  # a folder of that name is no configuration
-    assert resolve(read_preset("tiny")).config.model.n_layer == 2
+    assert resolve(*read_preset("tiny")).config.model.n_layer == 2
     Path("tiny").rmdir()
     Path("tiny").write_text("model: {n_layer: 9}", encoding="utf-8")
-    assert resolve(read_preset("tiny")).config.model.n_layer == 9
+    assert resolve(*read_preset("tiny")).config.model.n_layer == 9
 
 
 # --- merging -------------------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def test_unsetting_the_length_restores_the_default() -> None:
 @pytest.mark.parametrize("name", presets())
 def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
     assert presets()[name], "a preset begins with a comment that describes it"
-    resolved = resolve(read_preset(name))
+    resolved = resolve(*read_preset(name))
     assert f"preset {name}" in resolved.sources.values()
     shipped_as = yaml.safe_load(resource_path("configs", f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(shipped_as, c.schema())
@@ -383,6 +385,32 @@ def test_the_readme_lists_every_preset() -> None:
     text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
     table = text.partition("| preset | what it is |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(presets())
+
+
+def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
+    resolved = resolve(*read_preset(file(tmp_path, "preset: tiny\ntrain: {minutes: 1}\nmodel: {n_layer: 3}")))
+    config, tiny = resolved.config, resolve(*read_preset("tiny")).config
+    assert (config.train.steps, config.train.minutes, config.model.n_layer) == (None, 1, 3)
+    assert (config.data, config.model.n_embd) == (tiny.data, tiny.model.n_embd)
+    assert resolved.sources["model.n_embd"] == "preset tiny"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("tinny", "no preset is named tinny; did you mean tiny?"), ("[tiny]", "no preset is named"), ("''", "presets: ")],
+)
+def test_a_file_names_a_preset_that_does_not_exist(tmp_path: Path, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_preset(file(tmp_path, f"preset: {value}"))
+    assert expected in one_line(caught)
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_leads_to_a_setting(name: str) -> None:
+    key = ALIASES[name].partition(" ")[0]
+    assert key in c.fields()
+    assert name not in {setting.partition(".")[2] for setting in c.fields()} - {"seed", "min_lr"}
+    assert f"{name}: unknown key; use {key}" in refused(f"{name}=1")
 
 
 # --- saving --------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_an_unchanged_text_and_its_tokens_are_not_read_again(tmp_path: Path, rea
     sources = write(tmp_path, "some téxt\r\n" * 9), write(tmp_path, "more", "b.txt")
     config = DataConfig(source=sources, tokenizer=kind)
     first = data.load_dataset(config)
-    assert fresh_reads(reads, config, "some téxt\r\n" * 9 + "more") == []
+    assert fresh_reads(reads, config, "some téxt\n" * 9 + "more") == []
     assert data.load_dataset(config).notices == first.notices
     again = data.reload_dataset(config, first.fingerprint, first.tokenizer)
     assert (again.characters, again.train.tolist(), reads) == (first.characters, first.train.tolist(), [])
@@ -377,10 +377,13 @@ def test_a_separate_validation_text(tmp_path: Path) -> None:
         data.reload_dataset(config, found.fingerprint, found.tokenizer)
 
 
-def test_windows_line_ends_are_kept_with_a_notice(tmp_path: Path) -> None:
-    found = data.load_dataset(DataConfig(source=(write(tmp_path, "ab\r\n" * 9),)))
-    assert found.tokenizer.decode(found.train).startswith("ab\r\n")
-    assert found.notices == ("the text has 9 carriage returns (Windows line endings); each counts as a character",)
+def test_line_ends_of_any_system_give_the_same_dataset(tmp_path: Path) -> None:
+    found = [
+        data.load_dataset(DataConfig(source=(write(tmp_path, f"ab{end}" * 9, f"{number}.txt"),)))
+        for number, end in enumerate(("\n", "\r\n", "\r"))
+    ]
+    assert len({each.fingerprint for each in found}) == 1
+    assert found[1].tokenizer.decode(found[1].train).startswith("ab\nab\n")
 
 
 def test_a_copy_of_the_training_text_is_no_validation_text(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from minigpt.errors import EncodingError, UserError
 from minigpt.text.corpus import BLOCK, Fingerprint, scan
 from minigpt.text.sources import BUILTINS, open_corpus
 
-MANY_SCRIPTS = "naïve 日本語の文章 \U0001f600\U0001f468‍\U0001f469‍\U0001f467 é vs é क्षि\r\n\tend"
+MANY_SCRIPTS = "naïve 日本語の文章 \U0001f600\U0001f468‍\U0001f469‍\U0001f467 é vs é क्षि\n\tend"
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +63,12 @@ def test_any_text_round_trips(folder: Path, text_in: str) -> None:
     Path("a.txt.gz").write_bytes(gzip.compress(stored))
     for source in ("a.txt", "a.txt.gz"):
         corpus = open_corpus(source)
-        assert "".join(corpus.blocks()) == text_in
+        expected = text_in.replace("\r\n", "\n").replace("\r", "\n")
+        assert "".join(corpus.blocks()) == expected
         found = scan(corpus)
-        assert found.fingerprint == fingerprint(stored)
-        assert found.counts == Counter(text_in)
-        assert found.characters == len(text_in)
+        assert found.fingerprint == fingerprint(expected.encode())
+        assert found.counts == Counter(expected)
+        assert found.characters == len(expected)
         assert list(found.counts) == sorted(found.counts)
 
 
@@ -124,12 +125,21 @@ def test_other_encodings(encoding: str) -> None:
 )
 def test_byte_order_mark_at_the_start_of_each_file_is_removed(mark: bytes, encoding: str) -> None:
     Path("a.txt").write_bytes(mark + "a\ufeffb\r\n".encode(encoding))
-    assert text(["a.txt", "a.txt"], encoding) == "a\ufeffb\r\n" * 2
+    assert text(["a.txt", "a.txt"], encoding) == "a\ufeffb\n" * 2
 
 
-def test_line_ends_do_not_change() -> None:
-    Path("a.txt").write_bytes(b"dos\r\nmac\runix\n\x0cpage\x1a")
-    assert text("a.txt") == "dos\r\nmac\runix\n\x0cpage\x1a"
+def test_all_line_ends_become_newlines() -> None:
+    Path("a.txt").write_bytes(b"dos\r\nmac\runix\n\x0cpage\x1a\r")
+    assert text(["a.txt", "a.txt"]) == "dos\nmac\nunix\n\x0cpage\x1a\n" * 2
+
+
+@pytest.mark.parametrize("shift", range(-2, 2))
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_a_line_end_may_straddle_two_reads(shift: int, encoding: str) -> None:
+    width = len("a".encode(encoding))
+    Path("a.txt").write_bytes(("x" * (BLOCK // width + shift) + "\r\n\r\ry").encode(encoding))
+    assert text("a.txt", encoding).lstrip("x") == "\n\n\ny"
+    assert scan(open_corpus("a.txt", encoding)).counts["\n"] == 3
 
 
 @pytest.mark.parametrize("offset", [0, 1042, BLOCK - 1, BLOCK, 2 * BLOCK + 7])
@@ -222,7 +232,10 @@ def test_binary_files_in_a_folder_are_skipped_with_a_notice(folder: Path) -> Non
     Path("notes/d.txt.gz").write_bytes(gzip.compress(b" more"))
     corpus = open_corpus("notes")
     assert "".join(corpus.blocks()) == "text more"
-    assert corpus.notices == ("notes/: skipped links, runs, pages or binary files (2, first: a.png)",)
+    assert corpus.notices == (
+        "notes/: 2 files: .gz 86 %, .txt 14 %",
+        "notes/: skipped links, runs, pages or binary files (2, first: a.png)",
+    )
     for name in ("b.bin.gz", "c.txt", "d.txt.gz"):
         Path("notes", name).unlink()
     Path("notes/e.txt").write_bytes("wide".encode("utf-16"))
@@ -270,8 +283,7 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
     Path("page.html").write_text('<meta name="generator" content="minigpt 1.0">', encoding="utf-8")
     for source in (".", "**", "**/*"):
         assert text(source) == "mb"
-        (notice,) = open_corpus(source).notices
-        assert "skipped links, runs, pages or binary files (2, first: page.html)" in notice
+        assert "skipped links, runs, pages or binary files (2, first: page.html)" in open_corpus(source).notices[-1]
     Path("runs/b.txt").unlink()
     assert text(["my.txt", "runs"]) == "m"
     assert open_corpus(["my.txt", "runs"]).name == "my.txt"
@@ -298,13 +310,43 @@ def test_missing_and_empty_sources(folder: Path) -> None:
 
 def test_a_binary_file_named_directly_is_refused() -> None:
     Path("a.txt").write_bytes("abc".encode("utf-16"))
-    with pytest.raises(EncodingError, match=r"^a\.txt is a binary file, not text$") as caught:
+    with pytest.raises(EncodingError, match=r"^a\.txt is UTF-16 text, not utf-8$") as caught:
         open_corpus("a.txt")
     assert caught.value.suggestion == "utf-16"
     Path("a.bin").write_bytes(b"abc\0")
-    assert error(["a.bin"]) == "a.bin is a binary file, not text"
+    assert error(["a.bin"]) == "a.bin is a binary file; save it as plain text first"
     Path("late.txt").write_bytes(b"x" * 8192 + b"\0")
     assert text("late.txt").endswith("\0"), "only the first 8 KiB decide"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.pdf", b"%PDF-1.7 text", "a PDF document"),
+        ("a.EPUB", b"PK\x03\x04 text", "an EPUB book"),
+        ("a.docx", b"PK\x03\x04 text", "a Word document"),
+        ("a.dat", b"PK\x03\x04 text", "a zip archive"),
+        ("a.txt", b"{\\rtf1 text", "an RTF document"),
+    ],
+)
+def test_a_document_that_is_not_plain_text_is_refused_or_skipped(name: str, content: bytes, kind: str) -> None:
+    Path(name).write_bytes(content)
+    assert error(name) == f"{name} is {kind}; save it as plain text first"
+    Path("b.txt").write_bytes(b"text")
+    assert text(".") == "text"
+
+
+def test_an_address_is_refused() -> None:
+    address = "https://example.org/a.txt"
+    assert error(address) == f"{address} is an address; download it and save it as plain text first"
+
+
+def test_the_kinds_of_files_in_a_folder_are_listed_by_size() -> None:
+    Path("notes").mkdir()
+    for name, size in {"a.md": 50, "b.md": 10, "c.py": 20, "d.js": 10, "e.c": 6, "f": 3, "g.h": 1}.items():
+        Path("notes", name).write_text("x" * size, encoding="utf-8")
+    assert open_corpus("notes").notices == ("notes/: 7 files: .md 60 %, .py 20 %, .js 10 %, .c 6 %, others 4 %",)
+    assert open_corpus("notes/*.py").notices == ()
 
 
 @pytest.mark.parametrize("keep", [3, 20, -9])

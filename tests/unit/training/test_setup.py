@@ -11,11 +11,11 @@ import pytest
 from command_line import SMALL, VERSE, Cli, called, environment
 from small_runs import ending
 
-from minigpt.errors import UserError
+from minigpt.errors import ConfigAsTextError, UserError
 from minigpt.storage.metadata import FILES, METADATA, verify
 from minigpt.storage.runs import best_step, checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Training
-from minigpt.training.setup import newest_intact, prepare_resume
+from minigpt.training.setup import newest_intact, prepare_resume, prepare_run
 
 SETTINGS = [
     *SMALL,
@@ -60,6 +60,35 @@ def contents(run: Path) -> dict[Path, bytes]:
 
 
 GO_ON = ["-s", "train.steps=8"]
+
+
+# --- a new run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_several_processes_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"several processes \(WORLD_SIZE=2\) is not supported; start only one"):
+        prepare_resume(run, []) if resumes else prepare_run(["verse.txt"], "tiny", [])
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert prepare_run(["verse.txt"], "tiny", []).stem == "tiny"
+
+
+def test_a_short_text_gives_a_warning() -> None:
+    for size, is_short in ((999, True), (1000, False)):
+        Path("a.txt").write_text("ab" * (size // 2) + "a" * (size % 2), encoding="utf-8")
+        notices = prepare_run(["a.txt"], None, []).notices
+        assert any("has only 999 characters" in notice for notice in notices) is is_short
+
+
+def test_settings_are_not_taken_for_a_text() -> None:
+    Path("my.yaml").write_text("model: {n_layer: 3}", encoding="utf-8")
+    for name in ("my.yaml", "tiny"):
+        with pytest.raises(ConfigAsTextError, match=f"{name} holds settings, not text"):
+            prepare_run([name], None, [])
+    for name, content in (("notes.yaml", "a: yaml text\n" * 9), ("tiny", "a text\n" * 9), ("x.yml", "a: text")):
+        Path(name).write_text(content, encoding="utf-8")
+        assert prepare_run([name], None, []).data.characters == len(content)
 
 
 # --- falling back ------------------------------------------------------------------------------------
