@@ -92,14 +92,15 @@ class Kills:
         gap = math.exp(self.random.uniform(math.log(5e-5), math.log(LONGEST_GAP)))
         event = self._random_moment(send(*pair, gap=gap))
         result = self.launcher.run(self.folder, arguments(self.settings, name), event=event)
-        progress, saved, phase = result.progress, result.output.count(", saved step "), result.progress.phase
+        progress, phase = result.progress, result.progress.phase
+        endings = result.output.count(f"minigpt train --resume {name}")
         is_in_loop = phase in {STEP, EVALUATION} or (phase == SAVE and progress.entries[READY])
         codes = {0, *(128 + number for number in pair)} | ({-number for number in pair} if not is_in_loop else set())
         problem, lost = None, lost_steps(result, run)
         if result.code not in codes or "Traceback" in result.output:
             problem = f"exit code {result.code}: {result.last_line}"
-        elif is_in_loop and saved != (result.code > 0):
-            problem = f"exit code {result.code}, but saved {saved} times"
+        elif is_in_loop and endings != 1:
+            problem = f"exit code {result.code}, and says {endings} times how to resume"
         problem = problem or find_damage(run, progress.step if is_in_loop else kept_step(result)) or self._resume(name)
         where = f"{self.name}, {name}, {processes.PHASES[phase]}, {gap * 1000:.2f} ms"
         report.add(" and ".join(number.name for number in pair), problem, where, lost)
