@@ -44,7 +44,8 @@ def commands() -> str:
     command: Any = typer.main.get_command(app)
     context = command.make_context("minigpt", [], resilient_parsing=True)
     page: str = get_docs_for_click(obj=command, ctx=context, name="minigpt", title="Command line")
-    return re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
+    page = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
+    return re.sub(r"^Examples:\n((?:  .*\n)+)", r"**Examples**:\n\n```text\n\1```\n", page, flags=re.MULTILINE)
 
 
 def settings() -> str:
