@@ -7,6 +7,7 @@ project/contributing.md and project/changelog.md come from the files at the top 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,11 @@ def commands() -> str:
     context = command.make_context("minigpt", [], resilient_parsing=True)
     page: str = get_docs_for_click(obj=command, ctx=context, name="minigpt", title="Command line")
     page = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", page)  # typer cuts these descriptions; sections follow
-    return re.sub(r"^Examples:\n((?:  .*\n)+)", r"**Examples**:\n\n```text\n\1```\n", page, flags=re.MULTILINE)
+    return re.sub(r"^Examples:\n((?:  .*\n)+)", _as_block, page, flags=re.MULTILINE)
+
+
+def _as_block(examples: re.Match[str]) -> str:
+    return f"**Examples**:\n\n```text\n{textwrap.dedent(examples[1])}```\n"
 
 
 def settings() -> str:
