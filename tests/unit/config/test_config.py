@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import string
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -379,12 +378,6 @@ def test_every_shipped_preset_loads_and_satisfies_the_schema(name: str) -> None:
     assert f"preset {name}" in resolved.sources.values()
     shipped_as = yaml.safe_load(resource_path("configs", f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(shipped_as, c.schema())
-
-
-def test_the_readme_lists_every_preset() -> None:
-    text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
-    table = text.partition("| preset | what it is |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE)) == set(presets())
 
 
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
