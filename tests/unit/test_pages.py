@@ -100,7 +100,7 @@ def test_the_blocks_of_a_page_run(page: Path, workplace: Path, capsys: pytest.Ca
     assert {*fences[::2]} <= LANGUAGES
     for title, block in blocks(page, "yaml"):
         Path(title).write_text(block, encoding="utf-8")
-        resolve(read_preset(title))
+        resolve(*read_preset(title))
     for line in commands(page):
         before, _, command = line.rpartition("minigpt ")
         assert before in ("", "cat my.txt | "), f"not a minigpt command: {line}"
