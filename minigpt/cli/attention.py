@@ -52,9 +52,9 @@ def attention(
         Option(help="Measure the attention from one string to earlier occurrences of another.", metavar="FROM TO"),
     ] = None,
     tty: Annotated[
-        bool, Option("--tty", help="Print the text, shaded by the attention of --query (or the end).", metavar="")
+        bool, Option("--tty", help="Print the text, shaded by the attention of --query (or the end).")
     ] = False,
-    all_scores: Annotated[bool, Option("--scores", help="Print every score of every head.", metavar="")] = False,
+    all_scores: Annotated[bool, Option("--scores", help="Print every score of every head.")] = False,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
     npz: Annotated[Path | None, Option(help="Save all activations as float32 NumPy arrays.", metavar="FILE")] = None,
     as_json: JsonOption = False,
@@ -66,7 +66,7 @@ def attention(
 ) -> None:
     """Show what each attention head attends to.
 
-    Scores stand beside their baseline: what uniform attention would score.
+    Each score comes with its baseline: the score of uniform attention.
 
     Examples:
       minigpt attention

@@ -15,7 +15,7 @@ IMAGES = 200
 
 def board(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = Path("runs"),
-    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 6006,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.", metavar="PORT")] = 6006,
     host: Annotated[str, Option(help="Address to serve on.", metavar="NAME")] = "localhost",
 ) -> None:
     """Show training curves in TensorBoard.

@@ -24,7 +24,7 @@ def claims(
         str | None,
         Argument(help="A trained run, to check the claims about training, or the number of a claim.", metavar="[RUN]"),
     ] = None,
-    figures: Annotated[bool, Option("--figures", help="Print what each check measured.", metavar="")] = False,
+    figures: Annotated[bool, Option("--figures", help="Print what each check measured.")] = False,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,
 ) -> None:

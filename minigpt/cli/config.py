@@ -24,7 +24,7 @@ def config_show(
     config: ConfigOption = None,
     set_: SetOption = None,
     as_yaml: Annotated[
-        bool, Option("--yaml", help="Print a YAML file with every setting, to edit and use with --config.", metavar="")
+        bool, Option("--yaml", help="Print a YAML file with every setting, to edit and use with --config.")
     ] = False,
 ) -> None:
     """Print the value of every setting and where it comes from.

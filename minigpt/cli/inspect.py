@@ -40,16 +40,14 @@ def inspect(
         str | None,
         Option(help="Show how heads form during training, at these checkpoints of the run.", metavar="all|N,..."),
     ] = None,
-    ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.", metavar="")] = False,
+    ablate: Annotated[bool, Option("--ablate", help="Measure the loss without each head.")] = False,
     detail: Annotated[
-        bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.", metavar="")
+        bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.")
     ] = False,
     layers: Annotated[str | None, Option(help="Show only these layers. The first is 0.", metavar="N,...")] = None,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.", metavar="")] = False,
-    force: Annotated[
-        bool, Option("--force", help="Replace a file, and write pages of more than 16 MB.", metavar="")
-    ] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace a file, and write pages of more than 16 MB.")] = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",

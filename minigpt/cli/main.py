@@ -114,16 +114,18 @@ def _print_version(is_wanted: bool) -> None:
 def _minigpt(
     version: Annotated[
         bool,
-        Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True, metavar=""),
+        Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.", metavar="")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Train your own character-level GPT on any text, and look inside it.
 
     Examples:
-      minigpt train                  train on a built-in text, in about two minutes
-      minigpt train my.txt           train on your own text
-      minigpt sample                 continue a prompt with the last model
-      minigpt inspect --open         look inside it, in the browser
-      minigpt board                  show the training curves
+      minigpt train            train on a built-in text
+      minigpt train my.txt     train on your own text
+      minigpt sample           continue a text with that model
+      minigpt inspect --open   look inside it, in the browser
+      minigpt board            show the training curves
+
+    For the options of a command: minigpt train --help
     """

@@ -3,11 +3,17 @@
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
+from typer.core import TyperArgument, TyperOption
 
 from minigpt.errors import UserError
 
 GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 """Arguments of every `typer.Typer` group."""
+
+# Help names the type of an argument "<list[str]>" and that of a flag "<bool>". Neither says more than its name.
+_type_of_option = TyperOption.display_type_rich
+TyperOption.display_type_rich = lambda self, ctx: None if self.is_flag else _type_of_option(self, ctx)  # type: ignore[method-assign]
+TyperArgument.display_type_rich = lambda self, ctx: None  # type: ignore[method-assign]
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -40,11 +46,13 @@ RunArgument = Annotated[
 ]
 CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
 OnUnknown = Literal["error", "skip", "replace"]
-UnknownOption = Annotated[OnUnknown, Option(help="What to do with characters outside the vocabulary.")]
+UnknownOption = Annotated[
+    OnUnknown, Option(help="Characters outside the vocabulary: error, skip or replace.", metavar="WHAT")
+]
 EncodingOption = Annotated[str, Option(help="Encoding of the text files.", metavar="NAME")]
 DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.", metavar="NAME")]
-JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.", metavar="")]
-ForceOption = Annotated[bool, Option("--force", help="Replace existing files.", metavar="")]
+JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
 RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
 

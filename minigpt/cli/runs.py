@@ -19,9 +19,9 @@ CORPUS_WIDTH = 40
 def runs(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
     diff: Annotated[
-        bool, Option("--diff", help="Add a column for each setting that differs between the runs.", metavar="")
+        bool, Option("--diff", help="Add a column for each setting that differs between the runs.")
     ] = False,
-    verify: Annotated[bool, Option("--verify", help="Check every file in every run.", metavar="")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the runs, the most recently trained last.

@@ -61,13 +61,13 @@ def sample(
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     engine: Annotated[
-        Literal["numpy", "torch"], Option(help="Compute with NumPy, or with torch: slower, but on any device.")
+        Literal["numpy", "torch"], Option(help="numpy, or torch: slower, but on any device.", metavar="NAME")
     ] = "numpy",
     device: Annotated[str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")] = None,
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
     no_stream: Annotated[
-        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.", metavar="")
+        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")
     ] = False,
     force: ForceOption = False,
 ) -> None:

@@ -140,8 +140,8 @@ def _report(run: Path, outcome: "Outcome") -> None:
     """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
-        name_of_signal = signal.Signals(outcome.signal).name
-        notice(f"Stopped by {name_of_signal} at step {state.step}. Everything is saved in {run}.")
+        by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
+        notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
         _suggest(resume=resume_command(run), sample=f"minigpt sample {name}")
         raise typer.Exit(128 + outcome.signal)
     ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"

@@ -257,7 +257,7 @@ class Training:
         }
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
-        self.speed = f"{characters_per_second:,.0f} characters/s"
+        self.speed = f"{characters_per_second:,.0f} chars/s"
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
@@ -372,7 +372,7 @@ class Training:
 
     def _show_progress(self, activity: str = "") -> None:
         losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
-        parts = [activity, *(f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None), self.speed]
+        parts = [activity, *(f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None), self.speed]
         position, total, unit = self.length.position(self.state.step, self.clock.total)
         self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
 
