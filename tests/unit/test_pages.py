@@ -98,6 +98,7 @@ def run(command: str) -> None:
 def test_the_blocks_of_a_page_run(page: Path, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fences = re.findall(r"^ *```(\w*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert {*fences[::2]} <= LANGUAGES
+    assert not re.search(r"^ +```(sh|python|yaml)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # never found
     for title, block in blocks(page, "yaml"):
         Path(title).write_text(block, encoding="utf-8")
         resolve(*read_preset(title))
