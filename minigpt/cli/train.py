@@ -63,6 +63,8 @@ def train(
         if name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
         resume = name if is_run(RUNS / name) else None
+        if resume is not None and (text or config is not None):
+            notice(f"resuming {as_argument(RUNS / name)} with its own text and settings")
     elif resume is not None and (text or config or name is not None):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     if resume is not None:

@@ -64,10 +64,14 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
         raise ConfigError(f"{escape(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
+        found = {}
         if isinstance(entries, dict):
-            values |= {f"{section}.{key}": value for key, value in entries.items()}
+            found = {f"{section}.{key}": value for key, value in entries.items()}
         elif entries is not None or section not in RunConfig.model_fields:
-            values[str(section)] = entries
+            found = {str(section): entries}
+        if twice := values.keys() & found.keys():
+            raise ConfigError(f"{escape(origin)}: {escape(min(twice))} appears twice")
+        values |= found
     return values
 
 

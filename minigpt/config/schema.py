@@ -194,7 +194,7 @@ class SampleConfig(Section):
     repetition_penalty: float = Field(1.0, gt=0)
     """Values above 1 make tokens in the context less likely. 1: off."""
     seed: int = Field(1337, ge=0)
-    """Seed for sampling. Sample i does not depend on the number of samples."""
+    """Seed for sampling. Sample i does not depend on the number of samples, except for rounding."""
 
     @property
     def has_own_prompt(self) -> bool:

@@ -58,11 +58,12 @@ def generate(
     """Continue `prompt`, and yield each character as soon as it can no longer be part of a stop string.
 
     Args:
-        engine: The model.
+        engine: The model. It holds the state of one generation: use an engine of its own for each.
         tokenizer: The tokenizer of the model.
         prompt: The text to continue. An empty prompt is treated as a newline.
         settings: Length, temperature, filters and seed. Its prompt is not used.
-        num_samples: Number of continuations to generate. Sample i depends only on the seed and i.
+        num_samples: Number of continuations to generate. Sample i depends only on the seed and i, except for
+            rounding.
         stop: Each sample ends just before the first of these strings.
         unknown: How to handle prompt characters outside the vocabulary.
 

@@ -61,7 +61,7 @@ def load_dataset(config: DataConfig) -> TokenDataset:
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
-    """Load the dataset of an earlier run. Text from standard input is loaded from the cache.
+    """Load the dataset of an earlier run. Standard input and built-in texts are loaded from the cache.
 
     Args:
         config: The data settings. The source may have changed.
@@ -71,8 +71,8 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
     Raises:
         TextMismatchError: The text is missing or has changed.
     """
-    is_from_stdin = "-" in (*config.source, *config.val_source)
-    if is_from_stdin:
+    sources = (*config.source, *config.val_source)
+    if any(source == "-" or source.startswith("builtin:") for source in sources):  # an update of Python changes these
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):
@@ -81,11 +81,13 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
     try:
         scans = _scan(config)
     except TextError as error:
-        origin = "it came from standard input and is no longer in the cache; " if is_from_stdin else ""
+        origin = "it came from standard input and is no longer in the cache; " if "-" in sources else ""
         raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
     if _join(scans) != fingerprint:
         names = " or ".join(found.corpus.name for found in scans)
-        raise TextMismatchError(f"{names} is not the text that this run was trained on")
+        files = sum(len(found.corpus.parts) for found in scans)
+        why = f" (one of {files} files was added, removed or changed)" if files > len(scans) else ""
+        raise TextMismatchError(f"{names} is not the text that this run was trained on{why}")
     return _from_scans(config, scans, tokenizer)
 
 

@@ -146,8 +146,8 @@ def _is_glob(name: str) -> bool:
 def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
     """Return the text files in `base` that match a glob, sorted by path.
 
-    Ignore hidden files and folders. Skip links (they could form a cycle), runs, minigpt's HTML pages and binary files,
-    and report them in a notice.
+    Ignore hidden files and folders. Skip links (they could form a cycle), runs, the cache, minigpt's HTML pages and
+    binary files, and report them in a notice.
     """
     if pattern.endswith("**"):
         pattern += "/*"  # before Python 3.13, `**` alone matches only folders
@@ -160,7 +160,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
             part = Part(escape(path), path, encoding)
             if path.name.startswith(".") or path.parent in ignored:
                 ignored.add(path)
-            elif path.is_symlink() or is_run(path):
+            elif path.is_symlink() or is_run(path) or path.absolute() == cache_folder():
                 ignored.add(path)
                 skipped.append(path)
             elif path.is_dir():

@@ -117,7 +117,7 @@ class Training:
     ) -> None:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
         saved = checkpoint.metadata.runtime if checkpoint else None
-        self.state = checkpoint.metadata.state if checkpoint else TrainState()
+        self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.in_place, self.saved_step = in_place, self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)

@@ -26,7 +26,7 @@ class RunLength:
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the completed fraction of the run. If the length is in steps, use the middle of the next step."""
-        return min(1.0, seconds / self.seconds) if self.steps is None else (step + 0.5) / self.steps
+        return min(1.0, seconds / self.seconds if self.steps is None else (step + 0.5) / self.steps)
 
     def position(self, step: int, seconds: float) -> tuple[float, float, str]:
         """Return where the run is, its length, and the unit of both."""

@@ -268,6 +268,7 @@ def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest
     monkeypatch.setattr(Training, "step", step)
     resumed = cli(*command)
     assert (resumed.code, "resuming at step 2" in resumed.err, checkpoint_steps(Path("runs/a"))[-1]) == (0, True, 4)
+    assert "resuming a with its own text and settings\n" in resumed.err
     again = cli(*command)
     assert (again.code, again.err.splitlines()[-1]) == (0, "run a is finished at step 4")
     assert cli("train", verse, "--resume", "auto").error.startswith("--resume auto needs the --name of the run")

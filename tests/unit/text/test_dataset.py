@@ -23,6 +23,7 @@ from hypothesis import example, given
 from minigpt.config.schema import DataConfig
 from minigpt.errors import TextMismatchError, UserError
 from minigpt.text import dataset as data
+from minigpt.text import sources as text_sources
 from minigpt.text.corpus import Corpus, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
@@ -454,6 +455,26 @@ def test_a_text_from_standard_input_can_be_sent_again(cache: Path, monkeypatch: 
     sent(b"to be or not to bee")
     with pytest.raises(UserError, match="is not the text that this run was trained on"):
         data.reload_dataset(DataConfig(source=("-",)), *known)
+
+
+def test_a_run_on_a_built_in_text_outlives_an_update_of_python(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "topics", {"a": "text of this Python"})
+    config = DataConfig(source=("builtin:pydoc",))
+    before = data.load_dataset(config)
+    monkeypatch.setattr(text_sources, "topics", {"a": "text of the next Python"})
+    after = data.reload_dataset(config, before.fingerprint, before.tokenizer)
+    assert after.train.tolist() == before.train.tolist()
+
+
+def test_a_file_added_to_a_folder_is_named_as_a_reason(cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.txt").write_text("some text", encoding="utf-8")
+    config = DataConfig(source=(str(folder),))
+    before = data.load_dataset(config)
+    (folder / "b.txt").write_text("more text", encoding="utf-8")
+    with pytest.raises(TextMismatchError, match=r"\(one of 2 files was added, removed or changed\)"):
+        data.reload_dataset(config, before.fingerprint, before.tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])

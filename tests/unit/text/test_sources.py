@@ -242,6 +242,14 @@ def test_binary_files_in_a_folder_are_skipped_with_a_notice(folder: Path) -> Non
     assert text("notes", "utf-16") == "wide"
 
 
+def test_the_cache_is_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIGPT_CACHE", "notes/cache")
+    Path("notes/cache/records").mkdir(parents=True)
+    Path("notes/cache/records/a").write_text("record", encoding="utf-8")
+    Path("notes/a.txt").write_text("text", encoding="utf-8")
+    assert text("notes") == "text"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
 def test_links_in_a_folder_are_skipped_with_a_notice(folder: Path) -> None:
     """A link could lead out of the folder, or in a circle. A link that the user names is read."""

@@ -24,7 +24,7 @@ def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
 
 def test_progress_is_taken_in_the_middle_of_a_step() -> None:
     length = RunLength.of(make_config(train__steps=10), 1000)
-    assert [length.progress(step, 0.0) for step in (0, 4, 9)] == [0.05, 0.45, 0.95]
+    assert [length.progress(step, 0.0) for step in (0, 4, 9, 10, 99)] == [0.05, 0.45, 0.95, 1.0, 1.0]
     minutes = RunLength.of(make_config(train__minutes=2), 1000)
     assert [minutes.progress(7, seconds) for seconds in (0.0, 30.0, 120.0, 130.0)] == [0.0, 0.25, 1.0, 1.0]
     assert not minutes.is_reached(10**9, 119.0)
