@@ -76,6 +76,9 @@ GPU = (
 ENOUGH_VALIDATION = 50_000
 """Number of characters needed to measure the validation loss to two digits."""
 
+MIN_PATIENCE = 200
+"""Steps without a new best validation loss before a fitted run stops early, at least."""
+
 
 def fit(characters: int, gpu: bool) -> ConfigSource:
     """Return a preset for a text of this many characters that gives a first result within minutes.
@@ -87,7 +90,7 @@ def fit(characters: int, gpu: bool) -> ConfigSource:
     return f"fitted to {characters:,} characters on a {'GPU' if gpu else 'CPU'}", {
         **values,
         "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / max(1, characters):.1g}")),
-        "train.eval_every": max(50, steps // 10),
+        "train.eval_every": steps // 10,
         "train.save_every": max(50, steps // 5),
-        "train.patience": 4,
+        "train.patience": max(4, MIN_PATIENCE // (steps // 10)),
     }

@@ -120,13 +120,15 @@ class Training:
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.in_place, self.saved_step = in_place, self.state.step if checkpoint else None
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
+        every, tokens = config.train.eval_every, config.train.batch_size * config.model.context
+        self.eval_steps = self.length.eval_steps(tokens, len(data.validation)) if every == "auto" else every
+        """Steps between evaluations. None: they follow the clock."""
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
         check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = GPT(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
-        tokens = (self.length.steps or 0) * config.train.batch_size * config.model.context
-        flops = tokens * self.flops_per_token
+        flops = (self.length.steps or 0) * tokens * self.flops_per_token
         self.runtime = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
         configure_torch(self.runtime)
         self.model.to(self.runtime.device)
@@ -159,7 +161,7 @@ class Training:
                 if is_done or state.step % train.log_every == 0:
                     self.log()
                 is_best = False
-                if is_done or state.step % train.eval_every == 0:
+                if is_done or self._is_evaluation_due():
                     is_best = self.evaluate(probes)
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % train.save_every == 0:
@@ -283,8 +285,14 @@ class Training:
                     if tensor is not None:
                         self.metrics.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, state.step)
         self._show_progress()
-        self.clock.evaluating += self.clock.session - started
+        self.clock.count_evaluation(self.clock.session - started)
         return is_best
+
+    def _is_evaluation_due(self) -> bool:
+        """Return whether to evaluate after the current step."""
+        if self.eval_steps is not None:
+            return self.state.step % self.eval_steps == 0
+        return self.clock.training - self.clock.evaluated_at >= self.length.eval_seconds(self.clock.last_evaluation)
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk."""

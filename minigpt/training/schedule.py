@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from minigpt.config.schema import OptimConfig, RunConfig
 
+LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
+"""Bounds of `train.eval_every: auto`: the number of evaluations, and their share of the time, which yields to it."""
+
 
 @dataclass(frozen=True)
 class RunLength:
@@ -36,18 +39,37 @@ class RunLength:
         """Return whether the run is complete."""
         return seconds >= self.seconds if self.steps is None else step >= self.steps
 
+    def eval_steps(self, tokens_per_step: int, validation_tokens: int) -> int | None:
+        """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
+
+        Return None if the length is in seconds. Evaluating a token takes about a third of the time of training on it.
+        """
+        if self.steps is None:
+            return None
+        affordable = 3 * EVALUATION_SHARE * self.steps * tokens_per_step / validation_tokens
+        target = self.steps / min(max(affordable, LEAST_EVALUATIONS), MOST_EVALUATIONS)
+        round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
+        return min(self.steps, next(number for number in round_numbers if number >= target))
+
+    def eval_seconds(self, last_evaluation: float) -> float:
+        """Return the seconds of training between evaluations, for a length in seconds."""
+        pause = max(self.seconds / MOST_EVALUATIONS, last_evaluation / EVALUATION_SHARE)
+        return min(pause, self.seconds / LEAST_EVALUATIONS)
+
 
 class Clock:
     """Seconds of training: `total` over all processes of the run, `session` in this one."""
 
     def __init__(self, before: float) -> None:
         self.before = before
+        self.last_evaluation = 0.0
+        """Duration of the last evaluation."""
         self.restart()
 
     def restart(self) -> None:
         """Start this session now: do not count what came before, such as compiling."""
         self.began = self.read = time.perf_counter()
-        self.evaluating = 0.0
+        self.evaluating = self.evaluated_at = 0.0
 
     def skip(self) -> None:
         """Do not count the time since the clock was last read: the process was stopped, as by SIGSTOP or Ctrl-Z."""
@@ -68,6 +90,11 @@ class Clock:
     def training(self) -> float:
         """Seconds of this session without its evaluations."""
         return self.session - self.evaluating
+
+    def count_evaluation(self, seconds: float) -> None:
+        """Record that the evaluation that ends now took this long."""
+        self.evaluating += seconds
+        self.last_evaluation, self.evaluated_at = seconds, self.training
 
 
 def lr_factor(progress: float, config: OptimConfig) -> float:

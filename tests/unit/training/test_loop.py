@@ -132,6 +132,14 @@ def test_the_average_is_evaluated_and_saved_while_the_raw_weights_train(go: Any)
     assert loss == curve(run, "loss/validation")[8] != curve(plain, "loss/validation")[8]
 
 
+def test_a_run_without_a_choice_evaluates_a_few_times(go: Any) -> None:
+    run, _ = go(train__eval_every="auto", train__steps=20, train__save_every=100)
+    assert list(curve(run, "loss/validation")) == [0, 5, 10, 15, 20]
+    run, done = go("timed", train__eval_every="auto", train__minutes=0.5 / 60, train__save_every=10_000)
+    assert 4 <= len(curve(run, "loss/validation")) <= 22
+    assert done.state.step in curve(run, "loss/validation")
+
+
 # --- when it ends ------------------------------------------------------------------------------------
 
 

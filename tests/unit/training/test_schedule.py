@@ -22,6 +22,28 @@ def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
     assert RunLength.of(make_config(train__epochs=epochs), tokens) == RunLength(steps, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("steps", "validation", "every"),
+    [
+        (2000, 1000, 100),  # 20 evaluations
+        (2000, 100_000, 200),  # 12 would take 5% of the time
+        (2000, 1_000_000, 500),  # 5 take more
+        (500, 60_392, 100),  # the quickstart preset
+        (10**12, 1000, 5 * 10**10),
+        (11, 1000, 1),
+        (3, 10**9, 1),
+    ],
+)
+def test_evaluations_are_few_enough_and_at_round_steps(steps: int, validation: int, every: int) -> None:
+    assert RunLength(steps, 0.0).eval_steps(32 * 128, validation) == every
+
+
+def test_evaluations_of_a_run_in_minutes_follow_the_clock() -> None:
+    length = RunLength(None, 600.0)
+    assert length.eval_steps(1, 1) is None
+    assert [length.eval_seconds(last) for last in (0.0, 1.5, 3.0, 60.0)] == [30.0, 30.0, 60.0, 120.0]
+
+
 def test_progress_is_taken_in_the_middle_of_a_step() -> None:
     length = RunLength.of(make_config(train__steps=10), 1000)
     assert [length.progress(step, 0.0) for step in (0, 4, 9, 10, 99)] == [0.05, 0.45, 0.95, 1.0, 1.0]
