@@ -1,5 +1,6 @@
 """`minigpt train`."""
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from minigpt.training.loop import Probe
     from minigpt.training.outcome import Outcome
     from minigpt.training.setup import PreparedRun
-
-PREVIEW = 76
-"""Characters of a sample to print at each evaluation."""
 
 
 def train(
@@ -133,7 +131,7 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
         text = "".join(char.text for char in chars)
         lines = (settings.prompt + text).splitlines()
         metrics.to_tensorboard("add_text", "sample", "\n".join(f"    {line}" for line in lines), step)  # as code
-        metrics.message(f"    {' '.join(text.split())[:PREVIEW]}")
+        metrics.message(f"    {' '.join(text.split())}"[: shutil.get_terminal_size().columns])
 
     return probe
 

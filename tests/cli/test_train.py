@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -217,6 +218,16 @@ def test_without_a_terminal_there_is_no_progress_bar(cli: Cli, run: Path) -> Non
     done = cli("train", "--resume", "last", *MORE)
     assert (done.code, done.out) == (0, "")
     assert not re.search(r"[\r\x1b]|%\|", done.err)
+
+
+def test_each_evaluation_prints_one_line_of_text_that_fits(
+    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    err = cli("train", verse, *SMALL, "-s", "sample.preview=200").err.splitlines()
+    previews = [after for line, after in itertools.pairwise(err) if re.match(r"step \d+: ", line)]
+    assert [len(line) <= 60 and line.startswith("    ") for line in previews] == [True] * 3
+    assert max(map(len, previews)) == 60
 
 
 # ---- resuming ----
