@@ -11,12 +11,15 @@ from typer import Argument, Option
 from minigpt.cli.excerpt import notice_checkpoint
 from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, JsonOption
-from minigpt.cli.output import json_text, write
+from minigpt.cli.output import json_text, wrapped, write
 from minigpt.errors import UserError
 from minigpt.paths import RUNS, is_run
 
 if TYPE_CHECKING:
     from minigpt.claims.claim import Result
+
+INDENT = 17
+"""Columns before the text of a claim."""
 
 
 def claims(
@@ -79,11 +82,11 @@ def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:
     for part, members in parts.items():
         print(part)
         for result in members:
-            print(f"{result.id:>4}  {result.verdict:<9}  {result.claim}")
+            wrapped(f"{result.id:>4}  {result.verdict:<9}  {result.claim}", INDENT)
             if result.correction:
-                print(f"      correct:   {result.correction}")
+                wrapped(f"      correct:   {result.correction}", INDENT)
             if with_figures:
-                print(f"      measured:  {result.measured}  [{result.where}, notes {result.note}]")
+                wrapped(f"      measured:  {result.measured}  [{result.where}, notes {result.note}]", INDENT)
         print()
     counts = Counter(result.verdict for result in results)
     print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))

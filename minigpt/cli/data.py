@@ -7,7 +7,7 @@ import typer
 from typer import Argument
 
 from minigpt.cli.options import GROUP, TEXT, EncodingOption, JsonOption
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import json_text, notice, table, wrapped, write
 
 data_app = typer.Typer(**GROUP, help="List, describe and download texts.")
 
@@ -54,7 +54,7 @@ def data_info(
     print(f"rare         {len(rare):,} occur fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
     print(f"fingerprint  {found.fingerprint}")
     settings = ", ".join(f"{key.split('.')[1]} {value}" for key, value in fitted.items())
-    print(f"settings     {settings} (fitted for a CPU)")
+    wrapped(f"settings     {settings} (fitted for a CPU)", indent=13)
 
 
 @data_app.command("get")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         grid.add_row(*map(Text, line))  # without markup
     others = sum(widths) + 2 * len(widths) - max(widths)
     Console(width=max(Console().width, others + min(max(widths), MIN_WRAPPED))).print(grid)
+
+
+def wrapped(line: str, indent: int) -> None:
+    """Print a line. On a terminal, wrap it between words, and indent its other lines by `indent` columns."""
+    if sys.stdout.isatty():
+        width, spaces = shutil.get_terminal_size().columns, " " * indent
+        line = textwrap.fill(line, width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+    print(line)
 
 
 def json_text(document: Any) -> str:

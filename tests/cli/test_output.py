@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import Cli, environment, process
 
-from minigpt.cli.output import check_writable, json_text, table, write_bytes
+from minigpt.cli.output import check_writable, json_text, table, wrapped, write_bytes
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA
 from minigpt.text.sources import PAGE_MARK
@@ -64,6 +64,19 @@ def test_cells_are_no_markup(printed: Callable[..., str]) -> None:
         "a               b",
         "[bold]x[/bold]  [/]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [(20, "  2  The dot product\n     has a/long-name\n"), (None, "  2  The dot product has a/long-name\n")],
+)
+def test_a_line_is_wrapped_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int | None, expected: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width or 20))
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: width is not None)
+    wrapped("  2  The dot product has a/long-name", indent=5)
+    assert capsys.readouterr().out == expected
 
 
 def test_a_file_is_replaced_only_if_asked_or_a_page_of_minigpt(tmp_path: Path) -> None:
