@@ -67,7 +67,7 @@ def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[s
         model, train = resolved.config.model, resolved.config.train
         length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "your length"
         layers_and_width = f"{model.n_layer} layers, {model.n_embd} wide, context {model.context}"
-        notices.append(f"settings {fitted[0]}: {layers_and_width}, {length}")
+        notices.append(f"fitted settings: {layers_and_width}, {length}")
     longest, context = len(data.train) - 1, resolved.config.model.context
     if longest < context:
         notices.append(f"the text has {longest + 1} training tokens: model.context shrinks from {context} to {longest}")
