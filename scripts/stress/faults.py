@@ -79,7 +79,7 @@ class Faults:
             for kind, start, words in (("start", folder, new), ("resume", halfway, RESUME))
         ]
         root = "runs/run/metrics.jsonl"
-        self.metrics = Section("metrics line", folder, new, root, _calls(self._log(folder, new, root), "wts"))
+        self.metrics = Section("metrics line", folder, new, root, _calls(self._log(folder, new, root), "ws"))
 
     def _log(self, folder: Path, words: Sequence[str], root: str) -> list[Record]:
         """Train in a copy of `folder` and return the operations below `root`."""
