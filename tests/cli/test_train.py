@@ -106,7 +106,7 @@ def test_a_text_gets_fitted_settings_below_those_of_the_user(cli: Cli, verse: st
     assert "\nfitted settings: 1 layers, 16 wide, context 16, 1 steps of 4 sequences\n" in f"\n{done.err}"
     settings = Path("runs/verse-1/config.yaml").read_text(encoding="utf-8")
     assert "dropout: 0.5" in settings
-    assert re.search("patience: [1-9]", settings), "no preset stops early"
+    assert re.search("patience: [1-9]", settings), "fitted settings stop early"
     assert "fitted" not in cli("train", verse, "-c", "tiny", *ONE_STEP).err
 
 
