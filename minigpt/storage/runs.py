@@ -74,10 +74,11 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
         return step_folder(run, best_step(run))
     if which == "last":
         return step_folder(run, steps[-1])
-    if str(which) not in map(str, steps):
+    found = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
+    if not found:
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
-    return step_folder(run, int(which))
+    return step_folder(run, found[0])
 
 
 # --- the checkpoints of a run ------------------------------------------------------------------------

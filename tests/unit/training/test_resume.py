@@ -153,7 +153,7 @@ def test_a_run_whose_folder_is_not_in_place_is_saved_beside_it(tmp_path: Path, w
 
 # --- drift -------------------------------------------------------------------------------------------
 
-DRIFT = "from here on results may differ from an undisturbed run: "
+DRIFT = "results may differ in the last digits from here on: "
 
 
 def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
