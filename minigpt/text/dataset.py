@@ -153,7 +153,7 @@ def _state(corpus: Corpus) -> list[object]:
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Encode a corpus in memory. Return its tokens (N,)."""
-    return np.concatenate([tokenizer.encode(block, unknown) for block in corpus.blocks()])
+    return np.concatenate([tokenizer.encode(block, unknown, tokenizer.dtype) for block in corpus.blocks()])
 
 
 def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
@@ -163,7 +163,7 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
         fingerprint, crc32 = Fingerprint(), 0
         with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
             for block in scanned.corpus.blocks():
-                ids = tokenizer.encode(block)
+                ids = tokenizer.encode(block, dtype=tokenizer.dtype)
                 file.write(ids.data)
                 crc32 = zlib.crc32(ids.data, crc32)
                 fingerprint.update(block.encode())

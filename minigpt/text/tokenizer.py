@@ -13,7 +13,7 @@ from minigpt.errors import CheckpointError, UnknownCharacterError
 
 Unknown = Literal["error", "skip", "replace"]
 """How to handle characters outside the vocabulary."""
-Ids = npt.NDArray[np.unsignedinteger[Any]]
+Ids = npt.NDArray[np.integer[Any]]
 
 _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
 """Map typographic quotes and dashes to ASCII."""
@@ -31,16 +31,17 @@ class CharTokenizer:
         self._table = np.full(int(points.max(initial=0)) + 2, self.vocab_size, dtype=self.dtype)
         self._table[points] = np.arange(self.vocab_size)
 
-    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
-        """Return the ids of `text`.
+    def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
+        """Return the ids of `text`, (T,).
 
         Args:
             text: The text, or part of one.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each with the nearest character in the vocabulary.
+            dtype: The type of the ids. `self.dtype` is the smallest.
         """
         _check_choice(unknown)
-        ids: Ids = self._table.take(code_points(text), mode="clip")
+        ids: Ids = self._table.take(code_points(text), mode="clip").astype(dtype, copy=False)
         if not (ids == self.vocab_size).any():
             return ids
         missing = [char for char in dict.fromkeys(text) if char not in self.chars]
@@ -49,7 +50,7 @@ class CharTokenizer:
             described = f"{_describe(missing[0])}, nearest known character {self.nearest(missing[0])!r}"
             raise UnknownCharacterError(f"outside the vocabulary: {described}{others}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
-        return self.encode(text.translate(replacements))
+        return self.encode(text.translate(replacements), dtype=dtype)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`."""
@@ -80,12 +81,12 @@ class ByteTokenizer:
     vocab_size = 256
     dtype = np.uint8
 
-    def encode(self, text: str, unknown: Unknown = "error") -> Ids:
-        """Return the bytes of `text`. Only lone surrogates are outside the vocabulary."""
+    def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
+        """Return the bytes of `text`, (T,). Only lone surrogates are outside the vocabulary."""
         _check_choice(unknown)
         handler = {"error": "strict", "skip": "ignore", "replace": "replace"}[unknown]
         try:
-            return np.frombuffer(text.encode("utf-8", handler), dtype=np.uint8)
+            return np.frombuffer(text.encode("utf-8", handler), dtype=np.uint8).astype(dtype, copy=False)
         except UnicodeEncodeError as error:
             raise UnknownCharacterError(f"outside the vocabulary: {_describe(text[error.start])}") from error
 

@@ -34,7 +34,7 @@ class PreparedRun:
     """The checkpoint to resume from."""
 
 
-def prepare_run(text: Sequence[str], preset: str | None, assignments: Sequence[str]) -> PreparedRun:
+def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments: Sequence[str] = ()) -> PreparedRun:
     """Prepare a new run on `text`, or on the text of a preset. Without a preset, fit the settings to the text.
 
     Args:
