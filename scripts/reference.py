@@ -15,6 +15,7 @@ import typer
 from typer.cli import get_docs_for_click
 
 from minigpt.cli.main import app
+from minigpt.config.presets import presets
 from minigpt.config.resolve import show, type_name
 from minigpt.config.schema import FAMILIES, RunConfig
 
@@ -78,6 +79,8 @@ def settings() -> str:
             lines.append(f"| `{name}.{key}` | {kind} | `{show(field.default)}` | {field.description} |")
     lines += ["", "## Model families", "", "`model.family: classic` has different defaults:", ""]
     lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
+    lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
+    lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"
 
 

@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from minigpt.errors import UserError, escape, reason, sanitize_terminal
 from minigpt.files import publish
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
 
 
+NUMBER = re.compile(r"[\d.,]*")
 MIN_WRAPPED = 24
 """Minimum width, in characters, of a column that is wrapped to fit the terminal."""
 
@@ -42,8 +44,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, width in zip(head, widths, strict=True):
-        grid.add_column(name, no_wrap=width < max(widths), overflow="fold")
+    for (name, *cells), width in zip(zip(*lines, strict=True), widths, strict=True):
+        justify: Literal["left", "right"] = "right" if all(map(NUMBER.fullmatch, cells)) else "left"
+        grid.add_column(name, justify=justify, no_wrap=width < max(widths), overflow="fold")
     for line in lines[1:]:
         grid.add_row(*map(Text, line))  # without markup
     others = sum(widths) + 2 * len(widths) - max(widths)

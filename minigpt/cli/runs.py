@@ -18,9 +18,7 @@ CORPUS_WIDTH = 40
 
 def runs(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
-    diff: Annotated[
-        bool, Option("--diff", help="Add a column for each setting that differs between the runs.")
-    ] = False,
+    diff: Annotated[bool, Option("--diff", help="Show the settings that differ between the runs.")] = False,
     verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +48,9 @@ def runs(
         (*_row(**summary), *(show(found[key]) if found else "" for key in keys))
         for summary, found in zip(summaries, settings, strict=True)
     ]
-    table((*COLUMNS, *(key.split(".")[1] for key in keys)), rows)
+    head = (*COLUMNS, *(key.split(".")[1] for key in keys))
+    columns = [n for n, name in enumerate(head) if not diff or name in BRIEF or n >= len(COLUMNS)]
+    table([head[n] for n in columns], [[row[n] for n in columns] for row in rows])
 
 
 def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
@@ -79,6 +79,8 @@ def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
 
 
 COLUMNS = ("run", "text", "parameters", "step", "best loss", "trained", "")
+BRIEF = ("run", "step", "best loss")
+"""The columns beside the settings that differ."""
 
 
 def _row(
