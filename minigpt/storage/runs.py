@@ -11,7 +11,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
-from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
+from minigpt.errors import (
+    CheckpointError,
+    RunExistsError,
+    RunLockedError,
+    RunNotFoundError,
+    TrainingError,
+    UserError,
+    escape,
+)
 from minigpt.files import make_folders, read_within, remove, remove_abandoned, rename, sync, withdraw, write_atomically
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
 from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
@@ -154,7 +162,7 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
     """Create and lock the folder of a new run: `name`, or `stem` plus the next free number. Yield as in `lock`.
 
-    Remove the folder if the block raises before any training.
+    Remove the folder if the block raises before any training, except if the error says how to resume.
 
     Raises:
         RunExistsError: The name is taken.
@@ -171,9 +179,11 @@ def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
             check_name(name)  # another process may have trained it meanwhile
         try:
             yield folder, in_place
-        except BaseException:
+        except BaseException as error:
             metrics = folder / "metrics.jsonl"
-            if in_place() and not (metrics.exists() and metrics.stat().st_size):
+            is_trained = metrics.exists() and metrics.stat().st_size
+            is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
+            if in_place() and not (is_trained or is_resumable):
                 for own in filter(is_run_file, names_in(folder)):
                     remove(folder / own)
                 with suppress(OSError):  # someone has added a file

@@ -46,11 +46,6 @@ def lost_steps(result: Result, run: Path) -> int | None:
     return max(0, result.progress.step - newest_step(run)) if result.progress.step else None
 
 
-def kept_step(result: Result) -> int:
-    """Return the step of the newest save that must be left, or -1. A start that gives up removes its save of step 0."""
-    return -1 if result.code > 0 and result.progress.saved == 0 else result.progress.saved
-
-
 def find_damage(run: Path, saved: int = -1) -> str | None:
     """Return what is wrong with the visible checkpoints. There must be one of step `saved` or later."""
     from minigpt.errors import UserError

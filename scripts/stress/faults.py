@@ -18,7 +18,6 @@ from checks import (
     arguments,
     compare,
     find_damage,
-    kept_step,
     lost_steps,
     resume_and_compare,
     spread,
@@ -132,7 +131,7 @@ class Faults:
         kinds, half = ERRORS[name][1] if lasting else "", call.kind == "w" and call.number % 2 == 0
         fault = Fault(folder / section.root, call.number, getattr(errno, name), kinds, half)
         result = self.launcher.run(folder, section.arguments, fault)
-        problem, lost = find_damage(run, kept_step(result)), lost_steps(result, run)
+        problem, lost = find_damage(run, result.progress.saved), lost_steps(result, run)
         ignore = METRICS if lasting and is_metrics else ()
         if result.code == 0:
             problem = problem or compare(self.expected, run, ignore)

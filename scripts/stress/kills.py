@@ -14,7 +14,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any
 
 import processes
-from checks import LONG, Report, arguments, compare, find_damage, kept_step, lost_steps, newest_step, train_reference
+from checks import LONG, Report, arguments, compare, find_damage, lost_steps, newest_step, train_reference
 from processes import EVALUATION, READY, SAVE, START, STEP, Event, Launcher, Result, send
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -101,7 +101,9 @@ class Kills:
             problem = f"exit code {result.code}: {result.last_line}"
         elif is_in_loop and endings != 1:
             problem = f"exit code {result.code}, and says {endings} times how to resume"
-        problem = problem or find_damage(run, progress.step if is_in_loop else kept_step(result)) or self._resume(name)
+        problem = (
+            problem or find_damage(run, progress.step if is_in_loop else result.progress.saved) or self._resume(name)
+        )
         where = f"{self.name}, {name}, {processes.PHASES[phase]}, {gap * 1000:.2f} ms"
         report.add(" and ".join(number.name for number in pair), problem, where, lost)
 
@@ -150,7 +152,7 @@ class Kills:
         if result.code not in {0, -number, 128 + number} or "Traceback" in result.output:
             return f"exit code {result.code}: {result.last_line}"
         is_saved = result.code == 128 + number and result.progress.step > 0
-        return find_damage(run, max(before, result.progress.step if is_saved else kept_step(result)))
+        return find_damage(run, max(before, result.progress.step if is_saved else result.progress.saved))
 
 
 def try_kills(

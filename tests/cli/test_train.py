@@ -297,6 +297,18 @@ def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
     assert [path.name for path in Path("runs").rglob("*")] == ["b", "notes.txt"]
 
 
+def test_a_start_that_fails_later_than_its_first_save_can_be_resumed(
+    cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Training) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Training, "prepare", full)
+    error = cli("train", verse, "--name", "a", *SMALL).error
+    assert error.endswith("No space left on device; to resume from step 0: minigpt train --resume a")
+    assert checkpoint_steps(Path("runs/a")) == [0]
+
+
 def test_pruning_keeps_a_checkpoint_to_which_someone_added_a_file(cli: Cli, run: Path) -> None:
     note = run / "checkpoints/step-00000002/notes.txt"
     note.write_text("the best one for poems\n", encoding="utf-8")
