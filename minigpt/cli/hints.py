@@ -58,6 +58,7 @@ def error_line(error: Exception, command: str) -> str | None:
 
 
 def _usage_line(error: TyperException) -> str:
+    from minigpt.config.aliases import ALIASES
     from minigpt.config.resolve import fields
 
     message, context = error.format_message(), getattr(error, "ctx", None)
@@ -69,7 +70,9 @@ def _usage_line(error: TyperException) -> str:
     line = f"minigpt: {escape(message.rstrip('.'))}"
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
     has_settings = context is not None and any(parameter.name == "set_" for parameter in context.command.params)
-    if setting := next((key for key in fields() if key.endswith(f".{option}")), "") if has_settings else "":
+    alias = ALIASES.get(option, "").partition(" ")[0]
+    setting = next((key for key in fields() if key.endswith(f".{option}")), alias)
+    if setting and has_settings:
         line += f"; to change a setting: --set {setting}=VALUE"
     return f"{line}; see {context.command_path} --help" if context else line
 
@@ -81,7 +84,7 @@ def hint(error: UserError, command: str) -> str:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
         case ConfigAsTextError(name=name):
-            return f"to use them: minigpt {command} --config {shell_quote(name)}"
+            return f"to train with it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command != "train":
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):

@@ -30,7 +30,7 @@ GROUPS = {
     "attention": "5 attention",
 }
 """TensorBoard's name for each first part of a tag. It sorts the groups of charts by name."""
-LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss in bits per character"}
+LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
 """TensorBoard's first charts, with training and validation together."""
 FLUSH_SECONDS = 10
 BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaining}]{postfix}"

@@ -38,7 +38,7 @@ def settings_card(config: RunConfig) -> str:
     """Return the settings as a Markdown table for TensorBoard. Those that differ from the defaults come first."""
     defaults = flatten(RunConfig())
     rows = sorted(flatten(config).items(), key=lambda row: row[1] == defaults[row[0]])
-    cells = [(key, show(value), show(defaults[key])) for key, value in rows]
+    cells = [(key, *(show(v).replace("|", "\\|") for v in (value, defaults[key]))) for key, value in rows]
     return "\n".join(("| setting | value | default |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in cells)))
 
 

@@ -44,7 +44,7 @@ def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments
     """
     refuse_several_processes()
     for name in filter(presets.is_config, text):
-        raise ConfigAsTextError(f"{escape(name)} holds settings, not text", name)
+        raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
     layers: list[ConfigSource] = []
     is_fitted = bool(text) and preset is None
     if preset is not None:

@@ -33,7 +33,7 @@ ALL = {"scalars": 0, "tensors": 0, "histograms": 0, "images": 0}
 CHARTS = {
     "loss/train": "1 loss/loss",
     "loss/validation": "1 loss/loss!",
-    "bits_per_character/validation": "1 loss/loss in bits per character!",
+    "bits_per_character/validation": "1 loss/loss, bits per char!",
 }
 """TensorBoard's chart for each tag of metrics.jsonl. An exclamation mark stands for the run NAME/validation."""
 

@@ -84,7 +84,7 @@ def test_a_short_text_gives_a_warning() -> None:
 def test_settings_are_not_taken_for_a_text() -> None:
     Path("my.yaml").write_text("model: {n_layer: 3}", encoding="utf-8")
     for name in ("my.yaml", "tiny"):
-        with pytest.raises(ConfigAsTextError, match=f"{name} holds settings, not text"):
+        with pytest.raises(ConfigAsTextError, match=f"{name} is a configuration, not a text"):
             prepare_run([name], None, [])
     for name, content in (("notes.yaml", "a: yaml text\n" * 9), ("tiny", "a text\n" * 9), ("x.yml", "a: text")):
         Path(name).write_text(content, encoding="utf-8")
