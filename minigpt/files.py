@@ -64,12 +64,16 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_temporary(name: str) -> bool:
+    """Return whether `publish` or `withdraw` makes temporary files or folders of this name."""
+    return re.fullmatch(r"\..*[0-9a-f]{32}\.tmp", name) is not None
+
+
 def remove_abandoned(folder: Path, age: float = 86_400) -> None:
     """Remove temporary files left by killed processes: those at least `age` seconds old."""
     for path in folder.glob(".*.tmp"):
-        is_ours = re.fullmatch(r"\..*[0-9a-f]{32}\.tmp", path.name)
         with suppress(OSError):
-            if is_ours and path.lstat().st_mtime <= time.time() - age:
+            if is_temporary(path.name) and path.lstat().st_mtime <= time.time() - age:
                 sync(folder)  # as in `withdraw`
                 remove(path)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
+from minigpt.errors import UserError, reason
+
 RUNS = Path("runs")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 VALIDATION, EVENTS = "validation", "events.out.tfevents."
@@ -38,8 +40,8 @@ def names_in(folder: Path) -> list[str]:
 
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run folder. Raises OSError if it cannot be read."""
-    has_settings = {"config.yaml", "environment.jsonl"} <= set(names_in(folder))
-    return has_settings or any(name.startswith("step-") for name in names_in(folder / CHECKPOINTS))
+    has_checkpoint = any(name.startswith("step-") for name in names_in(folder / CHECKPOINTS))
+    return has_checkpoint or {"config.yaml", "environment.jsonl"} <= set(names_in(folder))
 
 
 def containing_run(file: Path) -> Path | None:
@@ -60,5 +62,8 @@ def resource_path(*parts: str) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be rebuilt: $MINIGPT_CACHE or the user's cache folder. It may not exist."""
-    chosen = os.environ.get("MINIGPT_CACHE") or platformdirs.user_cache_path("minigpt", appauthor=False)
-    return Path(chosen).expanduser().absolute()
+    try:
+        chosen = os.environ.get("MINIGPT_CACHE") or platformdirs.user_cache_path("minigpt", appauthor=False)
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:  # this user has no home, as in some containers
+        raise UserError(f"no folder for the cache: {reason(error)}; set MINIGPT_CACHE to a folder") from error

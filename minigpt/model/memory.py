@@ -46,7 +46,10 @@ def _read_bytes(table: str, name: str) -> int | None:
     """Return an entry of a table that Linux keeps, such as "VmHWM:  1234 kB"."""
     if sys.platform != "linux":
         return None
-    found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
+    try:
+        found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
+    except OSError:  # a sandbox without /proc
+        return None
     return int(found[1]) * 1024 if found else None
 
 

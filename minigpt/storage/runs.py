@@ -20,7 +20,17 @@ from minigpt.errors import (
     UserError,
     escape,
 )
-from minigpt.files import make_folders, read_within, remove, remove_abandoned, rename, sync, withdraw, write_atomically
+from minigpt.files import (
+    is_temporary,
+    make_folders,
+    read_within,
+    remove,
+    remove_abandoned,
+    rename,
+    sync,
+    withdraw,
+    write_atomically,
+)
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
 from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
 
@@ -32,8 +42,13 @@ RESERVED = ("last", "best", "auto")
 
 
 def all_runs(root: Path = RUNS) -> list[Path]:
-    """Return the runs in `root`, with the most recently trained last."""
-    return sorted(filter(is_run, (root / name for name in names_in(root))), key=last_trained)
+    """Return the runs in `root` that can be read, with the most recently trained last."""
+    found: list[Path] = []
+    for name in names_in(root):
+        with suppress(OSError):  # such as lost+found, or the run of another user
+            if is_run(root / name):
+                found.append(root / name)
+    return sorted(found, key=last_trained)
 
 
 def last_trained(run: Path) -> float:
@@ -210,7 +225,8 @@ def check_name(name: str) -> None:
     folder = RUNS / name
     # A process that was killed before its first checkpoint leaves at most these names.
     is_empty = folder.is_dir() and set(names_in(folder)) <= {LOCK, CHECKPOINTS}
-    if os.path.lexists(folder) and not (is_empty and all(n.startswith(".") for n in names_in(folder / CHECKPOINTS))):
+    is_empty = is_empty and all(map(is_temporary, names_in(folder / CHECKPOINTS)))
+    if os.path.lexists(folder) and not is_empty:
         raise RunExistsError(f"run '{escape(name)}' already exists", folder, bool(checkpoint_steps(folder)))
 
 
@@ -234,7 +250,7 @@ def lock(run: Path) -> Iterator[InPlace]:
     try:
         with FileLock(file, timeout=0):
             with suppress(OSError):  # Windows cannot write to a locked file
-                file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+                file.write_text(f"process {os.getpid()} on {platform.node()}", "utf-8", "backslashreplace")
             locked = file.stat()
             yield lambda: file.exists() and os.path.samestat(file.stat(), locked)
     except Timeout as error:

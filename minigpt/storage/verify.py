@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, reason
 from minigpt.files import open_within
-from minigpt.paths import RUNS
+from minigpt.paths import RUNS, is_run, names_in
 from minigpt.storage.checkpoint import changed_settings
 from minigpt.storage.metadata import Metadata, verify
-from minigpt.storage.runs import all_runs, best_step, checkpoint_steps, step_folder
+from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,18 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
     """Check the checkpoints of every run in `root`, and its other files against the newest intact one.
 
     Raises:
-        OSError: A folder cannot be read.
+        OSError: `root` cannot be read.
     """
-    for run in all_runs(root):
+    for run in sorted(root / name for name in names_in(root)):
         newest: Metadata | None = None
-        for step in checkpoint_steps(run):
+        try:
+            if not is_run(run):
+                continue
+            steps = checkpoint_steps(run)
+        except OSError as error:
+            yield Checked(run.name, "folder", reason(error))
+            continue
+        for step in steps:
             folder, problem = step_folder(run, step), ""
             try:
                 newest = verify(folder)

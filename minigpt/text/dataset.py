@@ -172,7 +172,8 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
                 remember(_state(scanned.corpus), None)  # the record may be wrong: scan the text next time
                 raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
-        assert tokens is not None, "the file was just written"
+        if tokens is None:
+            raise TextError("the encoded text was removed from the cache meanwhile, or cannot be mapped there")
     return tokens
 
 

@@ -229,7 +229,12 @@ def test_a_name_with_another_meaning_is_refused(name: str) -> None:
     "files",
     [
         *(["notes.txt"], ["config.yaml"], [LOCK, "notes.txt"], ["validation/notes.txt"], [LOCK, "config.yaml"]),
-        *(["checkpoints/mine.txt"], ["checkpoints/step-00000005/metadata.json"], [LOCK, "metrics.jsonl"]),
+        *(
+            ["checkpoints/.gitkeep"],
+            ["checkpoints/mine.txt"],
+            ["checkpoints/step-00000005/metadata.json"],
+            [LOCK, "metrics.jsonl"],
+        ),
     ],
     ids=" ".join,
 )
@@ -257,7 +262,7 @@ def test_a_file_or_a_link_is_never_taken_for_a_new_run() -> None:
 
 
 def test_a_start_that_was_killed_before_its_first_checkpoint_frees_its_name() -> None:
-    Path("runs/a/checkpoints/.step-00000000.0.tmp").mkdir(parents=True)
+    Path(f"runs/a/checkpoints/.step-00000000.{'0' * 32}.tmp").mkdir(parents=True)
     Path("runs/a", LOCK).touch()
     with holder(Path("runs/a")), pytest.raises(RunLockedError):
         start("a")
