@@ -22,7 +22,7 @@ from minigpt.errors import escape
 if TYPE_CHECKING:
     from minigpt.bench.report import Report
 
-bench_app = typer.Typer(**GROUP, help="Measure speed and memory, compared with alternatives.")
+bench_app = typer.Typer(**GROUP, help="Compare speed and memory with alternatives.")
 
 
 @bench_app.command("train")

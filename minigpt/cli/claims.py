@@ -25,7 +25,7 @@ INDENT = 17
 def claims(
     run: Annotated[
         str | None,
-        Argument(help="A trained run, to check the claims about training, or the number of a claim.", metavar="[RUN]"),
+        Argument(help="A trained run, to check claims about training, or a claim's number.", metavar="[RUN]"),
     ] = None,
     figures: Annotated[bool, Option("--figures", help="Print what each check measured.")] = False,
     checkpoint: CheckpointOption = None,

@@ -33,7 +33,7 @@ def evaluate(
         int | None,
         Option(
             min=1,
-            help="Move the window by N tokens, not by the context. Usually lowers the loss. Compare only equal N.",
+            help="Move the window N tokens, not a full context. Usually lowers the loss. Compare at equal N only.",
             metavar="N",
         ),
     ] = None,
@@ -44,7 +44,7 @@ def evaluate(
 ) -> None:
     """Measure the loss of a model on a whole text.
 
-    Without TEXT, this is the validation split of the run.
+    Without TEXT, use the validation split of the run.
 
     Examples:
       minigpt eval

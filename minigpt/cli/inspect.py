@@ -47,7 +47,7 @@ def inspect(
     layers: Annotated[str | None, Option(help="Show only these layers. The first is 0.", metavar="N,...")] = None,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace a file, and write pages of more than 16 MB.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace existing files; allow pages above 16 MB.")] = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",

@@ -123,7 +123,7 @@ class OptimConfig(Section):
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
     """Learning rate schedule after warmup. `wsd`: warmup, stable, decay."""
     decay: float = Field(0.4, gt=0, le=1)
-    """Fraction of the run, at its end, over which `wsd` decays the learning rate."""
+    """Final fraction of the run, in which `wsd` decays the learning rate."""
     min_lr: float = Field(0.0, ge=0, le=1)
     """Final learning rate as a fraction of the peak."""
     grad_clip: float = Field(1.0, ge=0)
@@ -148,7 +148,7 @@ class TrainConfig(Section):
     log_every: int = Field(10, ge=1)
     """Steps between points on the training curves."""
     eval_every: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] = "auto"
-    """Steps between evaluations on the whole validation split. `auto`: about 5 to 20, in 5% of the time if possible."""
+    """Steps between evaluations on all validation text. `auto`: about 5 to 20 of them, ideally in 5% of the time."""
     save_every: int = Field(500, ge=1)
     """Steps between checkpoints. A new best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
