@@ -3,7 +3,7 @@
 import math
 import os
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -19,7 +19,11 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, write
-from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
+
+if TYPE_CHECKING:
+    from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.text.tokenizer import Ids
 
 
 def evaluate(
@@ -67,7 +71,11 @@ def evaluate(
     configure_torch(runtime)
     model = load_model(loaded).to(runtime.device)
     model.use_kernels(runtime.model_kernels)
-    if text:
+    own = _own_validation(loaded, text or [], encoding)
+    if own is not None:
+        notice("this is the text that the run was trained on; using its validation split")
+        tokens, name = own, "validation split"
+    elif text:
         corpus = open_corpus(text, encoding)
         notice(*corpus.notices)
         tokens, name = encode(corpus, loaded.tokenizer, unknown), corpus.name
@@ -95,3 +103,20 @@ def evaluate(
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
     print(f"checkpoint          {escape(loaded.path)}")
+
+
+def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) -> "Ids | None":
+    """Return the validation tokens (N,) of the run if files named by `text` are its training text, else None.
+
+    The loss on the training part would say nothing about new text.
+    """
+    from minigpt.text.dataset import reload_dataset
+
+    if not text or any(source == "-" or source.startswith("builtin:") for source in text):
+        return None
+    update = {"source": tuple(text), "val_source": (), "encoding": encoding}
+    data = checkpoint.config.data.model_copy(update=update)
+    try:
+        return reload_dataset(data, checkpoint.metadata.fingerprint, checkpoint.tokenizer).validation
+    except TextMismatchError:
+        return None

@@ -120,7 +120,7 @@ def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
         if step not in existing:
             raise UserError(f"--steps: no checkpoint at step {step}; the run has {', '.join(map(str, existing))}")
     if len(selected) == 1:
-        notice("the run has one checkpoint; train with --set train.keep_last=20 to keep more")
+        notice("the run has one checkpoint; train with --set train.keep_last=20 --set train.save_every=50")
     return [step_folder(run, step) for step in sorted(set(selected))]
 
 

@@ -41,7 +41,7 @@ def runs(
         return
     if not summaries:
         raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
-    settings = [summary.pop("settings") or {} for summary in summaries]
+    settings = [_deciding(summary.pop("settings"), summary.pop("fingerprint")) for summary in summaries]
     known = [found for found in settings if found]
     keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
     rows = [
@@ -51,6 +51,16 @@ def runs(
     head = (*COLUMNS, *(key.split(".")[1] for key in keys))
     columns = [n for n, name in enumerate(head) if not diff or name in BRIEF or n >= len(COLUMNS)]
     table([head[n] for n in columns], [[row[n] for n in columns] for row in rows])
+
+
+def _deciding(settings: dict[str, Any] | None, fingerprint: str | None) -> dict[str, Any]:
+    """Return the settings that decide the loss, and the start of the fingerprint of the text."""
+    from minigpt.config.resolve import LENGTHS, MAY_CHANGE
+
+    if settings is None:
+        return {}
+    kept = {key: v for key, v in settings.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
+    return {"data.text hash": (fingerprint or "")[:6]} | kept
 
 
 def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
@@ -74,6 +84,7 @@ def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
         "step": steps[-1] if steps else None,
         "best_loss": metadata.state.best_loss if metadata else None,
         "last_trained": last_trained(run),
+        "fingerprint": metadata.fingerprint if metadata else None,
         "settings": settings,
     }
 
@@ -111,10 +122,13 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         write(json_text([asdict(item) for item in checked]))
     elif not checked:
         notice(f"there are no runs in {escape(folder.absolute())}")
-    else:
-        table(("run", "file", ""), [(item.run, item.name, item.problem or "intact") for item in checked])
-    if damaged := sum(item.problem is not None for item in checked):
-        raise UserError(f"{damaged} of {len(checked)} files {'is' if damaged == 1 else 'are'} damaged")
+    problems = [(item.run, item.name, item.problem) for item in checked if item.problem is not None]
+    if problems and not as_json:
+        table(("run", "file", "problem"), problems)
+    if problems:
+        raise UserError(f"{len(problems)} of {len(checked)} files {'is' if len(problems) == 1 else 'are'} damaged")
+    if checked and not as_json:
+        print(f"{len(checked)} files of {len({item.run for item in checked})} runs are intact")
 
 
 def _shorten(corpus: str) -> str:

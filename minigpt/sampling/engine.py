@@ -161,8 +161,9 @@ def _activate(h: Array, activation: str) -> Array:
         gate += math.sqrt(2 / math.pi)
         gate *= h
         np.tanh(gate, out=gate)
+    elif activation != "gelu_exact":
+        raise ValueError(activation)
     else:
-        assert activation == "gelu_exact", activation
         gate = erf(h * math.sqrt(0.5)).astype(np.float32)
     gate += 1
     gate *= h

@@ -65,6 +65,8 @@ def _settings(run: Path, newest: Metadata) -> str:
 
 
 def _metrics(run: Path, newest: Metadata) -> str:
+    if newest.metrics_bytes == 0:  # a run that was just started, or trained from Python without a report
+        return ""
     with open_within(run / "metrics.jsonl", run) as file:
         content = file.read(newest.metrics_bytes)
     is_same = hashlib.sha256(content).hexdigest() == newest.metrics_sha256

@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Cli
+from command_line import VERSE, Cli
 
+from minigpt.text.corpus import Part
 from minigpt.training.evaluate import EvalResult
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -36,6 +38,19 @@ def test_bits_per_character_count_characters_and_not_bytes(cli: Cli) -> None:
     tokens = 3 * len(text) - 1
     assert found["characters"] == len(text) - 1
     assert found["bits_per_character"] == pytest.approx(found["loss"] * tokens / math.log(2) / found["characters"])
+
+
+def test_the_training_text_of_a_run_gives_the_loss_of_its_validation_split(cli: Cli, tmp_path: Path) -> None:
+    """Nine tenths of it would be text that the model was trained on."""
+    copy = tmp_path / "another name.txt"
+    copy.write_text(VERSE, encoding="utf-8")
+    found, own = cli("eval", "verse-1", copy, "--json"), cli("eval", "verse-1", "--json").json
+    assert {key: value for key, value in found.json.items() if key != "text"} == {
+        key: value for key, value in own.items() if key != "text"
+    }
+    assert "the text that the run was trained on" in found.err
+    copy.write_text(VERSE[:-1], encoding="utf-8")
+    assert cli("eval", "verse-1", copy, "--json").json["characters"] == len(VERSE) - 2
 
 
 def test_several_texts_are_evaluated_as_one(cli: Cli, tmp_path: Path) -> None:
@@ -72,9 +87,16 @@ def test_eval_of_another_text_opens_no_file_that_the_checkpoint_names(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint may come from a stranger."""
-    monkeypatch.setattr("minigpt.text.dataset.reload_dataset", lambda *_, **__: pytest.fail("opened"))
+    chunks, opened = Part.chunks, set[str]()
+
+    def noted(self: Part, *size: int) -> Iterator[bytes]:
+        opened.add(self.path.name)
+        return chunks(self, *size)
+
+    monkeypatch.setattr(Part, "chunks", noted)
     (tmp_path / "mine.txt").write_text("summer winds", encoding="utf-8")
     assert cli("eval", "last", tmp_path / "mine.txt").code == 0
+    assert opened == {"mine.txt"}
 
 
 def test_a_copied_checkpoint_needs_the_text_of_its_run(

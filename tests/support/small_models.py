@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ SWITCHES: list[dict[str, Any]] = [
     for position, norm, activation, qk_norm, bias in itertools.product(
         ("learned", "sinusoidal", "rotary", "none"),
         ("layernorm", "rmsnorm"),
-        ("gelu", "gelu_exact", "relu2", "swiglu"),
+        get_args(ModelConfig.model_fields["activation"].annotation),
         (False, True),
         (False, True),
     )

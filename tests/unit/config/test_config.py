@@ -197,7 +197,7 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("data.source=[1]", "data.source is 1, but should be a valid string"),
         ("n_layer=6", "n_layer: unknown key; did you mean model.n_layer?"),
         ("modle.n_layer=6", "modle.n_layer: unknown key; did you mean model.n_layer?"),
-        ("optim.learning_rate=1", "optim.learning_rate: unknown key; use optim.lr"),
+        ("optim.learning_rate=1", "optim.learning_rate: unknown key; use optim.lr (with Muon also optim.muon_lr)"),
         ("warmup_iters=100", "warmup_iters: unknown key; use optim.warmup (a fraction of the run)"),
         ("model=6", "model is a section; set a key in it"),
         ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
