@@ -40,8 +40,9 @@ def names_in(folder: Path) -> list[str]:
 
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run folder. Raises OSError if it cannot be read."""
-    has_checkpoint = any(name.startswith("step-") for name in names_in(folder / CHECKPOINTS))
-    return has_checkpoint or {"config.yaml", "environment.jsonl"} <= set(names_in(folder))
+    names = set(names_in(folder))
+    checkpoints = names_in(folder / CHECKPOINTS) if CHECKPOINTS in names else []
+    return {"config.yaml", "environment.jsonl"} <= names or any(name.startswith("step-") for name in checkpoints)
 
 
 def containing_run(file: Path) -> Path | None:

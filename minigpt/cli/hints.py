@@ -65,7 +65,7 @@ def _usage_line(error: TyperException) -> str:
     extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
     if extra and context is not None and context.info_name == "sample":
         message += f"; to continue a text: --prompt {shell_quote(extra[1])}"
-    if message.startswith("Usage:"):  # a command group without a command prints its help
+    if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
         return message
     line = f"minigpt: {escape(message.rstrip('.'))}"
     option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
@@ -92,7 +92,7 @@ def hint(error: UserError, command: str) -> str:
         case TextMismatchError() if command == "eval":
             return "to evaluate on a different text: minigpt eval RUN TEXT"
         case TextMismatchError() if command == "train":
-            return "if the text has moved, add --set data.source=TEXT"
+            return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):

@@ -94,9 +94,10 @@ def inspect(
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
         raise UserError(f"the page takes {size}, more than 16 MB; use fewer --layers, a lower --max-tokens, or --force")
+    wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
     notice(
-        f"wrote {escape(out)}, {size}"
+        f"{wrote} {escape(out)}, {size}"
         + ("; to shrink it, use fewer --layers or a lower --max-tokens" * (len(page) > LARGE))
     )
     if open_:

@@ -65,7 +65,7 @@ def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments
         resolved = resolve.resolve(*layers)
         data = data.resplit(resolved.config.data.val_fraction)
         model, train = resolved.config.model, resolved.config.train
-        length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "your length"
+        length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "the length that you set"
         layers_and_width = f"{model.n_layer} layers, {model.n_embd} wide, context {model.context}"
         notices.append(f"fitted settings: {layers_and_width}, {length}")
     longest, context = len(data.train) - 1, resolved.config.model.context

@@ -68,7 +68,11 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         (EncodingError("p", "cp1252"), "train", "try --set data.encoding=cp1252"),
         (EncodingError("p", "cp1252"), "bench data", "try --encoding cp1252"),
         (DownloadError("p", Path("a b.zip")), "train", "download it yourself and save it as 'a b.zip'"),
-        (TextMismatchError("p"), "train", "if the text has moved, add --set data.source=TEXT"),
+        (
+            TextMismatchError("p"),
+            "train",
+            "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run",
+        ),
         (RunNotFoundError("p", ("a", "my run")), "sample", "available runs: a, 'my run'"),
         (RunNotFoundError("p"), "sample", "to start one: minigpt train"),
         (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),

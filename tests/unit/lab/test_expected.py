@@ -15,17 +15,17 @@ MEASURED = yaml.safe_load((LAB / "expected.yaml").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_losses_are_known_for_the_settings_and_text_of_a_preset_only(name: str) -> None:
-    layer, text = read_preset(name), MEASURED[name]["text"]
-    assert expected.settings_digest(resolve(layer).config) == MEASURED[name]["settings"], "measure the preset again"
-    known = expected.expectation(resolve(layer).config, text)
+    layers, text = read_preset(name), MEASURED[name]["text"]
+    assert expected.settings_digest(resolve(*layers).config) == MEASURED[name]["settings"], "measure the preset again"
+    known = expected.expectation(resolve(*layers).config, text)
     low, high = known.range
     assert (known.preset, list(known.losses)) == (name, MEASURED[name]["losses"])
     assert low < min(known.losses) <= max(known.losses) < high
     for same in ("train.seed=7", "data.source=other-name.txt", "sample.preview=0", "runtime.threads=1"):
-        assert expected.expectation(resolve(layer, parse_overrides([same])).config, text) == known
+        assert expected.expectation(resolve(*layers, parse_overrides([same])).config, text) == known
     for other in ("train.steps=77", "model.n_head=1", "optim.lr=0.5", "data.val_fraction=0.3"):
-        assert expected.expectation(resolve(layer, parse_overrides([other])).config, text) is None
-    assert expected.expectation(resolve(layer).config, text[::-1]) is None
+        assert expected.expectation(resolve(*layers, parse_overrides([other])).config, text) is None
+    assert expected.expectation(resolve(*layers).config, text[::-1]) is None
 
 
 def test_the_range_is_the_prediction_interval_of_student() -> None:

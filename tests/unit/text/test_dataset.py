@@ -302,7 +302,7 @@ def test_two_processes_can_encode_the_same_text_at_once(tmp_path: Path, cache: P
         assert worker.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()
     found = {worker.communicate(timeout=60)[0].strip() for worker in workers}
-    assert found == {hashlib.sha256(CharTokenizer(text).encode(text).tobytes()).hexdigest()}
+    assert found == {hashlib.sha256(CharTokenizer(text).encode(text).astype(np.uint8).tobytes()).hexdigest()}
     assert len(list(cache.iterdir())) == 1
 
 
