@@ -31,7 +31,7 @@ class Section(BaseModel):
     def _check_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Accept 6.0 as an integer. Reject numbers beyond 64 bits, which NumPy, torch and TensorBoard do not take."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        takes_integers = int in (annotation, *get_args(annotation))
+        takes_integers = any(int in (kind, *get_args(kind)) for kind in (annotation, *get_args(annotation)))
         if takes_integers and isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int | float) and 1 << 63 <= value < math.inf:
