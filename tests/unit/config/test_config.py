@@ -579,3 +579,15 @@ def test_a_configuration_is_frozen() -> None:
         config.model.n_layer = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolve().config = config  # type: ignore[misc]
+
+
+def test_settings_that_could_not_be_read_again_are_refused() -> None:
+    few, many = (resolve(("test", {"data.source": ["a" * 1000] * count})).config for count in (100, 200))
+    assert from_yaml(to_yaml(few), "saved") == few
+    with pytest.raises(ConfigError, match=r"data\.source has too many entries"):
+        to_yaml(many)
+
+
+@pytest.mark.parametrize("key", ["train.save_every", "train.eval_every", "runtime.threads", "train.micro_batch_size"])
+def test_a_whole_number_may_be_written_with_a_point(key: str) -> None:
+    assert flatten(resolve(("test", {key: 1.0})).config)[key] == 1
