@@ -29,7 +29,7 @@ def runs(
       minigpt runs --diff
       minigpt runs --verify
     """
-    from minigpt.config.resolve import show
+    from minigpt.config.resolve import decisive, show
     from minigpt.storage.runs import all_runs
 
     if verify:
@@ -41,7 +41,10 @@ def runs(
         return
     if not summaries:
         raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
-    settings = [_deciding(summary.pop("settings"), summary.pop("fingerprint")) for summary in summaries]
+    settings = [
+        {"data.text hash": (fingerprint or "")[:6], **decisive(values)} if values else {}
+        for values, fingerprint in ((summary.pop("settings"), summary.pop("fingerprint")) for summary in summaries)
+    ]
     known = [found for found in settings if found]
     keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
     rows = [
@@ -51,16 +54,6 @@ def runs(
     head = (*COLUMNS, *(key.split(".")[1] for key in keys))
     columns = [n for n, name in enumerate(head) if not diff or name in BRIEF or n >= len(COLUMNS)]
     table([head[n] for n in columns], [[row[n] for n in columns] for row in rows])
-
-
-def _deciding(settings: dict[str, Any] | None, fingerprint: str | None) -> dict[str, Any]:
-    """Return the settings that decide the loss, and the start of the fingerprint of the text."""
-    from minigpt.config.resolve import LENGTHS, MAY_CHANGE
-
-    if settings is None:
-        return {}
-    kept = {key: v for key, v in settings.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
-    return {"data.text hash": (fingerprint or "")[:6]} | kept
 
 
 def _summary(run: Path, with_settings: bool) -> dict[str, Any]:

@@ -182,6 +182,12 @@ def processor(device: torch.device) -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
+def seconds_waited() -> float:
+    """Return how long this thread waited for a core while other programs ran; 0 on systems other than Linux."""
+    table = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, number of turns
+    return int(table.read_text(encoding="ascii").split()[1]) / 1e9 if table.is_file() else 0.0
+
+
 def configure_torch(runtime: Runtime) -> None:
     """Set PyTorch's threads, matrix precision, determinism and allocator for this process."""
     torch.set_num_threads(runtime.threads)

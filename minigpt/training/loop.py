@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
-from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed
+from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
 from minigpt.model.gpt import GPT, eval_mode
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
@@ -46,6 +46,8 @@ from minigpt.training.signals import Interrupts
 
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
+BUSY = 0.2
+"""A run says that the machine is busy if it waits for a core for a second, and for this share of the time."""
 RAW = "weights/"
 """Prefix of the raw weights in optimizer.safetensors, used when model.safetensors holds their moving average."""
 
@@ -138,8 +140,8 @@ class Training:
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled."""
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
-        self.logged = (0.0, 0)  # seconds and tokens at the last log line
-        self.speed = ""
+        self.logged = (0.0, 0, 0.0)  # seconds, tokens and seconds waited for a core at the last log line
+        self.speed, self.is_busy = "", False
         self.drift: list[str] = []
         """Differences from the environment of the checkpoint, which may change results from here on."""
         if checkpoint:
@@ -153,7 +155,7 @@ class Training:
             if state.step == 0:
                 self.evaluate(probes)
                 self.clock.restart()  # the first evaluation does not count
-            self.logged = (self.clock.training, state.tokens_seen)
+            self.logged = (self.clock.training, state.tokens_seen, seconds_waited())
             is_done = False
             while not (is_done or interrupts.signal):
                 self.step()
@@ -238,9 +240,9 @@ class Training:
 
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
-        state, (seconds_before, tokens_before) = self.state, self.logged
-        seconds, tokens = self.clock.training - seconds_before, state.tokens_seen - tokens_before
-        self.logged = (self.clock.training, state.tokens_seen)
+        state, before = self.state, self.logged
+        self.logged = (self.clock.training, state.tokens_seen, seconds_waited())
+        seconds, tokens, waited = (now - then for now, then in zip(self.logged, before, strict=True))
         if not state.loss_count:  # every update since the last log line was skipped
             return
         tokens_per_second = tokens / max(1e-9, seconds)
@@ -260,6 +262,9 @@ class Training:
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         self.speed = f"{characters_per_second:,.0f} chars/s"
+        if self.runtime.threads > 1 and waited > max(1.0, BUSY * seconds) and not self.is_busy:  # say it once
+            self.is_busy = True
+            self.metrics.message("other programs keep the processor busy; runtime.threads=1 may be faster")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:

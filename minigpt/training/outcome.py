@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.resolve import LENGTHS, MAY_CHANGE, flatten, show
+from minigpt.config.resolve import decisive, flatten, show
 from minigpt.config.schema import RunConfig
 from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
@@ -28,10 +28,8 @@ class Outcome:
 
 def hparams(config: RunConfig) -> dict[str, Any]:
     """Return the settings for TensorBoard's HParams page: those that decide the result of a run."""
-    decisive = {
-        k: v for k, v in flatten(config).items() if k in (*LENGTHS, "data.source") or not k.startswith(MAY_CHANGE)
-    }
-    return {key: v if isinstance(v, int | float | bool) else show(v) for key, v in decisive.items()}
+    settings = {"data.source": config.data.source, **decisive(flatten(config))}
+    return {key: v if isinstance(v, int | float | bool) else show(v) for key, v in settings.items()}
 
 
 def settings_card(config: RunConfig) -> str:
