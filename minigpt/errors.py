@@ -41,7 +41,7 @@ class EncodingError(TextError):
 
 @dataclass(eq=False)
 class ConfigAsTextError(TextError):
-    """A preset or a file with settings, given as a text."""
+    """A preset or a settings file was passed as a text."""
 
     name: str
 
@@ -83,7 +83,7 @@ class RunLockedError(UserError):
 
 
 class RunMovedError(UserError):
-    """The folder of a run was moved, removed or replaced while it was trained."""
+    """The folder of a run was moved, removed or replaced during training."""
 
 
 @dataclass(eq=False)

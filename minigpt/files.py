@@ -65,7 +65,7 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether `publish` or `withdraw` makes temporary files or folders of this name."""
+    """Return whether `name` has the form of the temporary names that `publish` and `withdraw` use."""
     return re.fullmatch(r"\..*[0-9a-f]{32}\.tmp", name) is not None
 
 

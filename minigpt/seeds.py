@@ -16,12 +16,12 @@ def permute(indices: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int6
     """Apply a random permutation of range(size) to `indices`. The seed selects the permutation.
 
     The permutation needs no table, so training can read a long text in random order starting at any step. It is a
-    Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) over the next power of four. Results that are not
-    below `size` pass through it again (https://en.wikipedia.org/wiki/Format-preserving_encryption#Cycle_walking).
+    Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) over the next power of four. Results of `size` or
+    more pass through it again (https://en.wikipedia.org/wiki/Format-preserving_encryption#Cycle_walking).
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits in each half of an index
     mask = np.uint64((1 << half) - 1)
-    keys = [mix_seed(seed, round_) for round_ in range(4)]  # one per round
+    keys = [mix_seed(seed, round_) for round_ in range(4)]
 
     def feistel(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> np.uint64(half), x & mask

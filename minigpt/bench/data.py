@@ -1,4 +1,4 @@
-"""Scanning and encoding a text, compared with plain Python that reads the whole text and maps each character."""
+"""Measure scanning and encoding against plain Python that reads the whole text and maps each character."""
 
 import os
 import random

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 VOCABULARY = 65
 LENGTH, WARM_UP = 256, 16
-"""Characters to sample in each round, if the context allows, and as a warm-up before the first."""
+"""Characters to sample in each round (at most the context), and in the warm-up before the first round."""
 DEFAULTS: ConfigSource = (
     "bench sample",
     {
@@ -46,7 +46,7 @@ DEFAULTS: ConfigSource = (
 def run(
     trained: str | None, assignments: Sequence[str], num_samples: int, length: int | None, rounds: int, log: Log
 ) -> Report:
-    """Measure the run `trained`, or a new model, generating `num_samples` samples of `length` characters at once.
+    """Measure how fast `trained`, or a new model, generates `num_samples` samples of `length` characters at once.
 
     Raises:
         ConfigError: A setting cannot be changed here, or `length` exceeds the context.

@@ -28,7 +28,7 @@ from minigpt.training.setup import prepare_run
 
 MAX_SECONDS = 3600.0
 Known = tuple[str, Tokenizer]
-"""Fingerprint and tokenizer of a text, which let another process load the cached text even if it was piped in."""
+"""Fingerprint and tokenizer of a text. With them, another process loads it from the cache, even standard input."""
 
 
 def run(

@@ -38,7 +38,7 @@ class Result:
     note: str
     measured: str
     verdict: str
-    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL. `evidence.py` adds those for runs."""
+    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL. `evidence.py` has more for runs."""
     correction: str | None
     where: str
     """File and line of the check."""

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _check_current_folder() -> None:
-    """Raise UserError if the current folder is deleted. PyTorch would end the process."""
+    """Raise UserError if the current folder was deleted: PyTorch would crash."""
     try:
         os.getcwd()
     except FileNotFoundError as error:

@@ -10,7 +10,7 @@ from minigpt.errors import UserError
 GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 """Arguments of every `typer.Typer` group."""
 
-# Help names the type of an argument "<list[str]>" and that of a flag "<bool>". Neither says more than its name.
+# Hide the types of arguments and flags in help: "<list[str]>" and "<bool>" tell a user nothing.
 _type_of_option = TyperOption.display_type_rich
 TyperOption.display_type_rich = lambda self, ctx: None if self.is_flag else _type_of_option(self, ctx)  # type: ignore[method-assign]
 TyperArgument.display_type_rich = lambda self, ctx: None  # type: ignore[method-assign]

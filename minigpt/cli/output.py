@@ -54,7 +54,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def wrapped(line: str, indent: int) -> None:
-    """Print a line. On a terminal, wrap it between words, and indent its other lines by `indent` columns."""
+    """Print a line. On a terminal, wrap it between words, and indent the continuation lines by `indent` columns."""
     if sys.stdout.isatty():
         width, spaces = shutil.get_terminal_size().columns, " " * indent
         line = textwrap.fill(line, width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
@@ -74,7 +74,7 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
 
     Raises:
         UserError: A file cannot be written, belongs to a run or a checkpoint, is written twice, is the input file
-            `read`, or exists. With `force`, it may exist. A page that minigpt wrote may always be replaced.
+            `read`, or exists without `force`. A page that minigpt wrote may always be replaced.
     """
     from minigpt.paths import containing_run
     from minigpt.storage.metadata import FILES, METADATA

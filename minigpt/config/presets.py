@@ -40,7 +40,7 @@ def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource,
 
 
 def is_config(name: str) -> bool:
-    """Return whether `name` is a YAML file with settings, or a preset where there is no such file."""
+    """Return whether `name` is a YAML file with settings or, if no such file exists, a shipped preset."""
     if not Path(name).exists():
         return name in presets()
     if not name.endswith((".yaml", ".yml")):
@@ -77,7 +77,7 @@ ENOUGH_VALIDATION = 50_000
 """Number of characters needed to measure the validation loss to two digits."""
 
 MIN_PATIENCE = 200
-"""Steps without a new best validation loss before a fitted run stops early, at least."""
+"""Minimum number of steps without a new best validation loss before a fitted run stops early."""
 
 
 def fit(characters: int, gpu: bool) -> ConfigSource:

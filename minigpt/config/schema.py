@@ -29,7 +29,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accept 6.0 as an integer. Reject numbers beyond 64 bits, which NumPy, torch and TensorBoard do not take."""
+        """Accept 6.0 as an integer. Reject numbers beyond 64 bits: NumPy, torch and TensorBoard do not support them."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         takes_integers = any(int in (kind, *get_args(kind)) for kind in (annotation, *get_args(annotation)))
         if takes_integers and isinstance(value, float) and value.is_integer():

@@ -146,9 +146,9 @@ def has_fast_bfloat16(kind: str) -> bool:
 
 
 def measure_matmul(runtime: Runtime, size: int | None = None) -> float:
-    """Return the speed of a matrix product in FLOP/s, the best within 0.1 s.
+    """Return the speed of a matrix product in FLOP/s: the best result within 0.1 s.
 
-    The best falls between two interruptions if the product is small, so a busy machine gives the same answer.
+    A small product fits between two interruptions, so a busy machine gives the same best result.
     """
     size = size or (1024 if runtime.device == "cpu" else 4096)
     a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)

@@ -69,7 +69,7 @@ class Attention(nn.Module):
         return q, k, v.squeeze(2).transpose(1, 2)
 
 
-# sampling/engine.py has the NumPy form of each, in `_activate`.
+# `_activate` in sampling/engine.py has the NumPy version of each.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),  # as in GPT-2; Hendrycks and Gimpel 2016
     "gelu_exact": F.gelu,

@@ -55,9 +55,9 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 
 def refuse_double_backward() -> None:
-    """Raise if a backward pass is to be differentiated: those below treat saved tensors as constants.
+    """Raise on double backward: the backward passes below treat saved tensors as constants.
 
-    torch's `once_differentiable` misses this if only some gradients are asked for.
+    torch's `once_differentiable` does not catch this if only some gradients are requested.
     """
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError("minigpt's kernels do not support double backward (create_graph=True)")
@@ -97,7 +97,7 @@ class _BlockedAttention(torch.autograd.Function):
         q, k, v, *saved = ctx.saved_tensors
         scale, dq_blocks = q.size(-1) ** -0.5, []
         dk = dv = None
-        for start in reversed(range(0, q.size(1), BLOCK)):  # the last block sees all keys, so nothing starts as zeros
+        for start in reversed(range(0, q.size(1), BLOCK)):  # the last block sees all keys: no zeros to start from
             end, keep, weights = min(start + BLOCK, q.size(1)), saved.pop(), saved.pop()
             dout = dy[:, start:end]
             dropped, dweights = weights, torch.bmm(dout, v[:, :end].mT)  # (N, block, end)
@@ -132,7 +132,7 @@ def dropout_mask(x: Tensor, probability: float) -> Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)^2 in fewer passes over memory; the bits are those of `relu(x).square()`."""
+    """Return max(x, 0)^2 in fewer passes over memory, bit-identical to `relu(x).square()`."""
     return _apply(_SquaredReLU, x)
 
 

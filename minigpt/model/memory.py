@@ -1,6 +1,6 @@
 """Free memory, the memory that training needs, and what to do if it does not fit.
 
-On a system that does not report its free memory, nothing is refused in advance.
+If the system does not report its free memory, the checks pass.
 """
 
 import re
@@ -16,7 +16,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
 
 SPARING = 0.8
-"""Fraction of the free memory that a suggested micro-batch fills at most."""
+"""Maximum fraction of the free memory that a suggested micro-batch fills."""
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 """Parts of PyTorch's error messages when memory runs out."""
 
@@ -43,7 +43,7 @@ def peak_memory(device: str = "cpu") -> int | None:
 
 
 def _read_bytes(table: str, name: str) -> int | None:
-    """Return an entry of a table that Linux keeps, such as "VmHWM:  1234 kB"."""
+    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
     if sys.platform != "linux":
         return None
     try:
@@ -54,7 +54,7 @@ def _read_bytes(table: str, name: str) -> int | None:
 
 
 def check_model(parameters: int, device: str, has_average: bool) -> None:
-    """Check that the weights fit with their gradients, the two averages of the optimizer and that of the weights.
+    """Check that the weights, their gradients, the optimizer's two moving averages and the EMA fit in memory.
 
     Raises:
         InsufficientMemoryError: They do not fit.
@@ -81,7 +81,7 @@ def _check(what: str, needed: int, free: int | None, settings: tuple[str, ...] =
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
-    """Return the memory that `compute` keeps for its backward pass, excluding `weights`. It is freed at once here."""
+    """Return the memory that `compute` keeps for its backward pass, excluding `weights`. Free it at once."""
     kept: dict[StorageWeakRef, int] = {}  # a weak reference tells storages apart that take the same memory in turn
 
     def note(tensor: Tensor) -> None:

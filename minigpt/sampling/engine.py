@@ -30,7 +30,7 @@ POSITION_BASE = 10_000.0
 CHUNK = 64
 """Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000
-"""OpenBLAS is twice as fast for a few rows times a small block of a matrix: up to a million multiplications.
+"""Up to this many rows and matrix elements, OpenBLAS multiplies twice as fast: it has a path for small products.
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """

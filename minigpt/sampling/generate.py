@@ -58,7 +58,7 @@ def generate(
     """Continue `prompt`, and yield each character as soon as it can no longer be part of a stop string.
 
     Args:
-        engine: The model. It holds the state of one generation: use an engine of its own for each.
+        engine: The model. It holds the state of one generation, so use a separate engine for each.
         tokenizer: The tokenizer of the model.
         prompt: The text to continue. An empty prompt is treated as a newline.
         settings: Length, temperature, filters and seed. Its prompt is not used.

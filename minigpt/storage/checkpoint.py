@@ -119,7 +119,7 @@ def save_checkpoint(
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:
-    """Return what is wrong with the run's config.yaml, a copy of the newest checkpoint's; "" if it is the same."""
+    """Return the problem with the run's config.yaml, or "" if it equals the one in the newest checkpoint."""
     try:
         contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
     except UserError as error:

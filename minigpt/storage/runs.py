@@ -241,7 +241,7 @@ def lock(run: Path) -> Iterator[InPlace]:
         RunLockedError: Another process is training this run.
         UserError: The folder contains a link that would make training write elsewhere, or it cannot be locked.
     """
-    from filelock import FileLock, Timeout  # imported here, as it imports asyncio, which reading does not need
+    from filelock import FileLock, Timeout  # only here: it imports asyncio, which is slow
 
     for path in (*(run / name for name in names_in(run) if is_run_file(name)), *(run / CHECKPOINTS).glob("*")):
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
@@ -261,7 +261,7 @@ def lock(run: Path) -> Iterator[InPlace]:
 
 
 def is_training(run: Path) -> bool:
-    """Return whether a process on this machine trains a run, as far as the lock file tells. False on Windows."""
+    """Return whether the lock file names a running process on this machine. False on Windows."""
     try:
         _, process, _, host = read_within(run / LOCK, run, 300).decode().split(" ", 3)
         if os.name == "posix" and host == platform.node():

@@ -67,7 +67,7 @@ class Part:
             try:
                 block = decoder.decode(chunk, final=not chunk)
             except UnicodeError as error:
-                # After ASCII only, the last character may just as well have another encoding.
+                # If all text so far is ASCII, do not call the file cut: it may have another encoding.
                 is_cut = not chunk and not is_ascii
                 raise self._encoding_error(error, offset + len(chunk), is_cut) from error
             offset, is_ascii = offset + len(chunk), is_ascii and block.isascii()

@@ -21,7 +21,7 @@ from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
 CLOCK_NS = 2_000_000_000
-"""The coarsest clock of a file system, in nanoseconds. Two changes within this time may look like one."""
+"""Resolution of the coarsest file system clock, in nanoseconds. Two changes within it may look like one."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def scan_cached(corpus: Corpus, is_trusted: bool = True) -> Scan:
-    """Scan a corpus. If `is_trusted` and its files have not changed since the last scan, recall that instead."""
+    """Scan a corpus. If `is_trusted` and its files have not changed, return the recorded result of the last scan."""
     state = _state(corpus)
     if is_trusted and (known := recall(state)):
         return Scan(corpus, *known)
@@ -143,7 +143,7 @@ def scan_cached(corpus: Corpus, is_trusted: bool = True) -> Scan:
 
 
 def _state(corpus: Corpus) -> list[object]:
-    """Return what changes with the text. It is empty if a file changed so recently that a change might not show."""
+    """Return the state of the files. It is empty if one is so new that another change might not alter its state."""
     latest = time.time_ns() - CLOCK_NS
     files = [file_state(part.path) for part in corpus.parts]
     if any(max(changed, modified) > latest for *_, changed, modified in files):
@@ -173,7 +173,7 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
                 raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
         if tokens is None:
-            raise TextError("the encoded text was removed from the cache meanwhile, or cannot be mapped there")
+            raise TextError("cannot map the encoded text: it was removed from the cache, or mapping fails there")
     return tokens
 
 

@@ -31,7 +31,7 @@ ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenD
 PAGE_MARK = b'<meta name="generator" content="minigpt '
 """Marks an HTML page written by minigpt."""
 KINDS = 4
-"""Kinds of files to name in a folder."""
+"""Maximum number of kinds of files to name in a folder."""
 BUILTINS = {
     "python": "standard library source of this Python, without tests (about 11 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",

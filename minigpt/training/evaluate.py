@@ -45,8 +45,8 @@ def evaluate(
 ) -> EvalResult:
     """Score every token but the first once, given the tokens before it in its window, without dropout.
 
-    The starts of windows are `stride` apart, by default the context. A smaller stride leaves each token at least
-    `context - stride` tokens before it, which mostly lowers the loss. `progress` receives the tokens of each batch.
+    Windows start `stride` tokens apart, by default a full context. With a smaller stride, each token has at least
+    `context - stride` tokens before it, which usually lowers the loss. `progress` receives the tokens of each batch.
 
     Raises:
         ConfigError: The stride is not between 1 and the context.

@@ -1,7 +1,7 @@
 """The training loop: batch, loss, backward, clip, step, log, evaluate, save.
 
-No random state outlives a step: its batch and its dropout masks depend on the seed and the step alone. So an
-interrupted and resumed run ends in the same weights, and evaluating, sampling or saving never changes a weight.
+Steps share no random state: the batch and dropout masks of a step depend only on the seed and the step. So a resumed
+run ends with the same weights, and evaluating, sampling or saving never changes a weight.
 The exception is a run with a length in minutes: its learning rate follows the clock.
 """
 
@@ -236,7 +236,7 @@ class Training:
         state.skipped += 1
         self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
         self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
-        self.optimizer.zero_grad()  # evaluate() may draw histograms of the gradients, and these would fail
+        self.optimizer.zero_grad()  # a histogram of these gradients in evaluate() would fail
 
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""

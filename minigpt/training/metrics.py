@@ -29,7 +29,7 @@ GROUPS = {
     "heads": "5 attention/heads",
     "attention": "5 attention",
 }
-"""TensorBoard's name for each first part of a tag. It sorts the groups of charts by name."""
+"""TensorBoard's group of charts for the first part of each tag. The numbers set the order of the groups."""
 LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
 """TensorBoard's first charts, with training and validation together."""
 FLUSH_SECONDS = 10
@@ -42,7 +42,7 @@ class Metrics:
     A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
     write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
 
-    TensorBoard has one color per run, so a run is two runs there: NAME, and NAME/validation for the validation loss.
+    TensorBoard gives each run one color, so it shows a run as two: NAME, and NAME/validation for the validation loss.
     """
 
     def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
@@ -52,13 +52,13 @@ class Metrics:
         self.bar: tqdm[Any] | None = None
         self.pending, self.is_failing = b"", False
         self.size, self.digest = 0, hashlib.sha256()
-        """The size and the SHA-256 of metrics.jsonl, pending lines included."""
+        """The size and the SHA-256 of metrics.jsonl, including pending lines."""
         if run is None:
             return
         self.run, self.path = run, run / "metrics.jsonl"
         step, kept = resumed.step if resumed else 0, _kept_lines(self.path, resumed)
         threading.excepthook = _ignore_disk_errors
-        # TensorBoard drops the events that older files have from purge_step on.
+        # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
         self.boards = {name: SummaryWriter(str(run / name), **options) for name in ("", VALIDATION)}
         self.lines = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
@@ -100,7 +100,7 @@ class Metrics:
         self._to_boards(write, "")
 
     def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
-        """Write to TensorBoard with the writers of these `names`. If that fails, do not use it again."""
+        """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""
         try:
             for name in names:
                 if name in self.boards:
@@ -125,7 +125,7 @@ class Metrics:
         self.bar.refresh()
 
     def copy_to(self, run: Path) -> None:
-        """Copy `metrics.jsonl` to another run. It need not be at its path any more."""
+        """Copy `metrics.jsonl` to another run, even if the file is no longer at its path."""
         if not self.is_silent:
             self.lines.seek(0)
             (run / self.path.name).write_bytes(self.lines.read() + self.pending)
@@ -168,7 +168,7 @@ class Metrics:
             self.is_failing = True
         else:
             if self.is_failing:
-                self.message(f"{escape(self.path)} is written again; nothing is lost")
+                self.message(f"{escape(self.path)} is writable again; no line was lost")
             self.is_failing = False
 
 
@@ -182,6 +182,6 @@ def _kept_lines(path: Path, resumed: Metadata | None) -> bytes:
 
 
 def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:
-    """Do not print a traceback from TensorBoard's thread. The next call of the board raises the same error."""
+    """Hide tracebacks of disk errors in TensorBoard's thread. The next call of a writer raises the same error."""
     if not issubclass(thread.exc_type, OSError):
         threading.__excepthook__(thread)

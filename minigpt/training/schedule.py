@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minigpt.config.schema import OptimConfig, RunConfig
 
 LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
-"""Bounds of `train.eval_every: auto`: the number of evaluations, and their share of the time, which yields to it."""
+"""Bounds of `train.eval_every: auto`: the number of evaluations and, with lower priority, their share of the time."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Clock:
         self.evaluating = self.evaluated_at = 0.0
 
     def skip(self) -> None:
-        """Do not count the time since the clock was last read: the process was stopped, as by SIGSTOP or Ctrl-Z."""
+        """Skip the time since the clock was last read: the process was stopped, for example by Ctrl-Z."""
         seconds = time.perf_counter() - self.read
         self.began += seconds
         self.read += seconds
@@ -92,7 +92,7 @@ class Clock:
         return self.session - self.evaluating
 
     def count_evaluation(self, seconds: float) -> None:
-        """Record that the evaluation that ends now took this long."""
+        """Record the duration of the evaluation that has just ended."""
         self.evaluating += seconds
         self.last_evaluation, self.evaluated_at = seconds, self.training
 

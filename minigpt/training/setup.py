@@ -87,7 +87,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     refuse_several_processes()
     checkpoint, notices = newest_intact(run)
     if problem := changed_settings(run, checkpoint.path):
-        notices.append(f"{problem}; the checkpoint's settings are used")
+        notices.append(f"{problem}; using the checkpoint's settings")
     overrides = resolve.parse_overrides(assignments)
     config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
     if changes := resolve.changed_on_resume(checkpoint.config, config):

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, and a stderr that nobody may read."""
+"""Handle signals that ask the process to end, and write to a stderr that may have no reader."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from typing import Any
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has neither
 SIGCONT = getattr(signal, "SIGCONT", None)
 PAIR = 1.0
-"""Seconds after a signal in which others belong to the same request."""
+"""Signals within this many seconds of the first belong to the same request."""
 PATIENCE = 1.0
 """Seconds to wait for a reader of stderr."""
 CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
@@ -23,14 +23,14 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 
 
 class Interrupts:
-    """Note the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to see. A later one ends the process.
+    """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later one ends the process.
 
     Signals come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
-    and the system send SIGHUP. So one within a second of the first has no effect, nor has any later SIGHUP. A
-    logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
+    and the system send SIGHUP. So a signal within a second of the first has no effect, and neither does a later
+    SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
 
-    If there was a signal, the handlers stay when the block ends: its pair must not cut the report of the run. A
-    later signal restores and calls the previous handlers.
+    After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
+    output. A later signal restores and calls the previous handlers.
 
     Args:
         on_continue: Called when the process continues after it was stopped.
@@ -74,9 +74,9 @@ class Interrupts:
 
 
 class Stderr:
-    """`sys.stderr` as a file that never fails and never blocks: it drops what cannot be written.
+    """`sys.stderr` as a file that never fails and never blocks. It drops text that cannot be written.
 
-    The reader of a pipe may be gone or busy, a terminal stopped by Ctrl-S, its connection lost, or a disk full.
+    The reader of a pipe may be gone or busy. A terminal may be stopped by Ctrl-S or disconnected. A disk may be full.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Stderr:
         """Do nothing: `write` flushes."""
 
     def write(self, text: str) -> None:
-        """Write `text`, or drop what is left of it once stderr is not ready."""
+        """Write `text`. If stderr stops accepting it, drop the rest."""
         # A ready pipe takes 4096 bytes, a ready terminal 256 bytes or a line end. A character has at most 4 bytes.
         pieces = re.findall(r"[^\n]{1,64}|\n" if sys.stderr.isatty() else r"(?s:.{1,1024})", text)
         try:
@@ -107,7 +107,7 @@ class Stderr:
                 os.close(devnull)
 
     def _is_ready(self) -> bool:
-        """Return whether stderr takes a piece of text now. Wait for that, but not twice for the same reader."""
+        """Return whether stderr accepts a piece of text. Wait for a slow reader, but only once."""
         try:
             is_ready = bool(select.select([], [sys.stderr], [], self.patience)[1])
         except (OSError, ValueError):  # stderr has no descriptor, or this is Windows, where only sockets have a state
@@ -117,4 +117,4 @@ class Stderr:
 
 
 STDERR = Stderr()
-"""What training and the notices of commands write to. O_NONBLOCK would also affect other processes that share it."""
+"""The stream for progress and notices. Setting O_NONBLOCK instead would affect other processes that share stderr."""

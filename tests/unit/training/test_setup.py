@@ -1,4 +1,4 @@
-"""How a run goes on: from the newest checkpoint that is intact, exactly, and never silently from another."""
+"""A run resumes exactly, from the newest intact checkpoint, and reports the ones that it skips."""
 
 import json
 import re
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run `stopped` with checkpoints of steps 2, 4 and 6, and run `whole`, which went on to step 8 undisturbed."""
+    """Run `stopped` with checkpoints of steps 2, 4 and 6, and run `whole`, which trained to step 8 without a stop."""
     folder = tmp_path_factory.mktemp("saved")
     (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
     called(folder, "train", "verse.txt", "--name", "stopped", *SETTINGS, "-s", "optim.schedule=constant")
@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(saved: Path, empty_folder: Path) -> Path:
-    """A copy of run `stopped`, to be spoilt."""
+    """A copy of run `stopped` to damage."""
     shutil.copytree(saved, empty_folder, dirs_exist_ok=True)
     assert checkpoint_steps(Path("runs/stopped")) == [2, 4, 6]
     return Path("runs/stopped")
@@ -104,10 +104,10 @@ def test_settings_are_not_taken_for_a_text() -> None:
     ],
     ids=["nothing", "the newest", "the two newest", "an older one"],
 )
-def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
+def test_a_resume_is_exact_from_the_newest_intact_checkpoint(
     cli: Cli, run: Path, saved: Path, damaged: list[tuple[int, str, str]], start: int
 ) -> None:
-    """What is skipped is said, and kept; what follows is what an undisturbed run computes, to the last bit."""
+    """Skipped checkpoints are reported and kept. The result equals that of an uninterrupted run, bit for bit."""
     for step, name, kind in damaged:
         spoil(run, step, name, kind)
     before = {path.name: path.read_bytes() for path in step_folder(run, 6).iterdir()}
@@ -133,7 +133,7 @@ def test_a_resume_goes_on_from_the_newest_intact_checkpoint_exactly(
 
 
 def test_by_default_a_run_keeps_one_to_fall_back_on(cli: Cli, empty_folder: Path) -> None:
-    """Also while the loss falls, when the newest checkpoint is the best one."""
+    """This holds even if the newest checkpoint is also the best."""
     (empty_folder / "verse.txt").write_text(VERSE, encoding="utf-8")
     called(empty_folder, "train", "verse.txt", "--name", "plain", *SMALL, "-s", "train.steps=6")
     run = Path("runs/plain")
@@ -144,7 +144,7 @@ def test_by_default_a_run_keeps_one_to_fall_back_on(cli: Cli, empty_folder: Path
     assert (done.code, f"skipping the checkpoint of step {newest}: " in done.err) == (0, True)
 
 
-def test_where_nothing_is_intact_one_line_says_so_and_all_stays_as_it_is(cli: Cli, run: Path) -> None:
+def test_without_an_intact_checkpoint_a_resume_is_one_line_and_changes_nothing(cli: Cli, run: Path) -> None:
     for step in (2, 4, 6):
         spoil(run, step)
     before = contents(run)
@@ -161,7 +161,7 @@ def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, METADATA])
-def test_each_file_of_a_checkpoint_decides_whether_it_is_gone_on_from(run: Path, name: str) -> None:
+def test_a_checkpoint_with_any_damaged_file_is_skipped(run: Path, name: str) -> None:
     spoil(run, 6, name)
     checkpoint, (notice,) = newest_intact(run)
     assert (checkpoint.path, checkpoint.metadata.state.step) == (step_folder(run, 4), 4)
@@ -169,13 +169,13 @@ def test_each_file_of_a_checkpoint_decides_whether_it_is_gone_on_from(run: Path,
     assert name in notice
 
 
-def test_a_refused_resume_sets_nothing_aside(cli: Cli, run: Path) -> None:
+def test_a_refused_resume_quarantines_nothing(cli: Cli, run: Path) -> None:
     spoil(run, 6)
     assert "a resumed run keeps its settings" in cli("train", "--resume", "stopped", "-s", "optim.lr=1").error
     assert checkpoint_steps(run) == [2, 4, 6]
 
 
-def test_a_mistyped_setting_is_not_laid_to_the_run(cli: Cli, run: Path) -> None:
+def test_a_mistyped_setting_is_named(cli: Cli, run: Path) -> None:
     error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
     assert error == "configuration: train.step: unknown key; did you mean train.steps?"
 
@@ -191,12 +191,12 @@ def test_the_settings_of_the_checkpoint_win(cli: Cli, run: Path, damage: str) ->
         assert changed != settings
         (run / "config.yaml").write_text(changed, encoding="utf-8")
     done = cli("train", "--resume", "stopped", *GO_ON)
-    assert (done.code, "config.yaml" in done.err, "; the checkpoint's settings are used" in done.err) == (0, True, True)
+    assert (done.code, "config.yaml" in done.err, "; using the checkpoint's settings" in done.err) == (0, True, True)
     assert (run / "config.yaml").read_text(encoding="utf-8") == settings.replace("steps: 6", "steps: 8")
 
 
-def test_a_resume_that_has_nothing_to_do_sets_nothing_aside_either(cli: Cli, run: Path) -> None:
-    """It once set the damaged one aside without a word, and kept the length that was refused."""
+def test_resuming_a_finished_run_changes_nothing(cli: Cli, run: Path) -> None:
+    """A refused resume neither quarantines the damaged checkpoint nor saves the new length."""
     spoil(run, 6)
     before = contents(run)
     error = cli("train", "--resume", "stopped", "-s", "train.steps=4").error
@@ -213,10 +213,10 @@ def test_a_resume_of_a_finished_run_completes_its_last_save(cli: Cli, run: Path)
     assert list((run / "checkpoints").glob(".*")) == []
 
 
-def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with(
+def test_a_resume_that_fails_after_a_save_keeps_its_new_settings(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where what it saved has the step of what was set aside."""
+    """The new checkpoint has the same step as the quarantined one."""
     spoil(run, 6)
     step = Training.step
 
@@ -231,8 +231,8 @@ def test_a_resume_that_saved_before_it_failed_keeps_the_settings_it_went_on_with
     assert "steps: 8" in (run / "config.yaml").read_text(encoding="utf-8")
 
 
-def test_sample_and_eval_of_what_is_damaged_say_what_to_type(cli: Cli, run: Path) -> None:
-    """And that works."""
+def test_errors_of_sample_and_eval_about_damage_say_what_to_type(cli: Cli, run: Path) -> None:
+    """The suggested checkpoint works."""
     spoil(run, 6, "model.safetensors")
     for command in (["sample", "stopped", "-l", "3"], ["eval", "stopped"]):
         error = cli(*command, "--checkpoint", "last").error
@@ -250,7 +250,7 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
         error = cli("train", *command).error
         assert "run stopped is in use by process" in error or "run 'stopped' already exists" in error
         for reading in (["sample", "stopped", "-l", "3"], ["eval", "stopped"], ["runs"], ["runs", "--verify"]):
-            assert cli(*reading).code == 0, "who reads is not kept out"
+            assert cli(*reading).code == 0, "the lock does not stop readers"
     assert contents(run) == before
     assert cli("train", "--resume", "stopped", *GO_ON).code == 0
 
