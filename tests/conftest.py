@@ -34,7 +34,7 @@ if hasattr(signal, "SIGHUP"):
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
-    """Restore the handlers: a run that a signal stops leaves its own."""
+    """Restore signal handlers: a run stopped by a signal does not restore them."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGCONT")
     before = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
     yield

@@ -188,7 +188,7 @@ def test_unknown_characters_can_be_skipped(cli: Cli) -> None:
 
 
 def test_outputs_never_overwrite_a_run_or_its_text(cli: Cli, folder: Path) -> None:
-    """The page once overwrote the text of the run, which could then not be resumed."""
+    """A run whose text is overwritten cannot be resumed."""
     run = folder / "runs/verse"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     kept = [run / "config.yaml", next(run.glob("checkpoints/step-*/model.safetensors"))]

@@ -46,7 +46,7 @@ def test_info_counts_every_character(cli: Cli, text: str) -> None:
 def test_info_reads_the_text_and_its_cached_tokens(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The start of a run trusts files that have not changed. A disk may change them without a trace."""
+    """Training trusts the times of files. A failing disk can change a file but not its times."""
     monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("minigpt.text.dataset.CLOCK_NS", -1_000_000_000)
     monkeypatch.setattr("minigpt.text.dataset.file_state", lambda file: (0, 0, 0, 0, 0))

@@ -41,7 +41,7 @@ def test_bits_per_character_count_characters_and_not_bytes(cli: Cli) -> None:
 
 
 def test_the_training_text_of_a_run_gives_the_loss_of_its_validation_split(cli: Cli, tmp_path: Path) -> None:
-    """Nine tenths of it would be text that the model was trained on."""
+    """Otherwise, the model would have been trained on 90% of the evaluated text."""
     copy = tmp_path / "another name.txt"
     copy.write_text(VERSE, encoding="utf-8")
     found, own = cli("eval", "verse-1", copy, "--json"), cli("eval", "verse-1", "--json").json

@@ -201,21 +201,21 @@ for command in {commands!r}:
         (1e10, "inspect", "numbers that are not finite"),
     ],
 )
-def test_a_model_that_computes_no_numbers_is_one_line(
+def test_results_that_are_not_finite_are_one_line(
     cli: Cli, run: Path, factor: float, command: str, problem: str
 ) -> None:
     scale_weights(run, factor)
     assert problem in cli(*command.split()).error
 
 
-def test_an_overflow_that_does_no_harm_prints_no_warning(run: Path) -> None:
+def test_a_harmless_overflow_prints_no_warning(run: Path) -> None:
     scale_weights(run, 1e10)
     done = process("sample", "-l", "3")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the current folder of a process")
-def test_a_deleted_current_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_deleted_current_folder_is_a_one_line_error(tmp_path: Path) -> None:
     code = "import os; os.rmdir(os.getcwd()); from minigpt.cli.main import main; main()"
     command = [sys.executable, "-c", code, "claims"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

@@ -51,7 +51,7 @@ def test_a_table_in_a_pipe_or_a_wide_terminal_has_one_line_per_row(
 
 @pytest.mark.parametrize("width", [1, 20, 40])
 def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], width: int) -> None:
-    """Its column keeps a width in which one can read."""
+    """The column stays wide enough to read."""
     head, *lines = printed(width, *TABLE).splitlines()
     assert head.split() == ["name", "description", "size"]
     assert lines[0].startswith("a     some words that take")
@@ -60,7 +60,7 @@ def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], 
     assert all(len(line) <= max(width, 38) for line in lines)
 
 
-def test_cells_are_no_markup(printed: Callable[..., str]) -> None:
+def test_cells_are_not_markup(printed: Callable[..., str]) -> None:
     assert printed(80, ["a", "b"], [["[bold]x[/bold]", "[/]"]]).splitlines() == [
         "a               b",
         "[bold]x[/bold]  [/]",
@@ -146,7 +146,7 @@ def test_a_device_is_written_directly(cli: Cli, at_home: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", [METADATA, *FILES])
 def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Path, tmp_path: Path, name: str) -> None:
-    """Outside its run, only its content shows what the folder is."""
+    """Outside a run, only the content of a folder shows that it is a checkpoint."""
     copy = Path(shutil.copytree(at_home / "runs/verse-1/checkpoints/step-00000004", tmp_path / "copy"))
     content = (copy / name).read_bytes()
     for command in (["sample"], ["inspect", "--text", "the"]):

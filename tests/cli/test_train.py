@@ -264,7 +264,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
 
 
 def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command does both, so a supervisor can repeat it until it succeeds."""
+    """A supervisor can repeat the same command until it succeeds."""
     command = ("train", verse, "--name", "a", "--resume", "auto", *SMALL)
     step = Training.step
 

@@ -154,7 +154,7 @@ def replaced(path: Path, content: bytes | None) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [*FILES, METADATA])
 def test_a_damaged_checkpoint_is_rejected_or_equal(checkpoint: Path, name: str) -> None:
-    """Equal, for example, after a change of the white space in its metadata."""
+    """A change of white space in the metadata, for example, leaves the content equal."""
     expected = content_of(checkpoint)
     for content in damages((checkpoint / name).read_bytes(), 60):
         with replaced(checkpoint / name, content):

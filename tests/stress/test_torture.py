@@ -55,7 +55,7 @@ SYNCED: dict[str, Callable[[str], bool]] = {
 
 @pytest.mark.parametrize("what", SYNCED)
 def test_a_missing_sync_is_found(tortured: Tortured, tmp_path: Path, what: str) -> None:
-    """Remove the syncs of one kind from the log of a real run: some power loss must damage a save."""
+    """Without the syncs of one kind in the log of a real run, some power loss must damage a save."""
     folder = tortured[0] / "power"
     log = powerloss.read_log(folder / "power.log", folder / "power")
     without = [record for record in log if record.kind != "s" or not SYNCED[what](record.path)]

@@ -32,7 +32,7 @@ COMMAND_LINE = re.compile(
 
 
 def strings(source: str) -> Iterator[ast.Constant]:
-    """Yield the strings of a module that are no docstrings: those are statements of their own."""
+    """Yield the strings of a module except docstrings."""
     tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -64,7 +64,7 @@ def declared_requirements() -> list[Requirement]:
 
 
 def is_of_one_system(name: str) -> bool:
-    """Whether torch installs this package on some systems only."""
+    """Return whether torch installs this package on some systems only."""
     return name.startswith(("nvidia", "cuda", "triton"))
 
 

@@ -39,7 +39,7 @@ SHORT = shlex.split(
 )
 TEXT = "All work and no play makes Jack a dull boy, said the class of def and print.\n" * 40
 NOT_RUN = ("download:", "data get", "board")
-"""Parts of commands that need a network, or that wait for Ctrl-C. Other tests run them."""
+"""Parts of commands that need a network or wait for Ctrl-C. Other tests run them."""
 
 
 def blocks(page: Path, language: str) -> list[tuple[str, str]]:

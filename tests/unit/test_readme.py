@@ -44,7 +44,7 @@ def anchor(title: str) -> str:
 
 
 def rows() -> list[list[str]]:
-    """The cells of the table that compares."""
+    """The cells of the comparison table."""
     table = sections(README)["how-it-compares"]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
 
@@ -75,7 +75,7 @@ def test_every_command_in_the_text_exists() -> None:
 
 
 def test_the_lines_that_are_not_run_name_what_exists() -> None:
-    """Those that install the package, and those that set up a checkout, which takes minutes."""
+    """The tests skip commands that install the package or set up a checkout: these take minutes."""
     install = "".join(re.findall(r"^```bash\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE))
     assert re.findall(r"torch==\S+", install) == re.findall(
         r"^torch==[^;\s]+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE
@@ -91,7 +91,7 @@ def test_the_table_has_six_rows_of_one_condition() -> None:
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
 def test_the_figures_of_the_table_are_in_the_benchmarks(row: list[str]) -> None:
-    """Each cell's figures are in one line of the section that the row links to, and that names the machine."""
+    """The section that a row links to has each cell's figures in one line, and names the machine."""
     _, ours, others, measured = row
     link = LINK.search(measured)
     assert link

@@ -211,7 +211,7 @@ def test_an_error_names_the_wrong_value_and_the_expected_one(assignment: str, ex
 
 @pytest.mark.parametrize("number", [2**63, 10**400, 1e19])
 def test_no_number_exceeds_64_bits(number: float) -> None:
-    """NumPy, torch and TensorBoard raise errors of their own for larger ones."""
+    """NumPy, torch and TensorBoard cannot use larger numbers."""
     numeric = [
         key for key, field in c.fields().items() if {int, float} & {field.annotation, *get_args(field.annotation)}
     ]
@@ -510,7 +510,7 @@ def test_every_setting_has_a_description_for_help_schema_and_reference() -> None
 
 
 def test_what_may_change_on_resume_and_what_may_not() -> None:
-    """What decides the weights must stay. The text may move, and is compared."""
+    """Settings that affect the weights must stay. The text may move, but its content must be the same."""
     free = set()
     before = resolve(("run", {})).config
     for key, (text, value) in OTHER_VALUES.items():
@@ -557,7 +557,7 @@ def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
     ],
 )
 def test_fitted_settings_were_measured(question: str, characters: int, variant: str) -> None:
-    """The settings are those of a run in the lab notebook."""
+    """The lab notebook has a run with the same settings."""
     path = Path(__file__).resolve().parents[3] / "docs/project/lab/runs.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     asked = {"question": question, "variant": variant}

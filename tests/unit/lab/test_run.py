@@ -125,7 +125,7 @@ def test_earlier_timings_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_run_does_not_affect_the_others(results: tuple[Path, Lines]) -> None:
-    """The results of two questions share a file. Variant "large" of one is no result for the other."""
+    """Two questions share a file of results. Variant "large" of one does not count for the other."""
     folder, lines = results
     variants = {"failing": {"patches": {"unknown": True}}, "large": {"train": {"batch_size": 2}}}
     (folder / "failing.yaml").write_text(yaml.safe_dump({**QUESTION, "variants": variants}))

@@ -84,7 +84,7 @@ def test_bfloat16_is_chosen_if_the_hardware_has_it_and_is_faster(
 
 
 def test_a_busy_machine_times_products_in_the_same_ratio() -> None:
-    """A seed must give the same run, whatever else the machine computes."""
+    """A seed must give the same run, whatever the load of the machine."""
 
     def ratio() -> float:
         float32, bfloat16 = (device.measure_matmul(Runtime("cpu", dtype, False, 1), 256) for dtype in DTYPES)
@@ -120,7 +120,7 @@ def test_a_compiler_is_found_on_the_path_only(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_resumed_run_keeps_what_auto_chose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another precision, or sums split among another number of threads, would make it another run."""
+    """A different precision or number of threads would change the result."""
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     saved = environment(dtype="bfloat16", compile=True, threads=3)
     assert choose_runtime(RuntimeConfig(), saved) == Runtime("cpu", "bfloat16", True, 3)
@@ -176,7 +176,7 @@ def test_training_resumes_with_the_recorded_runtime(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_matrix_speed_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """On a clock that only products advance. The first product does not count; the last starts within 0.1 s."""
+    """Only products advance the clock of this test. The first product does not count; the last starts within 0.1 s."""
     now, work = 0.0, 0
     seconds = iter([1e-3, 0.03, 0.02, 0.04, 0.05, 1e-3])
 

@@ -162,7 +162,7 @@ def test_fast_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
 
 
 def test_rope_is_the_plain_formula() -> None:
-    """In value and gradient. The compiler gets the plain formula."""
+    """Values and gradients agree. The compiler gets the plain formula."""
     x, cos_sin, towards = strided(2, 5, 3, 8), rope_cos_sin(3, 8), torch.randn(2, 5, 3, 8)
     ours = values_and_gradients(apply_rope, [x, cos_sin], towards)
     theirs = values_and_gradients(plain_rope, [x, cos_sin], towards)

@@ -214,7 +214,7 @@ def test_any_change_to_a_file_is_an_error_of_one_line(intact: Path, tmp_path: Pa
 def test_weights_that_do_not_fit_the_configuration_are_refused(
     tmp_path: Path, change: dict[str, np.ndarray | None], problem: str
 ) -> None:
-    """The hashes match: another program may have written other weights."""
+    """The hashes match, because another program may have written the weights."""
     arrays = {name: array for name, array in {**UNIT, **change}.items() if array is not None}
     folder = save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), arrays, {})
     with pytest.raises(CheckpointError, match=problem):
@@ -447,7 +447,7 @@ def test_the_pauses_before_a_retry_grow_and_are_logged(tmp_path: Path, monkeypat
     assert [line.rpartition("; ")[2] for line in lines] == ["retrying in 1 s", "retrying in 4 s"]
 
 
-def test_a_checkpoint_that_cannot_be_removed_goes_with_the_next_save(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_removed_by_the_next_save(tmp_path: Path) -> None:
     lines: list[str] = []
     save(tmp_path, 5)
     with pytest.MonkeyPatch.context() as patch:

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def make_run(path: str | Path, steps: tuple[int, ...] = (), touched: float = 1e9) -> Path:
-    """Make a run without tensors. The best of its steps is the first."""
+    """Make a run without tensors. Its first step is the best."""
     run = Path(path)
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("", encoding="utf-8")

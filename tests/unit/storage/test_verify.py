@@ -58,7 +58,7 @@ def test_what_training_wrote_is_intact(cli: Cli, run: Path) -> None:
     assert {item["problem"] for item in found} == {None}
 
 
-def test_no_runs_have_no_damage(cli: Cli) -> None:
+def test_without_runs_nothing_is_damaged(cli: Cli) -> None:
     assert cli("runs", "--verify", "--json").json == []
     done = cli("runs", "--verify")
     assert (done.code, done.out) == (0, "")
@@ -72,7 +72,7 @@ def test_a_missing_file_of_a_run_with_checkpoints_is_named(run: Path, name: str)
     assert "No such file" in problems()[f"b {name}"]
 
 
-def test_a_checkpoint_that_training_prunes_meanwhile_is_no_damage(run: Path) -> None:
+def test_a_checkpoint_pruned_meanwhile_is_not_damage(run: Path) -> None:
     first = min(checkpoint_steps(run))
     for item in verify_runs():
         assert item.problem is None, item

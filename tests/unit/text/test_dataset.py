@@ -87,7 +87,7 @@ def test_a_cached_text_is_not_read_again(tmp_path: Path, cache: Path) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read: a text or its tokens. Files are trusted as soon as they are written."""
+    """A list that records each read of a text or its tokens. New files are trusted at once."""
     found: list[str] = []
     monkeypatch.setattr(data, "CLOCK_NS", -1_000_000_000)
     scan, crc32 = data.scan, zlib.crc32
@@ -119,7 +119,7 @@ def test_an_unchanged_text_and_its_tokens_are_not_read_again(tmp_path: Path, rea
 @pytest.mark.skipif(os.name == "nt", reason="files have no change time there")
 @pytest.mark.parametrize("change", ["in place", "replaced", "another encoding"])
 def test_a_change_is_noticed_without_reading(tmp_path: Path, reads: list[str], change: str) -> None:
-    """Size and modification time are as before."""
+    """Size and modification time stay the same."""
     path = Path(write(tmp_path, "héh! héh!"))
     config = DataConfig(source=(str(path),))
     data.load_dataset(config)
@@ -387,7 +387,7 @@ def test_line_ends_of_any_system_give_the_same_dataset(tmp_path: Path) -> None:
     assert found[1].tokenizer.decode(found[1].train).startswith("ab\nab\n")
 
 
-def test_a_copy_of_the_training_text_is_no_validation_text(tmp_path: Path) -> None:
+def test_a_copy_of_the_training_text_is_not_a_validation_text(tmp_path: Path) -> None:
     source = write(tmp_path, "abcabc", "a.txt")
     copy = write(tmp_path, "abcabc", "copy.txt")
     with pytest.raises(UserError, match=r"data\.val_source shares text with data\.source"):
@@ -396,7 +396,7 @@ def test_a_copy_of_the_training_text_is_no_validation_text(tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 def test_a_file_in_both_texts_is_refused(tmp_path: Path) -> None:
-    """A loss on trained text says nothing. An older run that has such texts can be resumed."""
+    """The loss on training text says nothing about new text. An older run with such texts can be resumed."""
     sources = (write(tmp_path, "abcabc", "a.txt"), write(tmp_path, "bcabca", "b.txt"))
     (tmp_path / "link.txt").symlink_to("b.txt")
     config = DataConfig(source=sources, val_source=(str(tmp_path / "link.txt"),))
@@ -457,7 +457,7 @@ def test_a_text_from_standard_input_can_be_sent_again(cache: Path, monkeypatch: 
         data.reload_dataset(DataConfig(source=("-",)), *known)
 
 
-def test_a_run_on_a_built_in_text_outlives_an_update_of_python(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_built_in_text_survives_an_update_of_python(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_sources, "topics", {"a": "text of this Python"})
     config = DataConfig(source=("builtin:pydoc",))
     before = data.load_dataset(config)

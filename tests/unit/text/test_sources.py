@@ -1,4 +1,4 @@
-"""Text sources: what they stand for, how files are decoded, and errors for texts that cannot be read."""
+"""Text sources: which files they name, how files are decoded, and errors for texts that cannot be read."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_blocks_are_bounded_and_can_be_read_again() -> None:
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])
 @pytest.mark.parametrize(("first", "size"), [(1, BLOCK), (BLOCK // 2, BLOCK // 2), (BLOCK, 3 * BLOCK), (4096, 77_777)])
 def test_a_fingerprint_depends_on_the_text_only(length: int, first: int, size: int) -> None:
-    """Not on how it is cut into parts. Its blocks can be hashed by different processes."""
+    """How the text is cut into parts does not matter. Different processes can hash its blocks."""
     utf8 = (b"0123456789abc" * (length // 13 + 1))[:length]
     found = Fingerprint()
     found.update(utf8[:first])
@@ -242,7 +242,7 @@ def test_binary_files_in_a_folder_are_skipped_with_a_notice(folder: Path) -> Non
     assert text("notes", "utf-16") == "wide"
 
 
-def test_the_cache_is_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_skips_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGPT_CACHE", "notes/cache")
     Path("notes/cache/records").mkdir(parents=True)
     Path("notes/cache/records/a").write_text("record", encoding="utf-8")
@@ -252,7 +252,7 @@ def test_the_cache_is_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
 def test_links_in_a_folder_are_skipped_with_a_notice(folder: Path) -> None:
-    """A link could lead out of the folder, or in a circle. A link that the user names is read."""
+    """A link could lead out of the folder or form a cycle. A link that the user names is read."""
     (folder / "notes/sub").mkdir(parents=True)
     (folder / "secret.txt").write_text("secret", encoding="utf-8")
     (folder / "notes/sub/a.txt").write_text("a", encoding="utf-8")

@@ -161,7 +161,7 @@ def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("ab"), ByteTokenizer()])
-def test_a_choice_that_does_not_exist_is_an_error(tokenizer: Tokenizer) -> None:
+def test_an_invalid_choice_is_an_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="unknown must be one of error, skip, replace, not 'bad'"):
         tokenizer.encode("ab", "bad")  # type: ignore[arg-type]
 

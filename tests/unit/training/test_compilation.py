@@ -1,4 +1,4 @@
-"""Training goes on without compilation if it fails or does not pay, to the same weights."""
+"""If compilation fails or does not pay, training continues without it and ends with the same weights."""
 
 import time
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
 
 
 def test_training_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint says that the run is not compiled, so it resumes as the same run elsewhere."""
+    """The checkpoint records that the run is not compiled, so a resume elsewhere gives the same result."""
     assert train_twice(tmp_path, monkeypatch, break_compiler, True) == (False, True)
 
 
@@ -60,7 +60,7 @@ def test_training_continues_after_a_failed_compilation(tmp_path: Path, monkeypat
 def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Any, keeps: bool
 ) -> None:
-    """Compiling a model of 10.7 M parameters once made each step 1.3 times as long."""
+    """For a model of 10.7 M parameters, compilation can make each step 1.3 times as long."""
 
     def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         def compile(loss: Loss) -> Loss:
@@ -78,7 +78,7 @@ def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
     assert torch.are_deterministic_algorithms_enabled() is keeps
 
 
-def test_out_of_memory_is_no_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

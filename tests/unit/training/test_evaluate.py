@@ -65,7 +65,7 @@ def test_equals_one_forward_pass_per_token(
 
 
 def test_two_evaluations_agree_bit_for_bit_in_either_mode() -> None:
-    """Dropout is off, no random number is drawn, and the model returns to its mode."""
+    """Dropout is off, no random number is generated, and the model returns to its mode."""
     model, ids = model_of(dropout=0.5), CHARS.encode(TEXT)
     state = torch.get_rng_state()
     first = evaluate(model.train(), ids, CHARS)
@@ -145,7 +145,7 @@ def test_too_short_a_text_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("stride", [-1, 0, CONTEXT + 1])
 def test_a_stride_out_of_range_is_refused(stride: int) -> None:
-    """Zero too. It once meant no stride."""
+    """Zero is out of range, too."""
     with pytest.raises(ConfigError, match=f"^the stride must be between 1 and .* {CONTEXT}, got {stride}$"):
         evaluate(model_of(), CHARS.encode(TEXT), CHARS, stride=stride)
 

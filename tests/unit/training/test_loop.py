@@ -133,7 +133,7 @@ def test_the_average_is_evaluated_and_saved_while_the_raw_weights_train(go: Any)
     assert loss == curve(run, "loss/validation")[8] != curve(plain, "loss/validation")[8]
 
 
-def test_a_run_without_a_choice_evaluates_a_few_times(go: Any) -> None:
+def test_by_default_a_run_evaluates_a_few_times(go: Any) -> None:
     run, _ = go(train__eval_every="auto", train__steps=20, train__save_every=100)
     assert list(curve(run, "loss/validation")) == [0, 5, 10, 15, 20]
     run, done = go("timed", train__eval_every="auto", train__minutes=0.5 / 60, train__save_every=10_000)
@@ -310,7 +310,7 @@ def test_other_runtime_errors_are_not_hidden(go: Any, monkeypatch: pytest.Monkey
 
 
 def test_tokens_that_are_overwritten_end_the_run_in_a_typed_error(tmp_path: Path) -> None:
-    """They are a memory map of a file in the cache."""
+    """The tokens are a memory map of a file in the cache."""
     data = make_data()
 
     def overwrite(step: int, *_: object) -> None:

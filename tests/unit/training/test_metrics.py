@@ -1,4 +1,4 @@
-"""Curves: each tag has each step once, in TensorBoard and in metrics.jsonl, whatever happened."""
+"""Curves: each tag has each step once, in TensorBoard and in metrics.jsonl, whatever happens to the run."""
 
 import hashlib
 import io
@@ -98,7 +98,7 @@ def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Pa
     rows = card.tensor_proto.string_val[0].decode().splitlines()[2:]
     changed = [key for key, value, default in (row[2:-2].split(" | ") for row in rows) if value != default]
     assert len(changed) == len(SETTINGS)
-    assert all(row.startswith(f"| {key} |") for row, key in zip(rows, changed, strict=False)), "they come first"
+    assert all(row.startswith(f"| {key} |") for row, key in zip(rows, changed, strict=False)), "these come first"
 
 
 def test_texts_images_histograms_and_settings_are_written_if_asked_for(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_resume_keeps_the_lines_that_its_checkpoint_covers(
     assert ("has changed since step 5" in capsys.readouterr().err) is is_reported
 
 
-def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     with Metrics(tmp_path) as metrics:
         metrics.log(1, 0.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
     line = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
@@ -265,7 +265,7 @@ def printed(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
         metrics.message("a line")
         metrics.progress(500, 1000, "step", "")
         metrics.progress(750, 1000, "step", "loss 1.5")
-        assert not stream.isatty() or stream.getvalue().rstrip().endswith(", loss 1.5"), "the bar shows it at once"
+        assert not stream.isatty() or stream.getvalue().rstrip().endswith(", loss 1.5"), "the loss is shown at once"
         metrics.message("another\nline")
     return stream.getvalue()
 

@@ -212,7 +212,7 @@ def test_a_saved_optimizer_resumes_bit_for_bit(name: str, stop: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_that_does_not_fit_is_refused_by_name(name: str) -> None:
-    """A state without a tensor once continued with zeros for it."""
+    """A missing tensor must not be replaced with zeros."""
     model = untrained_model("modern")
     optimizer = Optimizer(model, OptimConfig(name=name))
     make_steps(model, optimizer, range(2))

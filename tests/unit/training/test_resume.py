@@ -1,4 +1,4 @@
-"""The headline: a run stopped anywhere and resumed ends in the same bits as the run that was never stopped."""
+"""Exact resume: a run stopped anywhere and resumed ends in the same bits as a run that never stopped."""
 
 import random
 import shutil
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
 
 def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[Probe, ...] = ()) -> int | None:
-    """Train in `run` from where it stands; a signal comes in the middle of step `stop`. Return the signal."""
+    """Start or resume `run`, and send a signal in the middle of step `stop`. Return the signal."""
     run.mkdir(exist_ok=True)
     steps = checkpoint_steps(run)
     batch_at = training.batch_at
@@ -48,7 +48,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
 
 
 def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
-    """Train in `run`; `copy` becomes what it would be had it been killed after `step`."""
+    """Train in `run`, and copy it to `copy` as a kill after `step` would leave it."""
     run.mkdir()
     batch_at = training.batch_at
 
@@ -92,7 +92,7 @@ def test_stopped_within_an_evaluation(tmp_path: Path, step: int) -> None:
     assert ending(tmp_path / "stopped") == ending(tmp_path / "untouched")
 
 
-def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_killed_and_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
     config = make_config(**CONFIGURATIONS["all"], train__eval_every=20)
     train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=7)
     assert checkpoint_steps(tmp_path / "killed") == [0, 5]
@@ -105,7 +105,7 @@ def test_killed_without_a_word_and_resumed_from_the_last_checkpoint(tmp_path: Pa
 
 
 def test_killed_before_its_first_step_and_resumed(tmp_path: Path) -> None:
-    """A run exists from its first moment."""
+    """A new run saves a checkpoint before its first step."""
     config = make_config(**CONFIGURATIONS["all"])
     train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=0)
     assert checkpoint_steps(tmp_path / "killed") == [0]
@@ -115,8 +115,8 @@ def test_killed_before_its_first_step_and_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["moved", "removed", "replaced", "unlocked", "without its parent"])
-def test_a_run_whose_folder_is_not_in_place_is_saved_beside_it(tmp_path: Path, what: str) -> None:
-    """And resumed there, it ends in the same bits."""
+def test_a_run_whose_folder_is_moved_or_removed_is_saved_beside_it(tmp_path: Path, what: str) -> None:
+    """Resumed there, it ends in the same bits."""
     config = make_config(**CONFIGURATIONS["all"], train__keep_last=9)
     go_on(config, tmp_path / "untouched")
     run, elsewhere = tmp_path / "runs/a", tmp_path / "elsewhere"
@@ -133,7 +133,7 @@ def test_a_run_whose_folder_is_not_in_place_is_saved_beside_it(tmp_path: Path, w
             shutil.rmtree(run.parent if what == "without its parent" else run)
         if what in ("replaced", "unlocked"):
             run.mkdir(exist_ok=True)
-            with lock(run):  # another process trains here
+            with lock(run):  # like another process that trains here
                 before.extend(run.rglob("*"))
 
     before: list[Path] = []
@@ -157,7 +157,7 @@ DRIFT = "results may differ in the last digits from here on: "
 
 
 def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
-    """Stop a run at step 5, go on with `changes`, and return what was said of them."""
+    """Stop a run at step 5, resume it with `changes`, and return the message about them."""
     go_on(make_config(**CONFIGURATIONS["muon"]), run, 5)
     assert DRIFT not in capsys.readouterr().err
     assert go_on(make_config(**{**CONFIGURATIONS["muon"], **changes}), run) is None
@@ -166,7 +166,7 @@ def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> st
     return line.removeprefix(DRIFT) or None
 
 
-def test_where_nothing_changed_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_change_nothing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert resumed(tmp_path / "run", capsys) is None
     more = {"train__eval_every": 3, "train__log_every": 2, "train__histograms": True, "train__keep_last": 3}
     assert resumed(tmp_path / "other", capsys, **more) is None
@@ -185,19 +185,19 @@ def test_where_nothing_changed_nothing_is_said(tmp_path: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_what_changes_the_last_bits_is_allowed_and_said_in_one_line(
+def test_what_changes_the_last_bits_is_allowed_and_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
 ) -> None:
     assert resumed(tmp_path / "run", capsys, **changes) == says
 
 
 @pytest.mark.parametrize("fact", ["torch", "processor"])
-def test_another_machine_or_version_is_said_once(
+def test_another_machine_or_version_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fact: str
 ) -> None:
     environment, drifted = Runtime.environment, False
     before = getattr(Runtime("cpu", "float32", False, 1).environment(), fact)
-    assert before, "a fact that is not known drifts unseen"
+    assert before, "an unknown fact cannot be compared"
 
     def of_another(self: Runtime) -> Environment:
         return environment(self).model_copy(update={fact: "another"} if drifted else {})
@@ -209,7 +209,7 @@ def test_another_machine_or_version_is_said_once(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if DRIFT in line]
     assert line == f"{DRIFT}{fact} another instead of {before}"
     go_on(make_config(), tmp_path / "run")
-    assert DRIFT not in capsys.readouterr().err, "the run is now one of that machine"
+    assert DRIFT not in capsys.readouterr().err, "the second resume has the same environment"
 
 
 def test_another_micro_batch_size_gives_the_same_run_but_for_rounding(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_other_intervals_after_a_resume_change_no_weight(tmp_path: Path) -> None
 
 
 def test_compiled_as_well(tmp_path: Path) -> None:
-    """Compiled kernels split sums among threads in the order of arrival unless they are told not to."""
+    """By default, compiled kernels add the sums of threads in any order. minigpt makes them deterministic."""
     if not has_compiler("cpu"):
         pytest.skip("no C++ compiler here")
     small = {"model__n_layer": 1, "train__steps": 6, "train__save_every": 3, "model__dropout": 0.2}

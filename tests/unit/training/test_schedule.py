@@ -77,7 +77,7 @@ def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
     refuse_if_finished(changed, Path("runs/r"), RunLength.of(changed, 1000), state)
 
 
-def test_a_clock_skips_the_time_in_which_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_skips_the_time_while_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=lambda: now))
     clock = Clock(before=7.0)

@@ -1,6 +1,6 @@
-"""What a stranger put into a vocabulary, a name or an error is shown at a terminal and does not drive it.
+"""Text from a stranger cannot control the terminal, and a run survives signals and a lost terminal.
 
-And a terminal that asks a run to end, or is closed, loses nothing of it.
+Such text can be in a vocabulary, a name or an error.
 """
 
 import errno
@@ -44,13 +44,13 @@ VISIBLE = "abc"
 
 @pytest.fixture
 def run(finished_run: Path, empty_folder: Path) -> Path:
-    """A copy of the finished run; it is `r` under runs/ of the current folder."""
+    """A copy of the finished run: runs/r in the current folder."""
     return Path(shutil.copytree(finished_run, empty_folder / "runs/r"))
 
 
 @pytest.fixture
 def evil(run: Path) -> Path:
-    """The run with a vocabulary of control characters, which it therefore draws."""
+    """The run with control characters in its vocabulary, so it generates them."""
     chars = "".join(sorted(EVIL + VISIBLE + "\n\t"))
     torch.manual_seed(0)
     for step in STEPS:
@@ -160,7 +160,7 @@ TRAIN = [
 
 @pytest.fixture
 def raised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """The signals that are raised again, each with its handler then."""
+    """The signals that the handlers raise again, each with its handler at that time."""
     found: list[tuple[int, Any]] = []
     monkeypatch.setattr(signal, "raise_signal", lambda number: found.append((number, signal.getsignal(number))))
     return found
@@ -168,7 +168,7 @@ def raised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
 
 @pytest.fixture
 def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function that sends signals to this process on a clock of its own, as in "INT@0 TERM@0.5"."""
+    """A function that sends signals to this process at times of a fake clock, such as "INT@0 TERM@0.5"."""
     now = 0.0
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
 
@@ -181,7 +181,7 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return send
 
 
-def test_without_a_signal_the_handlers_come_back() -> None:
+def test_without_a_signal_the_handlers_are_restored() -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
     before = [signal.getsignal(number) for number in numbers]
     with Interrupts() as interrupts:
@@ -204,7 +204,7 @@ def test_without_a_signal_the_handlers_come_back() -> None:
         ("HUP@0 TERM@5 INT@6", "TERM", "INT"),
     ],
 )
-def test_signals_within_a_second_are_one_and_a_later_one_quits(
+def test_signals_within_a_second_count_as_one_and_a_later_one_quits(
     send: Any, raised: list[tuple[int, Any]], sent: str, noted: str, quits: str | None
 ) -> None:
     with Interrupts() as interrupts:
@@ -213,7 +213,7 @@ def test_signals_within_a_second_are_one_and_a_later_one_quits(
         assert raised == ([(signal.Signals[f"SIG{quits}"], signal.SIG_DFL)] if quits else [])
 
 
-def test_after_the_block_a_pair_has_no_effect_and_a_later_signal_its_previous_one(
+def test_after_the_block_the_second_of_a_pair_is_ignored_and_a_later_signal_is_not(
     send: Any, raised: list[tuple[int, Any]]
 ) -> None:
     previous = signal.getsignal(signal.SIGTERM)
@@ -233,7 +233,7 @@ def test_after_the_block_a_pair_has_no_effect_and_a_later_signal_its_previous_on
 def test_a_signal_or_a_pair_saves_and_exits_with_its_code_and_a_later_one_quits(
     tmp_path: Path, sent: str, gap: float
 ) -> None:
-    """A step takes 0.4 s and a save 1.8 s. So the second signal arrives in the step, or in the save."""
+    """A step takes 0.4 s and a save 1.8 s, so the second signal arrives during one of them."""
     numbers = [signal.Signals[f"SIG{name}"] for name in sent.split()]
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     slow = (
@@ -264,11 +264,11 @@ def test_a_signal_or_a_pair_saves_and_exits_with_its_code_and_a_later_one_quits(
 
 
 def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> int:
-    """Close the terminal of a training run after its first evaluation; return how that ended, as a shell would say."""
+    """Close the terminal of a training run after its first evaluation. Return the exit code, as in a shell."""
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, "-s", f"train.steps={steps}"]
     terminal, inside = os.openpty()
-    # A process with threads, as this one may be, had better not fork: the new one takes the terminal by itself.
+    # This process may have threads, so it runs no code between fork and exec. The child takes the terminal itself.
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
     running = subprocess.Popen(
         [sys.executable, "-c", take, "sh", "-c", f'{prefix} exec "$0" "$@"', *command],
@@ -315,14 +315,14 @@ def test_a_closed_terminal_saves(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path / "runs/r")[-1] < 1_000_000
 
 
-def test_a_run_that_ignores_its_terminal_closing_goes_on_to_its_end(tmp_path: Path) -> None:
-    """As with nohup, or disown; each line that it would say fails from then on."""
+def test_a_run_that_ignores_sighup_trains_to_its_end(tmp_path: Path) -> None:
+    """With nohup or disown, the run continues, and every write to the terminal fails."""
     assert train_at_a_terminal_that_closes(tmp_path, "trap '' HUP;", 30) == 0
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 30
 
 
-def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
-    """As in `minigpt train 2>&1 | head -1`."""
+def test_the_reader_of_the_output_may_exit(tmp_path: Path) -> None:
+    """An example is `minigpt train 2>&1 | head -1`."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, "-s", "train.steps=20"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
@@ -333,7 +333,7 @@ def test_a_reader_of_what_training_says_may_end(tmp_path: Path) -> None:
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 20
 
 
-def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_neither_ends_the_process_nor_closes_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = os.fstat(2)
 
     def full(text: str) -> None:
@@ -348,11 +348,11 @@ def test_a_line_that_a_full_disk_refuses_ends_nothing_and_silences_nothing(monke
 
 
 ENDS = {"pipe": os.pipe, "terminal": getattr(os, "openpty", os.pipe)}
-"""Functions that return an end to read from and one to write to."""
+"""Functions that return a descriptor to read from and one to write to."""
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_a_stderr_that_nobody_reads_takes_lines_of_any_length_without_blocking(kind: str) -> None:
+def test_writes_to_a_stderr_that_nobody_reads_do_not_block(kind: str) -> None:
     write = "for n in range(3000): STDERR.write('\u2588' * (n * 7 % 301) + '\\n' * (n % 3))"
     read, end = ENDS[kind]()
     command = [sys.executable, "-c", f"from minigpt.training.signals import STDERR\n{write}"]
@@ -362,13 +362,13 @@ def test_a_stderr_that_nobody_reads_takes_lines_of_any_length_without_blocking(k
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_a_stderr_that_nobody_reads_stops_neither_training_nor_a_signal(tmp_path: Path, kind: str) -> None:
+def test_with_a_stderr_that_nobody_reads_training_continues_and_stops_on_sigterm(tmp_path: Path, kind: str) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     often = ["-s", "train.steps=1000000", "-s", "train.log_every=1"]
     command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, *often]
     read, end = ENDS[kind]()
     os.set_blocking(end, False)
-    for _ in range(5):  # a terminal moves on what it has taken, and takes more
+    for _ in range(5):  # a terminal passes its output on after a while, and then accepts more
         with suppress(BlockingIOError):
             while os.write(end, b"x" * 100):
                 pass
@@ -387,7 +387,7 @@ def test_a_stderr_that_nobody_reads_stops_neither_training_nor_a_signal(tmp_path
 
 
 def wait_for_lines(path: Path, count: int) -> int:
-    """Wait until a file has so many lines, and return how many it has."""
+    """Wait until a file has at least `count` lines, and return their number."""
     end = time.monotonic() + 60
     while (found := path.read_bytes().count(b"\n") if path.exists() else 0) < count:
         assert time.monotonic() < end, f"{found} lines"
@@ -414,8 +414,8 @@ def test_a_stopped_terminal_drops_lines_and_shows_later_ones() -> None:
 # ---- a process that is stopped ----
 
 
-def test_a_run_by_the_clock_does_not_count_a_time_in_which_it_is_stopped(tmp_path: Path) -> None:
-    """It is stopped for longer than its whole length."""
+def test_a_run_in_minutes_does_not_count_the_time_while_stopped(tmp_path: Path) -> None:
+    """The process is stopped for longer than the length of the run."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     often = ["-s", "train.minutes=0.03", "-s", "train.log_every=1"]
     command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, *often]
