@@ -18,7 +18,7 @@ from processes import SAVE, START, STEP, Event, Launcher
 
 EXT4_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = struct.pack("I", 2)
-"""Drop everything that is not on the disk yet, the journal of the file system included."""
+"""Drop everything that is not on the disk yet, including the file system's journal."""
 
 
 def try_power_cuts(launcher: Launcher, work: Path, cuts: int, seed: int, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Resume training on disks that are full, limited, read-only, layered, or closed by permissions."""
+"""Resume training on disks that are full, limited, read-only, layered, or lack permissions."""
 
 import ctypes
 import errno
@@ -85,7 +85,7 @@ class Disks:
             mounts.try_on_mounts(trials, self.work / "mounted.json", self.report)
 
     def _damage_settings(self, generator: random.Random) -> None:
-        """Flip a bit of the run's config.yaml, a copy of the checkpoint's. Resuming must say so and repair it."""
+        """Flip a bit of the run's config.yaml. Resuming must report the change and repair the file."""
         folder = processes.copy(self.halfway, self.work / "trial")
         run, copy = folder / "runs/run", folder / "runs/run/config.yaml"
         content = bytearray(copy.read_bytes())
@@ -95,7 +95,7 @@ class Disks:
         result = self.launcher.run(folder, RESUME)
         problem = f"exit code {result.code}: {result.last_line}" if result.code else compare(self.expected, run)
         if "config.yaml differs from the settings of the checkpoint" not in result.output:
-            problem = problem or "no line says that config.yaml was changed"
+            problem = problem or "the change of config.yaml is not reported"
         if copy.read_bytes() != (run / f"checkpoints/step-{newest_step(run):08d}/config.yaml").read_bytes():
             problem = problem or "config.yaml is not repaired"
         self.report.add("a flipped bit in config.yaml", problem, f"bit {bit} of byte {at}")
@@ -117,7 +117,7 @@ class Disks:
         return self.report
 
     def _try_overlays(self, overlays: int) -> Report:
-        """Resume a run in the lower layer of an overlayfs, as in a container's image. Damage some, and kill some."""
+        """Resume runs in the lower layer of an overlayfs, as in a container image. Damage some and kill some."""
         report, layers = Report(), self.work / "layers"
         mounts.mount("tmpfs", layers, "size=64M")
         for i in range(overlays):

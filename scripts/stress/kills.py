@@ -87,7 +87,7 @@ class Kills:
         report.add("SIGKILL before or in the first save", problem, f"{self.name}, {name}", lost_steps(result, run))
 
     def send_pair(self, name: str, report: Report) -> None:
-        """Send two signals shortly after each other. Training must save once, and resume."""
+        """Send two signals in quick succession. Training must save once, and the run must resume."""
         run, pair = self.folder / "runs" / name, self.random.choice(PAIRS)
         gap = math.exp(self.random.uniform(math.log(5e-5), math.log(LONGEST_GAP)))
         event = self._random_moment(send(*pair, gap=gap))
@@ -100,7 +100,7 @@ class Kills:
         if result.code not in codes or "Traceback" in result.output:
             problem = f"exit code {result.code}: {result.last_line}"
         elif is_in_loop and endings != 1:
-            problem = f"exit code {result.code}, and says {endings} times how to resume"
+            problem = f"exit code {result.code}, and {endings} resume commands in the output"
         problem = (
             problem or find_damage(run, progress.step if is_in_loop else result.progress.saved) or self._resume(name)
         )
@@ -115,7 +115,7 @@ class Kills:
 
         def setup() -> None:
             os.dup2(writer, 2)
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - the stream before may be one of a file
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - the old stream may belong to a file
             signal.alarm(120)  # ends a process that waits for the reader
 
         event = self._random_moment(send(SIGTERM)) if self.random.random() < 0.5 else None

@@ -1,4 +1,4 @@
-"""Mount disks that only this process and its children see. Linux, as root or with user namespaces."""
+"""Mount disks that only this process and its children see. This needs Linux, and root or user namespaces."""
 
 import ctypes
 import json
@@ -26,7 +26,7 @@ def try_on_mounts(trials: Callable[[], Report], results: Path, report: Report) -
             results.write_text(json.dumps(rows), encoding="utf-8")
             os._exit(0)
         except UnavailableMountError as error:
-            print(f"skipped what needs a mounted disk: {error}", file=sys.stderr, flush=True)
+            print(f"skipped the trials on mounted disks: {error}", file=sys.stderr, flush=True)
             results.write_text("[]", encoding="utf-8")
             os._exit(0)
         except BaseException as error:
@@ -65,7 +65,7 @@ def call(function: str, *arguments: Any) -> None:
 
 
 def _unshare() -> None:
-    """Give this process mounts of its own."""
+    """Move this process into a private mount namespace."""
     new_user, new_mounts, private = 0x10000000, 0x00020000, (1 << 14) | (1 << 18)
     user, group = os.getuid(), os.getgid()
     try:
@@ -75,4 +75,4 @@ def _unshare() -> None:
                 Path("/proc/self", name).write_text(content)
         call("mount", None, b"/", None, private, None)
     except OSError as error:
-        raise UnavailableMountError(f"no mounts of its own: {error}") from error
+        raise UnavailableMountError(f"cannot create a mount namespace: {error}") from error

@@ -16,7 +16,7 @@ KINDS = ("moved", "removed and replaced", "removed", "moved and replaced")
 
 
 class Moves:
-    """Trials in which the folder of a run does not stay in place."""
+    """Trials in which the folder of a run is moved, removed or replaced during training."""
 
     def __init__(self, launcher: Launcher, work: Path, seed: int, report: Report) -> None:
         """Train both runs without a fault."""
@@ -27,9 +27,9 @@ class Moves:
         self.progress = result.progress
 
     def try_one(self, kind: str) -> None:
-        """Train a run whose folder does not stay, resume it where it was saved, and check what replaced it.
+        """Train, move or remove the run folder, resume the run where it was saved, and check its replacement.
 
-        A run is replaced between its saves: minigpt cannot notice it after the last check of a save.
+        Replace a run only between its saves: after the last check of a save, minigpt cannot notice it.
         """
         folder, others = processes.copy(self.start, self.work / "trial"), list[Result]()
         run, old, moved = (folder / "runs" / name for name in ("run", "old", "run-moved"))
@@ -39,7 +39,7 @@ class Moves:
                 run.rename(old)
             else:
                 shutil.rmtree(run)
-            if "replaced" in kind:  # the first process continues at some step of the second
+            if "replaced" in kind:  # continue the first process at a random step of the second
                 step = self.random.randint(1, self.progress.entries[STEP])
                 go_on = Event(STEP, step, 0, lambda other: os.kill(process, signal.SIGCONT))
                 others.append(self.launcher.run(folder, arguments(OTHER), event=go_on, output=folder / "other.txt"))
