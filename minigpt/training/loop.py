@@ -47,7 +47,7 @@ from minigpt.training.signals import Interrupts
 Probe = Callable[[int, GPT, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 BUSY = 0.2
-"""A run says that the machine is busy if it waits for a core for a second, and for this share of the time."""
+"""Report a busy machine if the run waits for a core for more than a second, and for this share of the time."""
 RAW = "weights/"
 """Prefix of the raw weights in optimizer.safetensors, used when model.safetensors holds their moving average."""
 
