@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +19,15 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_device,
 )
-from minigpt.cli.output import json_text, notice, write
-from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
+from minigpt.cli.output import json_text, notice, table, write
+from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.tokenizer import Ids
+
+MOST = 0.9
+"""The share of the gain from the context that the summary of --by-position locates."""
 
 
 def evaluate(
@@ -41,6 +45,9 @@ def evaluate(
             metavar="N",
         ),
     ] = None,
+    by_position: Annotated[
+        bool, Option("--by-position", help="Also measure the loss at each position of the full windows.")
+    ] = False,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     device: DeviceOption = "auto",
@@ -53,6 +60,7 @@ def evaluate(
     Examples:
       minigpt eval
       minigpt eval my-1 other.txt --unknown skip
+      minigpt eval my-1 --by-position   how much of its past the model uses
     """
     from tqdm import tqdm
 
@@ -86,14 +94,18 @@ def evaluate(
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
-            stride=stride, autocast=runtime.autocast, progress=bar.update,
+            stride=stride, by_position=by_position, autocast=runtime.autocast, progress=bar.update,
         )  # fmt: skip
     if not math.isfinite(result.loss):
         raise CheckpointError(f"the loss of the model is {result.loss:g}; an earlier checkpoint may work")
+    if by_position and not result.by_position:
+        raise TextError(f"the text is shorter than one window of {loaded.config.model.context} tokens")
     windows = protocol(loaded.config.model.context, stride)
     if as_json:
         # JSON has no infinity, which the perplexity can be.
-        document = {key: value if math.isfinite(value) else None for key, value in asdict(result).items()}
+        document = {key: None if value == math.inf else value for key, value in asdict(result).items()}
+        if not by_position:
+            del document["by_position"]
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
         write(json_text(document))
         return
@@ -103,6 +115,24 @@ def evaluate(
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
     print(f"checkpoint          {escape(loaded.path)}")
+    if by_position:
+        _print_by_position(result.by_position)
+
+
+def _print_by_position(by_position: Sequence[float]) -> None:
+    """Print the loss at positions 1, 2, 3 to 4 and so on, and how much of the context lowers it."""
+    from minigpt.training.evaluate import octaves
+
+    bins = octaves(by_position)
+    names = [str(first) if first == last else f"{first}-{last}" for first, last, _ in bins]
+    print()
+    table(("position", "loss"), [(name, f"{loss:.4f}") for name, (_, _, loss) in zip(names, bins, strict=True)])
+    gain = bins[0][2] - bins[-1][2]
+    if gain <= 0:
+        print("the loss does not fall with the position")
+        return
+    most = next(last for _, last, loss in bins if bins[0][2] - loss >= MOST * gain)
+    print(f"the loss falls by {gain:.4f} from position 1 to {names[-1]}, {MOST:.0%} of that within {most} tokens")
 
 
 def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) -> "Ids | None":

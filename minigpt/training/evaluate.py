@@ -1,9 +1,11 @@
 """Evaluate a model on a whole text: loss, bits per character and perplexity, in one deterministic pass."""
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ class EvalResult:
     """exp(loss)."""
     characters: int
     """Number of predicted characters: all but the first."""
+    by_position: tuple[float, ...] = ()
+    """Mean loss at each position of the full windows, (context,). Empty if not asked for, or if no window is full."""
 
 
 @torch.no_grad()
@@ -40,6 +44,7 @@ def evaluate(
     tokenizer: Tokenizer,
     *,
     stride: int | None = None,
+    by_position: bool = False,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> EvalResult:
@@ -48,29 +53,45 @@ def evaluate(
     Windows start `stride` tokens apart, by default a full context. With a smaller stride, each token has at least
     `context - stride` tokens before it, which usually lowers the loss. `progress` receives the tokens of each batch.
 
+    With `by_position`, the same pass measures the loss at each position. It leaves out the last window if it is
+    shorter than the context, so that each position has the same number of tokens.
+
     Raises:
-        ConfigError: The stride is not between 1 and the context.
+        ConfigError: The stride is not between 1 and the context, or windows overlap and `by_position` is set.
         TextError: The text is shorter than two tokens.
     """
     context = model.config.context
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
         raise ConfigError(f"the stride must be between 1 and the model's context of {context}, got {stride}")
+    if by_position and stride < context:
+        raise ConfigError(f"the loss by position needs windows that do not overlap, so a stride of {context}")
     if len(tokens) < 2:
         raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")
     device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
     batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
-    total = 0.0
+    total, position_sums, full = 0.0, torch.zeros(context, dtype=torch.float64), 0
     with eval_mode(model):
         for x, y, new in evaluation_windows(tokens, context, stride, batch_size):
             with autocast():
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)
             targets = y[:, -new:].to(device)  # (B, new)
-            total += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
+            pairs = logits.float().flatten(0, 1), targets.flatten()
+            total += F.cross_entropy(*pairs, reduction="sum").item()
+            if by_position and new == context:
+                position_sums += F.cross_entropy(*pairs, reduction="none").view_as(targets).sum(0).cpu()
+                full += len(targets)
             progress(targets.numel())
     loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
-    return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters)
+    means = tuple((position_sums / full).tolist()) if full else ()
+    return EvalResult(loss, total / math.log(2) / max(1, characters), perplexity, characters, means)
+
+
+def octaves(by_position: Sequence[float]) -> list[tuple[int, int, float]]:
+    """Return the mean over positions 1, 2, 3 to 4, 5 to 8 and so on, as (first, last, mean). Positions start at 1."""
+    ends = [min(1 << n, len(by_position)) for n in range((len(by_position) - 1).bit_length() + 1)]
+    return [(start + 1, end, statistics.fmean(by_position[start:end])) for start, end in pairwise([0, *ends])]
 
 
 def protocol(context: int, stride: int | None) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def test_stride_changes_the_windows_but_not_the_characters(cli: Cli) -> None:
     assert sliding["loss"] != whole["loss"]
     assert cli("eval", "--stride", 16, "--json").json == whole
     assert "16" in cli("eval", "--stride", 17).error
+
+
+def test_by_position_adds_a_table_and_changes_nothing_else(cli: Cli) -> None:
+    plain, found = cli("eval", "--json").json, cli("eval", "--by-position", "--json").json
+    losses = found.pop("by_position")
+    assert found == plain
+    assert len(losses) == 16
+    *_, last, summary = cli("eval", "--by-position").out.splitlines()
+    assert last.split() == ["9-16", f"{sum(losses[8:]) / 8:.4f}"]
+    assert re.fullmatch(
+        r"the loss (falls by 0\.\d{4} from position 1 to 9-16, 90% of that .*|does not fall .*)", summary
+    )
+    assert "stride of 16" in cli("eval", "--by-position", "--stride", 4).error
+    assert "shorter than one window of 16" in cli("eval", "last", "-", "--by-position", stdin=b"the sun").error
 
 
 def test_eval_of_another_text_opens_no_file_that_the_checkpoint_names(

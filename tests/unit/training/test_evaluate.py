@@ -12,7 +12,7 @@ from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import ConfigError, TextError
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
-from minigpt.training.evaluate import MAX_TOKENS, evaluate, protocol
+from minigpt.training.evaluate import MAX_TOKENS, evaluate, octaves, protocol
 
 CONTEXT = 8
 TEXT = "the cat sat on the mat and that was that; " * 6
@@ -135,6 +135,24 @@ def test_evaluates_in_the_given_precision() -> None:
     rounded = evaluate(model, ids, CHARS, autocast=lambda: torch.autocast("cpu", torch.bfloat16))
     assert rounded != exact
     assert rounded.loss == pytest.approx(exact.loss, rel=0.02)
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 3 * CONTEXT + 1, 61])
+def test_the_loss_by_position_is_the_mean_over_full_windows(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAX_TOKENS, "cpu", 3 * CONTEXT)
+    model, ids = model_of("modern"), CHARS.encode(TEXT)[:length]
+    result = evaluate(model, ids, CHARS, by_position=True)
+    windows = (length - 1) // CONTEXT  # the rest is shorter than a window
+    losses = np.array(naive(model, ids, CONTEXT)[: windows * CONTEXT]).reshape(-1, CONTEXT)
+    assert result.by_position == pytest.approx(losses.mean(0) if windows else (), rel=1e-5)
+    assert result.loss == evaluate(model, ids, CHARS).loss
+    with pytest.raises(ConfigError, match=f"do not overlap, so a stride of {CONTEXT}$"):
+        evaluate(model, ids, CHARS, stride=CONTEXT - 1, by_position=True)
+
+
+def test_octaves_cover_each_position_once() -> None:
+    assert octaves([7.0]) == [(1, 1, 7.0)]
+    assert octaves([1.0, 2.0, 3.0, 5.0, 8.0, 10.0]) == [(1, 1, 1.0), (2, 2, 2.0), (3, 4, 4.0), (5, 6, 9.0)]
 
 
 @pytest.mark.parametrize("length", [0, 1])
