@@ -1,1 +1,1 @@
-"""Statements from lecture notes on attention, each with a check that decides it."""
+"""Statements about attention that correct lecture notes, each with a check or an experiment that decides it."""

@@ -1,9 +1,11 @@
-"""Claims: statements from the lecture notes, each with a check that decides it."""
+"""Claims: true statements about attention, each with what the lecture notes say and what decides it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from minigpt.claims.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -11,22 +13,30 @@ class Finding:
     """The outcome of a check."""
 
     holds: bool
-    """Whether the claim holds. If the claim has a correction, whether the correction holds."""
+    """Whether the claim's title is true."""
     measured: str
     """The measured values, as text for the reader."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement from the lecture notes, in our words."""
+    """A true statement about attention, what the lecture notes say about it, and what decides it.
+
+    A check, recorded training runs, or both decide a claim.
+    """
 
     id: int
-    statement: str
+    title: str
+    """The true statement."""
     notes: tuple[str, ...]
-    """The numbers of the notes that make the statement."""
-    check: Callable[[], Finding]
-    correction: str | None = None
-    """The correct statement, if the claim is wrong. The check then tests the correction."""
+    """The numbers of the notes that this is about."""
+    check: Callable[[], Finding] | None = None
+    notes_say: str | None = None
+    """What the notes say, in our words. None if that is the title."""
+    mistake: str | None = None
+    """What is wrong with what the notes say. None if nothing is."""
+    trained: tuple[Experiment, ...] = ()
+    """Recorded training runs about the claim."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +44,39 @@ class Result:
     """A claim with its verdict, as `minigpt claims --json` prints it."""
 
     id: int
-    claim: str
-    note: str
-    measured: str
+    part: str
+    title: str
+    """A true statement or, for a run, a question."""
     verdict: str
-    """PASS, CORRECTED (the statement is wrong, its correction holds) or FAIL. `evidence.py` has more for runs."""
-    correction: str | None
+    """PASS, CORRECTED (the title is true, but the notes are wrong) or FAIL. `evidence.py` has the verdicts for runs."""
+    notes: str
+    notes_say: str
+    mistake: str | None
+    measured: str
+    trained: list[str]
+    """The findings of recorded training runs."""
     where: str
-    """File and line of the check."""
+    """File and line of the check, or the page of the experiment."""
 
 
-def decide(claim: Claim) -> Result:
-    """Run the check of a claim, and return the result."""
-    finding = claim.check()
-    verdict = "FAIL" if not finding.holds else "CORRECTED" if claim.correction else "PASS"
-    notes, where = ", ".join(claim.notes), location(claim.check)
-    return Result(claim.id, claim.statement, notes, finding.measured, verdict, claim.correction, where)
+def decide(claim: Claim, part: str) -> Result:
+    """Run the check of a claim of the theme `part`, compare its recorded runs, and return the result."""
+    finding = claim.check() if claim.check else Finding(bool(claim.trained), "")
+    holds = finding.holds and all(experiment.holds() for experiment in claim.trained)
+    verdict = "FAIL" if not holds else "CORRECTED" if claim.mistake else "PASS"
+    where = location(claim.check) if claim.check else claim.trained[0].page_path
+    return Result(
+        claim.id,
+        part,
+        claim.title,
+        verdict,
+        ", ".join(claim.notes),
+        claim.notes_say or claim.title,
+        claim.mistake,
+        finding.measured,
+        [experiment.text() for experiment in claim.trained],
+        where,
+    )
 
 
 def location(check: Callable[..., object]) -> str:

@@ -103,28 +103,37 @@ def layer_norm() -> Finding:
 
 
 CLAIMS = (
-    Claim(85, "A transformer also works on Chinese text: 我想吃酸菜鱼.", ("003",), any_alphabet),
-    Claim(88, "The same word always has the same embedding.", ("002",), same_word_same_embedding),
+    Claim(85, "A transformer also works on Chinese text: 我想吃酸菜鱼", ("003",), any_alphabet),
+    Claim(
+        88,
+        "Equal tokens have equal embeddings, but different vectors after the blocks",
+        ("002",),
+        same_word_same_embedding,
+        notes_say="The same word always has the same embedding.",
+    ),
     Claim(
         89,
-        "The model width is usually 512.",
+        "The model width is a choice: any multiple of the number of heads",
         ("001", "002"),
         width_is_a_choice,
-        correction="It was 512 in the 2017 paper. Any multiple of the number of heads works.",
+        notes_say="The model width is usually 512.",
+        mistake="It was 512 in the 2017 paper. Models today are wider, and minigpt's presets narrower.",
     ),
     Claim(
         90,
-        "A model is N identical blocks: attention and MLP, each with a norm before it, and dropout and a residual "
-        "connection after it.",
+        "GPT-2 and minigpt apply a norm before attention and MLP, the 2017 paper after them",
         ("003",),
         blocks_of_one_shape,
-        correction="This describes GPT-2 and minigpt. The blocks of the 2017 paper are post-norm.",
+        notes_say="A model is N identical blocks: attention and MLP, each with a norm before it, and dropout and a "
+        "residual connection after it.",
+        mistake="The blocks of the 2017 paper are post-norm. The rest is correct.",
     ),
     Claim(
         91,
-        "Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
+        "Layer norm gives a vector mean 0 and variance 1, then applies a learned gain and bias",
         ("002",),
         layer_norm,
-        correction="It gives them mean 0 and variance 1, so most are outside 0 to 1. The rest is correct.",
+        notes_say="Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
+        mistake="Most values are outside 0 to 1. The rest is correct.",
     ),
 )

@@ -90,10 +90,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Question:
-    """A statement from the lecture notes, and the check that tests it on a trained model."""
+    """A question about a trained model, the statement in the lecture notes behind it, and the check that answers it."""
 
     id: int
-    statement: str
+    question: str
+    notes_say: str
+    """The statement, in our words. It may be false for a model."""
     notes: tuple[str, ...]
     check: Callable[[Evidence], tuple[str, str]]
     """Returns the verdict and the measured values as text."""

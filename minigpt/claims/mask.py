@@ -108,17 +108,24 @@ def all_prefixes_at_once() -> Finding:
 
 
 CLAIMS = (
-    Claim(52, "The mask is a lower triangular matrix of ones.", ("004",), mask_is_a_triangle),
-    Claim(50, "Scores of future tokens are set to -inf, so their weights are 0.", ("002", "004"), future_gets_nothing),
-    Claim(51, "The mask is applied after Q K^T and before the softmax.", ("002",), mask_before_softmax),
-    Claim(49, "A decoder must not see the future.", ("002", "003", "004"), no_leak),
+    Claim(52, "The mask is a lower triangular matrix of ones", ("004",), mask_is_a_triangle),
+    Claim(50, "Scores of future tokens are set to -inf, so their weights are 0", ("002", "004"), future_gets_nothing),
+    Claim(51, "The mask is applied after Q K^T and before the softmax", ("002",), mask_before_softmax),
+    Claim(
+        49,
+        "The predictions of a decoder do not depend on later tokens",
+        ("002", "003", "004"),
+        no_leak,
+        notes_say="A decoder must not see the future.",
+    ),
     Claim(
         35,
-        "Some heads always attend to the next token.",
+        "No head of a GPT attends to the next token",
         ("000",),
         no_head_for_the_next,
-        correction="Only an encoder such as BERT can have such heads. In a GPT the mask makes that weight exactly 0.",
+        notes_say="Some heads always attend to the next token.",
+        mistake="Only an encoder such as BERT can have such heads. In a GPT the mask makes that weight exactly 0.",
     ),
-    Claim(54, "An encoder has no mask; a decoder has one.", ("003",), encoder_and_decoder),
-    Claim(80, "A transformer reads the whole input at once, not word by word.", ("001",), all_prefixes_at_once),
+    Claim(54, "An encoder has no causal mask; a decoder has one", ("003",), encoder_and_decoder),
+    Claim(80, "A transformer reads the whole input at once, not word by word", ("001",), all_prefixes_at_once),
 )

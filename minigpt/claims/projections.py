@@ -13,7 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.claims.experiment import Experiment
 from minigpt.claims.small_models import (
     ENCODER,
     EXACT,
@@ -46,8 +47,29 @@ def query_of_the() -> Finding:
     return Finding(error < EXACT, measured)
 
 
-def length_of_a_query() -> Finding:
-    """Compare shapes for three sentence lengths. A longer sentence has more queries, each of the same length."""
+def values_are_linear() -> Finding:
+    """Double the embeddings. The values double; a product of the embeddings with themselves grows by four.
+
+    The notes may mean a product of components, x∘x, or of matrices, x xᵀ x. The model computes neither.
+    """
+    layer, x = small_attention(107, n_head=1), normal(1, 6, 32, claim=107)
+
+    def values(x: Tensor) -> Tensor:
+        return layer.queries_keys_values(x)[2][0, 0].detach()  # (T, C)
+
+    error = max_abs(values(x) - x[0] @ layer.qkv.weight[64:].T)
+    apart = {"x∘x": max_abs(values(x) - x[0] ** 2), "x xᵀ x": max_abs(values(x) - x[0] @ x[0].T @ x[0])}
+    linear = (values(2 * x).norm() / values(x).norm()).item()
+    squared = ((2 * x) ** 2).norm().item() / (x**2).norm().item()
+    measured = (
+        f"the values differ from x W_V by {fmt(error)}, from products of x with itself by {fmt_named(apart)}; "
+        f"with doubled embeddings the values grow by {fmt(linear)}, x∘x by {fmt(squared)}"
+    )
+    return Finding(max(error, abs(linear - 2)) < EXACT and squared > 3 and min(apart.values()) > 0.1, measured)
+
+
+def size_of_a_query() -> Finding:
+    """Compare shapes for three sentence lengths. A longer sentence has more queries, each of the same size."""
     layer, lengths = small_attention(24, n_embd=32, n_head=4), (1, 10, 64)
     shapes = [tuple(part.shape[1:]) for T in lengths for part in layer.queries_keys_values(normal(1, T, 32, claim=24))]
     measured = f"shape of q for {lengths} tokens: {', '.join(map(str, shapes[::3]))} (heads, tokens, head size)"
@@ -125,27 +147,57 @@ def self_and_cross() -> Finding:
     return Finding(weights.shape == (4, 7) and output.shape == a.shape and change > 0.1 and error < EXACT, measured)
 
 
+BIASES = Experiment(
+    "ablations",
+    "architecture",
+    "With biases in all layers, a model that trains for a minute has a loss {biases - baseline} higher.",
+    lambda more: 0 < more < 0.05,
+)
+
 CLAIMS = (
-    Claim(27, "The query of a token is its embedding times W_Q.", ("000",), query_of_the),
-    Claim(24, "The length of q, k and v depends on the model, not on the sentence.", ("000",), length_of_a_query),
-    Claim(25, "All tokens share the same matrices.", ("000",), same_matrix_for_every_token),
+    Claim(
+        27,
+        "A query is the vector of its token times W_Q",
+        ("000",),
+        query_of_the,
+        notes_say="The query of a token is its embedding times W_Q.",
+    ),
+    Claim(
+        107,
+        "A value is the vector of its token times W_V, not times itself",
+        ("002",),
+        values_are_linear,
+        notes_say="For the values, multiply the embedding by itself.",
+        mistake="That product has no weights to learn, and doubling the embedding would multiply it by four.",
+    ),
+    Claim(
+        24,
+        "The number of components of q, k and v depends on the model, not on the sentence",
+        ("000",),
+        size_of_a_query,
+        notes_say="The length of q, k and v depends on the model, not on the sentence.",
+    ),
+    Claim(25, "All tokens share the same matrices", ("000",), same_matrix_for_every_token),
     Claim(
         29,
-        "The linear maps for query, key and value have no bias.",
+        "The linear maps for query, key and value work with and without biases",
         ("004",),
         no_biases,
-        correction="This is a choice with little effect on size. GPT-2 has biases; minigpt's modern family does not.",
+        notes_say="The linear maps for query, key and value have no bias.",
+        mistake="This is a choice. GPT-2 has biases; minigpt's modern family does not.",
+        trained=(BIASES,),
     ),
     Claim(
         28,
-        "Three linear maps produce Q, K and V, usually with He initialization.",
+        "Xavier initialization preserves the variance of queries and keys; He initialization doubles it",
         ("001",),
         first_weights,
-        correction="He initialization is for ReLU. For linear maps, Xavier keeps variance; GPT-2 uses N(0, 0.02).",
+        notes_say="Three linear maps produce Q, K and V, usually with He initialization.",
+        mistake="He initialization is for layers before a ReLU. GPT-2 uses N(0, 0.02).",
     ),
     Claim(
         30,
-        "In self-attention Q, K and V come from one text; in cross-attention K and V come from another text.",
+        "In self-attention Q, K and V come from one text; in cross-attention K and V come from another text",
         ("003",),
         self_and_cross,
     ),

@@ -223,22 +223,47 @@ def products_counted() -> Finding:
 
 
 CLAIMS = (
-    Claim(73, "Recurrent networks forget because a product of Jacobians vanishes.", ("001",), product_vanishes),
-    Claim(74, "Recurrent gradients vanish because W is small or the activation is flat.", ("001",), why_it_vanishes),
+    Claim(
+        73,
+        "The gradient over many steps of a recurrent network is a product of Jacobians, which can vanish",
+        ("001",),
+        product_vanishes,
+        notes_say="Recurrent networks forget because a product of Jacobians vanishes.",
+    ),
+    Claim(
+        74,
+        "A small W or a flat activation makes recurrent gradients vanish",
+        ("001",),
+        why_it_vanishes,
+        notes_say="Recurrent gradients vanish because W is small or the activation is flat.",
+    ),
     Claim(
         75,
-        "Initializations and activations that prevent vanishing gradients can make them explode.",
+        "Initializations and activations that prevent vanishing gradients can make them explode",
         ("001",),
         cure_explodes,
     ),
-    Claim(18, "Attention is a shortcut to the whole source.", ("004",), shortcut_to_the_source),
-    Claim(78, "Attention does not forget, because it weighs every word.", ("001", "004"), weight_decides_not_distance),
+    Claim(
+        18,
+        "In attention, every earlier position is one step away",
+        ("004",),
+        shortcut_to_the_source,
+        notes_say="Attention is a shortcut to the whole source.",
+    ),
+    Claim(
+        78,
+        "In attention, the gradient that reaches a value is its weight, at any distance",
+        ("001", "004"),
+        weight_decides_not_distance,
+        notes_say="Attention does not forget, because it weighs every word.",
+    ),
     Claim(
         81,
-        "Attention takes 1 step where a recurrent network takes 100.",
+        "Attention reads 100 tokens in 1 step, but generates them in 100, like a recurrent network",
         ("001",),
         steps_counted,
-        correction="This is true of training. To generate 100 tokens, both take 100 steps.",
+        notes_say="Attention takes 1 step where a recurrent network takes 100.",
+        mistake="This is true of training only.",
     ),
-    Claim(82, "For n tokens, a recurrent network costs n·d² and attention n²·d.", ("001",), products_counted),
+    Claim(82, "For n tokens, a recurrent network costs n·d² and attention n²·d", ("001",), products_counted),
 )

@@ -1,4 +1,4 @@
-"""The claims that need no training, and the function that checks them.
+"""The claims, and the function that checks them.
 
 Read the themes in this order. Each file starts with an introduction to its claims:
 
@@ -11,8 +11,11 @@ Read the themes in this order. Each file starts with an introduction to its clai
     embeddings_and_blocks    the layers around attention
 
 If a claim is about minigpt's own model, its check uses that model and so also tests it. If the model has no option for
-something, such as attention without a mask, the check builds it. The questions in `trained.py` need a trained run.
+something, such as attention without a mask, the check builds it. Some claims depend on training: recorded runs of the
+lab notebook decide them. The questions in `trained.py` need a trained run of the user.
 """
+
+from types import ModuleType
 
 import torch
 
@@ -42,6 +45,12 @@ def run_claims() -> list[Result]:
     torch.set_num_threads(1)  # the same order of summation on every machine
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            return [decide(claim) for claim in sorted(CLAIMS, key=lambda claim: claim.id)]
+            results = [decide(claim, title(theme)) for theme in THEMES for claim in theme.CLAIMS]
     finally:
         torch.set_num_threads(threads)
+    return sorted(results, key=lambda result: result.id)
+
+
+def title(theme: ModuleType) -> str:
+    """Return the title of a theme: the first line of its docstring."""
+    return str(theme.__doc__).splitlines()[0].rstrip(".")

@@ -36,15 +36,24 @@ def dot_product() -> Finding:
 
 
 def cosine_similarity() -> Finding:
-    """Change the lengths of vectors but not their angles. The dot product changes; the cosine does not."""
+    """Change the norms of vectors but not their angles. The dot product changes; the cosine does not.
+
+    The cosine and two arctangents give the same angle between [2,3] and [1,4].
+    """
     angle = torch.tensor([0.0, 60.0, 90.0, 180.0], dtype=torch.float64).deg2rad()
     direction = torch.stack((angle.cos(), angle.sin()), dim=-1)  # (angles, 2)
-    length = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
-    vectors = length[:, None, None] * direction  # (lengths, angles, 2)
-    cosines, dots = F.cosine_similarity(vectors, direction[0], dim=-1), vectors @ direction[0]  # (lengths, angles)
-    measured = f"at 60 degrees, for lengths {fmt(length)}: cosine {fmt(cosines[:, 1])}; dot product {fmt(dots[:, 1])}"
-    dots_scale = max_abs(dots - length[:, None] * angle.cos()) < EXACT
-    return Finding(max_abs(cosines - angle.cos()) < EXACT and dots_scale, measured)
+    norm = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
+    vectors = norm[:, None, None] * direction  # (norms, angles, 2)
+    cosines, dots = F.cosine_similarity(vectors, direction[0], dim=-1), vectors @ direction[0]  # (norms, angles)
+    by_cosine = math.degrees(math.acos(14 / (math.hypot(2, 3) * math.hypot(1, 4))))
+    by_arctangents = math.degrees(math.atan2(4, 1) - math.atan2(3, 2))
+    measured = (
+        f"at 60 degrees, for norms {fmt(norm)}: cosine {fmt(cosines[:, 1])}; dot product {fmt(dots[:, 1])}; "
+        f"[2,3] and [1,4] are {by_cosine:.2f} degrees apart by the cosine, {by_arctangents:.2f} by the arctangents"
+    )
+    dots_scale = max_abs(dots - norm[:, None] * angle.cos()) < EXACT
+    same_angle = math.isclose(by_cosine, by_arctangents)
+    return Finding(max_abs(cosines - angle.cos()) < EXACT and dots_scale and same_angle, measured)
 
 
 def scaled_dot_product() -> Finding:
@@ -173,6 +182,24 @@ def scale_is_that_of_a_head() -> Finding:
     return Finding(errors[0] < EXACT and min(errors[1:]) > 0.01, measured)
 
 
+def components_not_norm() -> Finding:
+    """Double the norm of [2,3], then double its number of components with zeros. Only the second changes the divisor.
+
+    Each score is recovered from the model's weights. With the norm as d_k, the score of the doubled query would
+    be 28 / √7.21.
+    """
+
+    def score(query: list[float], key: list[float]) -> float:
+        keys = torch.tensor([key, [0.0] * len(key)], dtype=torch.float64)
+        weights = attention_weights(torch.tensor([query], dtype=torch.float64), keys)[0]
+        return float((weights[0] / weights[1]).log())
+
+    scores = score([2, 3], [1, 4]), score([4, 6], [1, 4]), score([2, 3, 0, 0], [1, 4, 0, 0])
+    expected = 14 / math.sqrt(2), 28 / math.sqrt(2), 14 / math.sqrt(4)
+    measured = "[2,3]: 14/√2 = {:.2f}; [4,6]: 28/√2 = {:.2f}; [2,3,0,0]: 14/√4 = {:.2f}".format(*scores)
+    return Finding(all(math.isclose(got, value) for got, value in zip(scores, expected, strict=True)), measured)
+
+
 # --- the softmax -------------------------------------------------------------------------------------
 
 
@@ -186,7 +213,10 @@ def rows_sum_to_one() -> Finding:
 
 
 def softmax_is_not_linear() -> Finding:
-    """Double the query. Without the softmax the output doubles; with the softmax it does not."""
+    """Double the query. Without the softmax the output doubles; with the softmax it does not.
+
+    In the text itself, attention is not linear even without a softmax: q, k and v all depend on the text.
+    """
     q, k, v = normal(3, 6, 8, claim=12)
     without = max_abs((2 * q @ k.T) @ v - 2 * (q @ k.T @ v))
     with_softmax = max_abs(attention_weights(2 * q, k) @ v - 2 * (attention_weights(q, k) @ v))
@@ -242,45 +272,79 @@ def shape_is_kept() -> Finding:
 
 
 CLAIMS = (
-    Claim(2, "The dot product measures similarity: [2,3]·[1,4] = 14.", ("002",), dot_product),
-    Claim(3, "Cosine similarity depends only on the angle, not on the lengths.", ("002",), cosine_similarity),
-    Claim(4, "The scaled score of this example is 14/√2.", ("002",), scaled_dot_product),
+    Claim(2, "The dot product measures similarity: [2,3]·[1,4] = 14", ("002",), dot_product),
+    Claim(
+        3,
+        "The cosine depends only on the angle, not on the norms",
+        ("002",),
+        cosine_similarity,
+        notes_say="Cosine similarity depends only on the angle, which the arctangent also gives.",
+    ),
+    Claim(4, "The scaled score of [2,3] and [1,4] is 14/√2", ("002",), scaled_dot_product),
     Claim(
         5,
-        "Each query is compared with each key: the scores form a T×T matrix of dot products.",
+        "Each query is compared with each key: the scores form a T×T matrix of dot products",
         ("000", "002", "003", "004"),
         score_of_each_pair,
     ),
-    Claim(19, "The scaled dot product measures how well a query matches a key-value pair.", ("004",), score_of_a_pair),
+    Claim(
+        19,
+        "The score of a key depends on the query and on that key alone",
+        ("004",),
+        score_of_a_pair,
+        notes_say="The scaled dot product measures how well a query matches a key-value pair.",
+    ),
     Claim(
         7,
-        "Dividing by √d_k keeps the scores small, so that more than a few keys get weight.",
+        "Dividing by √d_k keeps the scores small, so that more than a few keys get weight",
         ("001", "002", "003"),
         scale_keeps_many_keys,
     ),
-    Claim(8, "Dividing by √d_k keeps the gradients through the softmax stable.", ("003",), scale_keeps_gradients),
+    Claim(8, "Dividing by √d_k keeps the gradients through the softmax stable", ("003",), scale_keeps_gradients),
     Claim(
         9,
-        "Dividing by √d_k prevents exploding gradients.",
+        "Scaling prevents vanishing gradients through the softmax",
         ("002",),
         softmax_cannot_explode,
-        correction="It prevents vanishing gradients. A softmax never amplifies gradients; a saturated one blocks them.",
+        notes_say="Dividing by √d_k prevents exploding gradients.",
+        mistake="A softmax never amplifies gradients. A saturated one blocks them.",
     ),
     Claim(
         10,
-        "The scores are divided by √768, the square root of the model width; or d_k is 512 / len(seq).",
+        "d_k is the head size: the model width divided by the number of heads",
         ("002", "003"),
         scale_is_that_of_a_head,
-        correction="d_k is the head size: the model width divided by the number of heads, for any sequence length.",
+        notes_say="The scores are divided by √768, the square root of the model width; or d_k is 512 / len(seq).",
+        mistake="Only with a single head is d_k the model width. The length of the sequence does not matter.",
     ),
-    Claim(11, "The weights of a query are non-negative and sum to 1.", ("001", "002", "003"), rows_sum_to_one),
-    Claim(12, "The softmax makes attention non-linear.", ("003",), softmax_is_not_linear),
-    Claim(101, "A softmax must avoid very large numbers.", ("002",), large_scores_stay_finite),
+    Claim(
+        106,
+        "d_k is the number of components of a query, not its norm",
+        ("002",),
+        components_not_norm,
+        notes_say="The scores are divided by the square root of the length of the vector.",
+        mistake="The length of a vector usually means its norm, which does not change the divisor.",
+    ),
+    Claim(11, "The weights of a query are non-negative and sum to 1", ("001", "002", "003"), rows_sum_to_one),
+    Claim(
+        12,
+        "The softmax makes the output non-linear in the query",
+        ("003",),
+        softmax_is_not_linear,
+        notes_say="The softmax makes attention non-linear.",
+    ),
+    Claim(
+        101,
+        "A softmax of very large scores overflows unless it subtracts the largest first",
+        ("002",),
+        large_scores_stay_finite,
+        notes_say="A softmax must avoid very large numbers.",
+    ),
     Claim(
         14,
-        "The output is the weighted sum of the values in each dimension.",
+        "The output is the weighted sum of the values in each dimension",
         ("000", "002", "003"),
         output_is_a_weighted_sum,
     ),
-    Claim(15, "(L, L) times (L, d) is (L, d): attention preserves the shape.", ("003",), shape_is_kept),
+    Claim(15, "(L, L) times (L, d) is (L, d): attention preserves the shape", ("003",), shape_is_kept),
 )

@@ -29,26 +29,39 @@ from minigpt.text.tokenizer import Ids
 WINDOWS, MAX_LENGTH = 8, 256
 """The number of windows, and the maximum number of tokens in each."""
 MIN_CONTEXT = 4
+PART = "What a trained model says"
 
 QUESTIONS = (
-    Question(1, "Attention selects some positions and ignores others.", ("000", "001", "004"), attention_selects),
-    Question(16, "The vector at each position becomes a contextual version of its token.", ("000", "003"),
+    Question(1, "Does attention select some positions and ignore others?",
+             "Attention selects some positions and ignores others.", ("000", "001", "004"), attention_selects),
+    Question(16, "Does the vector at each position become a contextual version of its token?",
+             "The vector at each position becomes a contextual version of its token.", ("000", "003"),
              vectors_become_contextual),
-    Question(17, "Using only the key with the largest weight is enough.", ("004",), hard_attention_suffices),
-    Question(23, "Embeddings learn features: characters of the same group are similar.", ("002",),
+    Question(17, "Is the key with the largest weight enough?",
+             "Using only the key with the largest weight is enough.", ("004",), hard_attention_suffices),
+    Question(23, "Are embeddings of the same group of characters similar?",
+             "Embeddings learn features: characters of the same group are similar.", ("002",),
              embeddings_group_characters),
-    Question(33, "Different heads attend to different things.", ("000", "001", "003"), heads_differ),
-    Question(34, "One head attends mostly to the previous token.", ("000",), some_head_follows("previous", 0.5)),
-    Question(36, "One head finds related text: what followed the same character earlier.", ("000",),
+    Question(33, "Do different heads attend to different things?",
+             "Different heads attend to different things.", ("000", "001", "003"), heads_differ),
+    Question(34, "Does one head attend mostly to the previous token?",
+             "One head attends mostly to the previous token.", ("000",), some_head_follows("previous", 0.5)),
+    Question(36, "Does one head find related text: what followed the same character earlier?",
+             "One head finds related text: what followed the same character earlier.", ("000",),
              some_head_follows("induction", 0.0)),
-    Question(38, "Deeper layers attend further back.", ("000",), deeper_attends_further),
-    Question(44, "The linear map after the heads amplifies good heads and weakens bad ones.", ("002",),
+    Question(38, "Do deeper layers attend further back?",
+             "Deeper layers attend further back.", ("000",), deeper_attends_further),
+    Question(44, "Do heads with larger outputs matter more?",
+             "The linear map after the heads amplifies good heads and weakens bad ones.", ("002",),
              larger_outputs_matter_more),
-    Question(47, "Ensembling always helps: every head is needed.", ("004",), every_head_helps),
-    Question(87, "Embeddings are learned by backpropagation.", ("000", "002"), embeddings_learn),
-    Question(104, "x holds information about its token, and more after each layer.", ("004",),
-             residual_gains_information),
-    Question(105, "More layers use more context.", ("000",), layers_add_context),
+    Question(47, "Is every head needed?",
+             "Ensembling always helps: every head is needed.", ("004",), every_head_helps),
+    Question(87, "Does training change the direction of the embeddings?",
+             "Embeddings are learned by backpropagation.", ("000", "002"), embeddings_learn),
+    Question(104, "Does each layer add information about the next token?",
+             "x holds information about its token, and more after each layer.", ("004",), residual_gains_information),
+    Question(105, "Do deeper layers use more context?",
+             "More layers use more context.", ("000",), layers_add_context),
 )  # fmt: skip
 
 
@@ -73,8 +86,20 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
     evidence, results = Evidence(loaded, windows), []
     for question in QUESTIONS:
         verdict, measured = question.check(evidence)
-        notes, where = ", ".join(question.notes), location(question.check)
-        results.append(Result(question.id, question.statement, notes, measured, verdict, None, where))
+        results.append(
+            Result(
+                question.id,
+                PART,
+                question.question,
+                verdict,
+                ", ".join(question.notes),
+                question.notes_say,
+                None,
+                measured,
+                [],
+                location(question.check),
+            )
+        )
         if progress:
             progress(1)
     return results

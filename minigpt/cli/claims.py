@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -27,11 +26,13 @@ def claims(
         str | None,
         Argument(help="A trained run, to check claims about training, or a claim's number.", metavar="[RUN]"),
     ] = None,
-    figures: Annotated[bool, Option("--figures", help="Print what each check measured.")] = False,
+    figures: Annotated[
+        bool, Option("--figures", help="Print what the notes say and what each check measured.")
+    ] = False,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check statements about attention from lecture notes, and correct the wrong ones.
+    """Check statements about attention, and correct lecture notes that are wrong.
 
     Examples:
       minigpt claims
@@ -78,20 +79,23 @@ def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:
 
     parts = defaultdict[str, list[Result]](list)
     for result in results:
-        parts[_part(result)].append(result)
+        parts[result.part].append(result)
     for part, members in parts.items():
         print(part)
         for result in members:
-            wrapped(f"{result.id:>4}  {result.verdict:<9}  {result.claim}", INDENT)
-            if result.correction:
-                wrapped(f"      correct:   {result.correction}", INDENT)
-            if with_figures:
-                wrapped(f"      measured:  {result.measured}  [{result.where}, notes {result.note}]", INDENT)
+            _print_result(result, with_figures)
         print()
     counts = Counter(result.verdict for result in results)
     print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))
 
 
-def _part(result: "Result") -> str:
-    """Return the title of a part: the name of the file with its checks, in words."""
-    return Path(result.where.partition(":")[0]).stem.replace("_", " ").capitalize()
+def _print_result(result: "Result", with_figures: bool) -> None:
+    """Print the title of a claim. Add what the notes say if that is wrong or if figures are wanted."""
+    lines = {"notes": result.notes_say, "wrong": result.mistake} if result.mistake or with_figures else {}
+    if with_figures:
+        lines |= {"measured": result.measured, "trained": " ".join(result.trained)}
+        lines |= {"source": f"{result.where}, notes {result.notes}"}
+    wrapped(f"{result.id:>4}  {result.verdict:<9}  {result.title}", INDENT)
+    for name, text in lines.items():
+        if text:
+            wrapped(f"      {name + ':':<10} {text}", INDENT)

@@ -1,5 +1,6 @@
 """`minigpt claims`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,18 @@ from command_line import Cli
 def test_claims_without_a_model_all_hold(cli: Cli) -> None:
     found = cli("claims", "--json").json
     assert {row["verdict"] for row in found} == {"PASS", "CORRECTED"}
-    assert all({"id", "claim", "note", "measured", "verdict"} <= row.keys() for row in found)
     lines = cli("claims").out.splitlines()
-    assert sum("  CORRECTED  " in line for line in lines) == sum("     correct: " in line for line in lines) > 5
+    for label in ("notes:", "wrong:"):
+        assert sum("  CORRECTED  " in line for line in lines) == sum(f"      {label}" in line for line in lines) > 5
+
+
+def test_a_claim_shows_what_the_notes_say_and_what_was_measured(cli: Cli) -> None:
+    shown = {number: " ".join(cli("claims", str(number)).out.split()) for number in (9, 58)}
+    assert "9 CORRECTED Scaling prevents vanishing gradients through the softmax notes: Dividing by" in shown[9]
+    assert re.search(
+        r"wrong: A softmax never .* measured: largest factor .* source: minigpt/claims/\S+, notes", shown[9]
+    )
+    assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/architecture.md, notes 003", shown[58])
 
 
 def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:
@@ -20,6 +30,7 @@ def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:
     found = cli("claims", "verse", "--json").json
     trained = [row for row in found if row["verdict"] not in ("PASS", "CORRECTED")]
     assert len(trained) >= 10
+    assert all(row["title"].endswith("?") for row in trained)
     assert {row["verdict"] for row in trained} <= {"SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"}
     assert not plain & {row["id"] for row in trained}
     assert [row["id"] for row in found] == sorted(row["id"] for row in found)

@@ -214,5 +214,6 @@ def test_the_questions_are_in_order_and_name_their_notes() -> None:
     ids = [question.id for question in QUESTIONS]
     assert ids == sorted(set(ids))
     for question in QUESTIONS:
+        assert question.question.endswith("?")
         assert question.notes
         assert set(question.notes) <= {"000", "001", "002", "003", "004"}
