@@ -4,6 +4,7 @@ Read the themes in this order. Each file starts with an introduction to its clai
 
     similarity_and_softmax   the formula: dot product, scale, softmax, weighted sum
     projections              how queries, keys and values are computed
+    by_hand                  the whole formula with numbers
     heads                    several attention heads in parallel
     mask                     why a GPT cannot see the future
     positions                how a transformer knows the order of its tokens
@@ -20,6 +21,7 @@ from types import ModuleType
 import torch
 
 from minigpt.claims import (
+    by_hand,
     embeddings_and_blocks,
     heads,
     mask,
@@ -30,7 +32,7 @@ from minigpt.claims import (
 )
 from minigpt.claims.claim import Claim, Result, decide
 
-THEMES = (similarity_and_softmax, projections, heads, mask, positions, recurrence, embeddings_and_blocks)
+THEMES = (similarity_and_softmax, projections, by_hand, heads, mask, positions, recurrence, embeddings_and_blocks)
 """The modules with claims, in reading order."""
 CLAIMS: tuple[Claim, ...] = tuple(claim for theme in THEMES for claim in theme.CLAIMS)
 """All claims, in reading order."""

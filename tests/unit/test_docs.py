@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import reference
 import typer
 
@@ -40,6 +41,21 @@ def test_each_preset_names_the_schema_for_editors() -> None:
         first = (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
         assert first == "# yaml-language-server: $schema=../docs/config.schema.json"
     assert (ROOT / "docs/config.schema.json").is_file()
+
+
+def test_the_numbers_to_redo_by_hand_are_right() -> None:
+    """Run the code on the page, and redo its arithmetic with the rounded numbers that a reader has."""
+    page = (ROOT / "docs/course/by-hand.md").read_text(encoding="utf-8")
+    steps = re.findall(r"([e\d.^·+/ ]*[·^/][e\d.^·+/ ]*)=\s+([\d.]*\d)", page)
+    assert len(steps) == 4
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    code += "".join(f"print({left.replace('·', '*').replace('e^', 'np.e ** ').strip()})\n" for left, _ in steps)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = re.findall(r"^\| (?:The|quick|brown|fox) \|(.*)\|$", page.partition("## 7.")[2], re.MULTILINE)
+    shown = [float(cell) for row in rows for cell in row.split("|")] + [float(right) for _, right in steps]
+    found = [float(number) for number in re.findall(r"-?[\d.]+", done.stdout)]
+    assert len(found) == 24
+    assert found == pytest.approx(shown, abs=0.001)
 
 
 def test_the_course_on_attention_has_its_table_and_figures() -> None:
