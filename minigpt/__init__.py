@@ -12,7 +12,7 @@ Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
 Load the best checkpoint and sample from it. This does not need PyTorch:
 
     checkpoint = minigpt.load_checkpoint("runs/mine")
-    engine = minigpt.Engine(checkpoint.config.model, checkpoint.weights)
+    engine = minigpt.load_engine(checkpoint)
     print("".join(sampled.text for sampled in minigpt.generate(engine, checkpoint.tokenizer, "the ")))
 
 Compute with the model in PyTorch:
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "GPT",
-    "Engine",
     "RunConfig",
     "UserError",
     "generate",
     "load_checkpoint",
+    "load_engine",
     "load_model",
     "new_run",
     "prepare_run",
@@ -42,11 +42,11 @@ __all__ = [
 
 _HOME = {
     "GPT": "model.gpt",
-    "Engine": "sampling.engine",
     "RunConfig": "config.schema",
     "UserError": "errors",
     "generate": "sampling.generate",
     "load_checkpoint": "storage.checkpoint",
+    "load_engine": "sampling.load",
     "load_model": "model.load",
     "new_run": "storage.runs",
     "prepare_run": "training.setup",
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from minigpt.errors import UserError
     from minigpt.model.gpt import GPT
     from minigpt.model.load import load_model
-    from minigpt.sampling.engine import Engine
     from minigpt.sampling.generate import generate
+    from minigpt.sampling.load import load_engine
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.storage.runs import new_run
     from minigpt.training.loop import train

@@ -130,6 +130,10 @@ class InsufficientMemoryError(UserError):
     """Settings, as KEY=VALUE, that make it fit."""
 
 
+class NoAttentionError(UserError):
+    """A recurrent network, where a transformer is needed."""
+
+
 @dataclass(eq=False)
 class ViewError(UserError):
     """A page that cannot show this model or excerpt."""

@@ -17,7 +17,7 @@ from typer.cli import get_docs_for_click
 from minigpt.cli.main import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import show, type_name
-from minigpt.config.schema import FAMILIES, RunConfig
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RunConfig
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -79,6 +79,12 @@ def settings() -> str:
             lines.append(f"| `{name}.{key}` | {kind} | `{show(field.default)}` | {field.description} |")
     lines += ["", "## Model families", "", "`model.family: classic` has different defaults:", ""]
     lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
+    unused = ", ".join(f"`{key}`" for key in NO_ATTENTION)
+    lines += [
+        "",
+        "`rnn`, `lstm` and `gru` are recurrent. They have biases, and these settings do not apply:",
+        unused + ".",
+    ]
     lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"

@@ -20,8 +20,8 @@ from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import ConfigError
 from minigpt.model.memory import peak_memory
-from minigpt.sampling.engine import Engine
 from minigpt.sampling.generate import generate_ids
+from minigpt.sampling.load import build_engine, load_engine
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import load_checkpoint
 
@@ -68,7 +68,9 @@ def run(
     with ExitStack() as stack:
         ours = start_side("minigpt", f"{__name__}.build_minigpt", *common, loaded and loaded.path, log=log)
         sides = [stack.enter_context(ours)]
-        if find_spec("transformers"):
+        if config.model.is_recurrent:
+            log(f"transformers has no {config.model.family}, so the comparison does not include it")
+        elif find_spec("transformers"):
             theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, log=log)
             sides.append(stack.enter_context(theirs))
         else:
@@ -83,11 +85,12 @@ def run(
 def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path | None, log: Log) -> Workload:
     """Build the side that samples as `minigpt sample` does, from the checkpoint at `path` or with random weights."""
     if path:
-        engine = Engine(config.model, load_checkpoint(path).weights)
+        engine = load_engine(load_checkpoint(path))
     else:
         rng = np.random.default_rng(mix_seed(config.train.seed, "weights"))
         shapes = parameter_shapes(config.model, VOCABULARY)
-        engine = Engine(config.model, {name: rng.normal(0, 0.02, shape).astype("f4") for name, shape in shapes.items()})
+        weights = {name: rng.normal(0, 0.02, shape).astype("f4") for name, shape in shapes.items()}
+        engine = build_engine(config.model, weights)
     prompt = np.zeros(1, dtype=np.int64)
 
     def sample(length: int, seed: int) -> Ints:

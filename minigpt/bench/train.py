@@ -15,8 +15,9 @@ from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
 from minigpt.model.device import Runtime, measure_matmul
-from minigpt.model.gpt import GPT, eval_mode
+from minigpt.model.gpt import eval_mode, use_kernels
 from minigpt.model.kernels import TORCH
+from minigpt.model.load import Model, build_model
 from minigpt.model.memory import peak_memory
 from minigpt.model.size import flops_per_token
 from minigpt.seeds import mix_seed
@@ -82,12 +83,12 @@ def build_plain(config: RunConfig, known: Known, seconds: float, device: str, th
     torch.set_num_threads(threads)
     data, runtime = reload_dataset(config.data, *known), Runtime(device, "float32", False, threads)
     torch.manual_seed(mix_seed(config.train.seed, "weights"))
-    model = GPT(config.model, data.tokenizer.vocab_size).to(device)
-    model.use_kernels(TORCH)
+    model = build_model(config.model, data.tokenizer.vocab_size).to(device)
+    use_kernels(model, TORCH)
     return _workload(plain_step(model, config, data, device), model, config, data, runtime, seconds)
 
 
-def plain_step(model: GPT, config: RunConfig, data: TokenDataset, device: str) -> Callable[[], None]:
+def plain_step(model: Model, config: RunConfig, data: TokenDataset, device: str) -> Callable[[], None]:
     """Return a function that runs one step of the plain loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     context, batch_size = config.model.context, config.train.batch_size
@@ -108,7 +109,7 @@ def plain_step(model: GPT, config: RunConfig, data: TokenDataset, device: str) -
 
 
 def _workload(
-    step: Callable[[], None], model: GPT, config: RunConfig, data: TokenDataset, runtime: Runtime, seconds: float
+    step: Callable[[], None], model: Model, config: RunConfig, data: TokenDataset, runtime: Runtime, seconds: float
 ) -> Workload:
     facts = {
         "about": runtime.describe(),
@@ -144,7 +145,7 @@ def _workload(
     return measure, facts
 
 
-def _initial_loss(model: GPT, config: RunConfig, data: TokenDataset, runtime: Runtime) -> float:
+def _initial_loss(model: Model, config: RunConfig, data: TokenDataset, runtime: Runtime) -> float:
     """Return the loss of the new model on the batch of step 0. It shows that both sides compute the same thing."""
     x, y = batch_at(data.train, config.model.context, config.train.batch_size, config.train.seed, 0)
     with torch.no_grad(), eval_mode(model), runtime.autocast():

@@ -19,7 +19,7 @@ from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
 from minigpt.interpret.scores import Score, head_scores
 from minigpt.model.gpt import GPT
-from minigpt.model.load import load_model
+from minigpt.model.load import load_transformer
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
@@ -43,7 +43,7 @@ class Evidence:
     @cached_property
     def model(self) -> GPT:
         with torch.random.fork_rng(devices=[]):  # a new model samples its initial weights
-            return load_model(self.loaded)
+            return load_transformer(self.loaded)
 
     @cached_property
     def untrained_model(self) -> GPT:

@@ -27,7 +27,7 @@ from minigpt.claims.small_models import (
     small_config,
     small_gpt,
 )
-from minigpt.model.gpt import GPT, attention_weights, sinusoidal_positions
+from minigpt.model.gpt import GPT, attention_weights, sinusoidal_positions, use_kernels
 from minigpt.model.kernels import DEFAULT
 from minigpt.model.size import count_parameters
 from minigpt.seeds import mix_seed
@@ -78,7 +78,7 @@ def mask_tells_order() -> Finding:
     for masked in (False, True):
         for layers in (1, 2, 3):
             model = small_gpt(57, n_layer=layers)
-            model.use_kernels(DEFAULT if masked else ENCODER)
+            use_kernels(model, DEFAULT if masked else ENCODER)
             changes[masked].append(_shuffle_past(model, claim=57))
     measured = (
         f"with 1, 2, 3 layers, shuffling the past changes the last prediction by {fmt(changes[False])} without "
@@ -93,7 +93,7 @@ def order_comes_from_positions() -> Finding:
     ids, order, error = torch.arange(12)[None], permutation(12, claim=61), {}
     for position in ("none", "sinusoidal", "rotary"):
         model = small_gpt(61, position=position)
-        model.use_kernels(ENCODER)
+        use_kernels(model, ENCODER)
         error[position] = max_abs(model(ids)[:, order] - model(ids[:, order]))
     measured = f"difference between the shuffled outputs and the outputs for the shuffled text: {fmt_named(error)}"
     return Finding(error["none"] < EXACT and min(error["sinusoidal"], error["rotary"]) > 0.1, measured)
@@ -104,7 +104,7 @@ def equal_characters() -> Finding:
     ids, apart = torch.tensor([[3, 1, 4, 1, 5]]), {}  # token 1 at positions 1 and 3
     for position in ("none", "learned", "sinusoidal"):
         model = small_gpt(59, position=position)
-        model.use_kernels(ENCODER)
+        use_kernels(model, ENCODER)
         apart[position] = max_abs(model(ids)[0, 1] - model(ids)[0, 3])
     measured = f"the outputs differ by {fmt_named(apart)}"
     return Finding(apart["none"] < EXACT and min(apart["learned"], apart["sinusoidal"]) > 0.1, measured)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
 from minigpt.config.schema import SampleConfig
-from minigpt.model.gpt import attention_weights
+from minigpt.model.gpt import attention_weights, use_kernels
 from minigpt.model.kernels import TORCH
 from minigpt.model.reference import TorchEngine
 from minigpt.sampling.generate import generate_ids
@@ -212,7 +212,7 @@ def products_counted() -> Finding:
     longer = attend(128, 32) / attend(64, 32), recur(128, 32) / recur(64, 32)
     wider = attend(64, 64) / attend(64, 32), recur(64, 64) / recur(64, 32)
     model, core = small_gpt(82, n_layer=1, n_embd=32, context=192), attend(192, 32)  # 192 tokens are 6 d
-    model.use_kernels(TORCH)  # its attention is one fused function, so only the weight matrices are counted
+    use_kernels(model, TORCH)  # its attention is one fused function, so only the weight matrices are counted
     weights = multiplications(lambda: model.blocks[0](torch.zeros(1, 192, 32, dtype=torch.float64)))
     measured = (
         f"cost of attention and recurrence: ×{fmt(longer[0])} and ×{fmt(longer[1])} at twice the length, "

@@ -76,7 +76,7 @@ def attention(
     from minigpt.interpret import export, images
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores
-    from minigpt.model.load import load_model
+    from minigpt.model.load import load_transformer
     from minigpt.storage.checkpoint import load_checkpoint
 
     check_writable(npz, png, read=file, force=force)
@@ -89,7 +89,7 @@ def attention(
     check_index("--layer", layer, config.n_layer, "layers")
     check_index("--head", head, config.n_head, "heads")
     check_index("--query", query, len(excerpt.ids), "tokens")
-    activations = extract(load_model(loaded), excerpt.ids)
+    activations = extract(load_transformer(loaded), excerpt.ids)
     scores = head_scores(activations.weights, excerpt.characters)
     if probe:
         scores["probe"] = _probe_score(loaded.tokenizer, activations, *probe)

@@ -66,6 +66,7 @@ def evaluate(
 
     from minigpt.config.schema import RuntimeConfig
     from minigpt.model.device import choose_runtime, configure_torch
+    from minigpt.model.gpt import use_kernels
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.text.dataset import encode
@@ -78,7 +79,7 @@ def evaluate(
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
     configure_torch(runtime)
     model = load_model(loaded).to(runtime.device)
-    model.use_kernels(runtime.model_kernels)
+    use_kernels(model, runtime.model_kernels)
     own = _own_validation(loaded, text or [], encoding)
     if own is not None:
         notice("this is the text that the run was trained on; using its validation split")

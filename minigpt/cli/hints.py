@@ -19,6 +19,7 @@ from minigpt.errors import (
     DownloadError,
     EncodingError,
     InsufficientMemoryError,
+    NoAttentionError,
     RunExistsError,
     RunFinishedError,
     RunNotFoundError,
@@ -105,6 +106,8 @@ def hint(error: UserError, command: str) -> str:
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
+        case NoAttentionError():
+            return "to see how it uses its past: minigpt eval RUN --by-position, or minigpt compare RUN"
         case ViewError(max_tokens=int(count)):
             return f"try --max-tokens {count}"
         case DivergedError():

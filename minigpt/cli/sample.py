@@ -136,9 +136,9 @@ def _load(run: str, checkpoint: str | None) -> "Checkpoint":
 def _make_engine(loaded: "Checkpoint", name: str, device: str) -> "LanguageModel":
     """Return the engine that runs the model. Only "torch" imports torch."""
     if name == "numpy":
-        from minigpt.sampling.engine import Engine
+        from minigpt.sampling.load import load_engine
 
-        return Engine(loaded.config.model, loaded.weights)
+        return load_engine(loaded)
     from minigpt.config.schema import RuntimeConfig
     from minigpt.model.device import choose_runtime
     from minigpt.model.load import load_model
@@ -151,7 +151,7 @@ def _make_engine(loaded: "Checkpoint", name: str, device: str) -> "LanguageModel
 def _known_prompt(loaded: "Checkpoint", prompt: str, unknown: OnUnknown) -> str:
     """Return the prompt with characters outside the vocabulary skipped or replaced."""
     ids, context = loaded.tokenizer.encode(prompt, unknown), loaded.config.model.context
-    if len(ids) > context:
+    if len(ids) > context and not loaded.config.model.is_recurrent:
         notice(f"the prompt is longer than the context: using the last {context} of {len(ids)} tokens")
     return loaded.tokenizer.decode(ids)
 

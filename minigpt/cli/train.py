@@ -119,14 +119,14 @@ def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     """Return a probe that continues the same prompt at each evaluation, to show progress."""
-    from minigpt.model.gpt import GPT
+    from minigpt.model.load import Model
     from minigpt.model.reference import numpy_engine
     from minigpt.sampling.generate import generate
     from minigpt.training.metrics import Metrics
 
     short = settings.model_copy(update={"length": settings.preview})
 
-    def probe(step: int, model: GPT, metrics: Metrics) -> None:
+    def probe(step: int, model: Model, metrics: Metrics) -> None:
         chars = generate(numpy_engine(model), tokenizer, settings.prompt, short, unknown="replace")
         text = "".join(char.text for char in chars)
         lines = (settings.prompt + text).splitlines()

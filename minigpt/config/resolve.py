@@ -14,11 +14,13 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.schema import FAMILIES, RunConfig
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
 from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 DEFAULT_STEPS = 2000
+UNUSED = "not used"
+"""The source of settings that the family of the model does not use."""
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
     "train.steps", "train.epochs", "train.minutes", "train.patience", "train.log_every", "train.eval_every",
@@ -99,6 +101,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
+    A source that chooses a recurrent family discards the settings of earlier sources that only transformers have.
 
     Args:
         sources: Settings, with the highest priority last.
@@ -117,6 +120,10 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
             problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
+        if "model.family" in values:
+            chosen = {key: choice for key, choice in chosen.items() if choice[1] != UNUSED}
+        if values.get("model.family") in RECURRENT:
+            chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
         chosen |= {key: (value, label) for key, value in values.items()}
     if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):
         chosen["train.steps"] = (DEFAULT_STEPS, "default")
@@ -162,7 +169,13 @@ def _unknown_key(key: str) -> str:
 def contradictions(config: RunConfig) -> list[str]:
     """Return a problem for each group of settings that contradict each other."""
     model, train, found = config.model, config.train, []
-    if model.n_embd % model.n_head:
+    if model.is_recurrent:
+        found += [
+            f"model.{key} does not apply to model.family {model.family}; remove it"
+            for key, value in NO_ATTENTION.items()
+            if getattr(model, key) != value
+        ]
+    elif model.n_embd % model.n_head:
         found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
     elif model.position == "rotary" and model.head_size % 2:
         found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")

@@ -70,16 +70,16 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The architecture. The vocabulary size comes from the tokenizer."""
 
-    family: Literal["classic", "modern"] = "modern"
-    """Selects the defaults of `bias` and the settings below it. `classic` is GPT-2. `modern` learns faster."""
+    family: Literal["classic", "modern", "rnn", "lstm", "gru"] = "modern"
+    """`classic` is GPT-2. `modern` is a transformer that learns faster. `rnn`, `lstm` and `gru` are recurrent."""
     n_layer: int = Field(4, ge=1, le=1000)
-    """Number of blocks."""
+    """Number of blocks, or of recurrent layers."""
     n_head: int = Field(4, ge=1)
-    """Number of attention heads in each block."""
+    """Number of attention heads in each block. Recurrent families have none."""
     n_embd: int = Field(128, ge=1, le=100_000)
-    """Embedding dimension (width of the residual stream). Must be a multiple of `n_head`."""
+    """Embedding dimension (width of the residual stream, or of a recurrent state). Must be a multiple of `n_head`."""
     context: int = Field(128, ge=1, le=1_000_000)
-    """Context length: the maximum number of tokens that a prediction can attend to."""
+    """Context length: the maximum number of tokens that a prediction sees in training and evaluation."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability in training, for embeddings, attention weights and the output of each sublayer."""
     bias: bool = False
@@ -99,6 +99,11 @@ class ModelConfig(Section):
     def head_size(self) -> int:
         """Dimension of a head."""
         return self.n_embd // self.n_head
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True for `rnn`, `lstm` and `gru`."""
+        return self.family in RECURRENT
 
 
 class OptimConfig(Section):
@@ -228,6 +233,10 @@ class RunConfig(Section):
     runtime: RuntimeConfig = RuntimeConfig()
 
 
+NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2"}
+NO_ATTENTION |= {"qk_norm": False, "zero_init": False}
+"""The settings of the model that recurrent families do not use, with the values that stand in for them."""
+RECURRENT = ("rnn", "lstm", "gru")
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {},  # the defaults above
     "classic": {
@@ -238,4 +247,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_norm": False,
         "zero_init": False,
     },
+    **{family: {"bias": True, **NO_ATTENTION} for family in RECURRENT},
 }
+"""The defaults of each family that differ from those of `ModelConfig`."""

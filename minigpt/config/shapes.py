@@ -15,7 +15,9 @@ def hidden_width(config: ModelConfig) -> int:
 
 
 def parameter_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its name in `GPT.state_dict()`."""
+    """Return the shape of each parameter by its name in the `state_dict()` of the model."""
+    if config.is_recurrent:
+        return _recurrent_shapes(config, vocab_size)
     C, hidden = config.n_embd, hidden_width(config)
     shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, C)}
     if config.position == "learned":
@@ -36,4 +38,19 @@ def parameter_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[in
         shapes[f"{norm}.weight"] = (C,)
         if config.bias and config.norm == "layernorm":
             shapes[f"{norm}.bias"] = (C,)
+    return shapes
+
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""Vectors that a step of a recurrent layer computes from its input and its state."""
+
+
+def _recurrent_shapes(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    C, outputs = config.n_embd, GATES[config.family] * config.n_embd
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, C)}
+    for index in range(config.n_layer):
+        for part in ("ih", "hh"):
+            shapes[f"blocks.{index}.weight_{part}_l0"] = (outputs, C)
+            if config.bias:
+                shapes[f"blocks.{index}.bias_{part}_l0"] = (outputs,)
     return shapes

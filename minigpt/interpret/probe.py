@@ -14,6 +14,7 @@ from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid_image
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
+from minigpt.model.load import Model
 from minigpt.paths import VALIDATION
 from minigpt.text.dataset import TokenDataset
 from minigpt.training.metrics import Metrics
@@ -24,14 +25,16 @@ MAX_PROJECTED = 4096
 """Size of the largest vocabulary whose embeddings are logged."""
 
 
-def attention_probe(data: TokenDataset) -> Callable[[int, GPT, Metrics], None]:
+def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]:
     """Return a function that training calls at each evaluation with (step, model, metrics).
 
     It logs an image of all heads, the best score for each pattern, the mean distance and entropy of each layer, and
-    the token embeddings for TensorBoard's projector.
+    the token embeddings for TensorBoard's projector. It logs nothing for recurrent networks.
     """
 
-    def probe(step: int, model: GPT, metrics: Metrics) -> None:
+    def probe(step: int, model: Model, metrics: Metrics) -> None:
+        if not isinstance(model, GPT):
+            return
         ids = np.asarray(data.validation[: min(PROBE_TOKENS, model.config.context)])
         try:
             activations = extract(model, ids)

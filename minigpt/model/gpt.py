@@ -167,12 +167,6 @@ class GPT(nn.Module):
             if self.config.zero_init:
                 self.norm.weight[1::2] = -1.0
 
-    def use_kernels(self, kernels: Kernels) -> None:
-        """Set the kernels of every layer."""
-        for module in self.modules():
-            if isinstance(module, RMSNorm | Attention | Dropout):
-                module.kernels = kernels
-
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T). T is at most the context."""
         T = ids.size(1)
@@ -225,6 +219,13 @@ def attention_weights(q: Tensor, k: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (..., T, S)
     mask = causal_mask(q.size(-2), k.size(-2), q.device)
     return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+
+
+def use_kernels(model: nn.Module, kernels: Kernels) -> None:
+    """Set the kernels of every layer."""
+    for module in model.modules():
+        if isinstance(module, RMSNorm | Attention | Dropout):
+            module.kernels = kernels
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Operations with two implementations: PyTorch's own, and a faster one for a CPU.
 
 A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
-`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `GPT.use_kernels` sets a different choice.
+`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `use_kernels` (gpt.py) sets a different choice.
 
 Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
 

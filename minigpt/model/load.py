@@ -1,13 +1,36 @@
-"""Build the torch model of a checkpoint."""
+"""Build the torch model of a configuration, or of a checkpoint."""
 
 import torch
 
+from minigpt.config.schema import ModelConfig
+from minigpt.errors import NoAttentionError, escape
 from minigpt.model.gpt import GPT
+from minigpt.model.recurrent import Recurrent
 from minigpt.storage.checkpoint import Checkpoint
 
+Model = GPT | Recurrent
+"""A language model: ids (B, T) to logits (B, T, V)."""
 
-def load_model(checkpoint: Checkpoint) -> GPT:
+
+def build_model(config: ModelConfig, vocab_size: int) -> Model:
+    """Return a new model. Its weights come from torch's global generator."""
+    return (Recurrent if config.is_recurrent else GPT)(config, vocab_size)
+
+
+def load_model(checkpoint: Checkpoint) -> Model:
     """Return the model of a checkpoint, on the CPU and in eval mode."""
-    model = GPT(checkpoint.config.model, checkpoint.tokenizer.vocab_size)
+    model = build_model(checkpoint.config.model, checkpoint.tokenizer.vocab_size)
     model.load_state_dict({name: torch.tensor(array) for name, array in checkpoint.weights.items()})
     return model.eval()
+
+
+def load_transformer(checkpoint: Checkpoint) -> GPT:
+    """Return the model of a checkpoint, to look at its attention.
+
+    Raises:
+        NoAttentionError: The model is recurrent.
+    """
+    model = load_model(checkpoint)
+    if isinstance(model, Recurrent):
+        raise NoAttentionError(f"{escape(checkpoint.path)} is a recurrent network and has no attention")
+    return model

@@ -4,16 +4,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.model.gpt import GPT, eval_mode
-from minigpt.sampling.engine import Engine
+from minigpt.model.gpt import eval_mode
+from minigpt.model.load import Model
+from minigpt.sampling.load import AnyEngine, build_engine
+from minigpt.sampling.recurrent import RecurrentEngine
 
 
 class TorchEngine:
-    """The reference that the tests hold `Engine` to. It keeps no KV cache and runs on any device."""
+    """The reference that the tests hold the NumPy engines to. It keeps no cache and runs on any device."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: Model) -> None:
         """Use `model` on its device."""
-        self.model, self.context = model, model.config.context
+        self.model = model
+        self.context = RecurrentEngine.context if model.config.is_recurrent else model.config.context
 
     def start(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Forget all sequences, read new ones (B, T), and return the logits (B, V) of the next token."""
@@ -27,7 +30,7 @@ class TorchEngine:
         return self.start(np.concatenate((self.ids.numpy(force=True), ids[:, None]), axis=1))
 
 
-def numpy_engine(model: GPT) -> Engine:
+def numpy_engine(model: Model) -> AnyEngine:
     """Return the NumPy engine with the weights of a torch model."""
     weights = {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
-    return Engine(model.config, weights)
+    return build_engine(model.config, weights)

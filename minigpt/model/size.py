@@ -4,7 +4,7 @@ import math
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import parameter_shapes
-from minigpt.model.gpt import GPT
+from minigpt.model.load import Model
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:
@@ -12,12 +12,13 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(config, vocab_size).values())
 
 
-def flops_per_token(model: GPT) -> int:
+def flops_per_token(model: Model) -> int:
     """Return the floating-point operations to train on one token (Kaplan et al. 2020, table 1).
 
     The forward pass takes two for each weight of a matrix, and 4 T C in each layer for attention, half of it masked.
-    The backward pass takes twice as many.
+    The backward pass takes twice as many. Recurrent layers have only matrices.
     """
     config = model.config
+    attention = 0 if config.is_recurrent else 4 * config.n_layer * config.context * config.n_embd
     matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
-    return 3 * (2 * matrices + 4 * config.n_layer * config.context * config.n_embd)
+    return 3 * (2 * matrices + attention)

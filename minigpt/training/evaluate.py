@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from minigpt.errors import ConfigError, TextError
-from minigpt.model.gpt import GPT, eval_mode
+from minigpt.model.gpt import eval_mode
+from minigpt.model.load import Model
 from minigpt.text.batches import evaluation_windows
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -39,7 +40,7 @@ class EvalResult:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT,
+    model: Model,
     tokens: Ids,
     tokenizer: Tokenizer,
     *,

@@ -19,7 +19,8 @@ from torch import Tensor
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
-from minigpt.model.gpt import GPT, eval_mode
+from minigpt.model.gpt import eval_mode, use_kernels
+from minigpt.model.load import Model, build_model
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
@@ -44,7 +45,7 @@ from minigpt.training.outcome import (
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
 
-Probe = Callable[[int, GPT, Metrics], None]
+Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 BUSY = 0.2
 """Report a busy machine if the run waits for a core for more than a second, and for this share of the time."""
@@ -128,13 +129,13 @@ class Training:
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
         check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
-        self.model = GPT(config.model, data.tokenizer.vocab_size)
+        self.model = build_model(config.model, data.tokenizer.vocab_size)
         self.flops_per_token = flops_per_token(self.model)
         flops = (self.length.steps or 0) * tokens * self.flops_per_token
         self.runtime = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
         configure_torch(self.runtime)
         self.model.to(self.runtime.device)
-        self.model.use_kernels(self.runtime.model_kernels)
+        use_kernels(self.model, self.runtime.model_kernels)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss

@@ -13,7 +13,7 @@ from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid_image, to_png
-from minigpt.model.load import load_model
+from minigpt.model.load import load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 from minigpt.viewer import views
@@ -47,7 +47,7 @@ def build_page(
     Raises:
         ViewError: A view cannot show this model or excerpt.
     """
-    config, model = checkpoint.config.model, load_model(checkpoint)
+    config, model = checkpoint.config.model, load_transformer(checkpoint)
     selected = _check_layers(layers, config.n_layer)
     if detail and len(excerpt.ids) > views.MAX_STAGES:
         raise ViewError(

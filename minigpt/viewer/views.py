@@ -28,7 +28,7 @@ from minigpt.interpret.scores import (
 )
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import apply_rope
-from minigpt.model.load import load_model
+from minigpt.model.load import load_transformer
 from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids, Tokenizer
@@ -291,7 +291,7 @@ def training_view(
         if (checkpoint.config.model.n_layer, checkpoint.config.model.n_head) != shape:
             name, step = run_name(checkpoint), checkpoint.metadata.step
             raise ViewError(f"the model of {name} at step {step} has a different number of layers or heads")
-        activations = select_layers(extract(load_model(checkpoint), excerpt.ids), layers)
+        activations = select_layers(extract(load_transformer(checkpoint), excerpt.ids), layers)
         scores = head_scores(activations.weights, excerpt.characters)
         frames.append({
             "step": checkpoint.metadata.step,
@@ -322,7 +322,7 @@ def compare_view(
     shown = [layer for layer in range(config.n_layer) if layers is None or layer in layers]
     if not shown:
         raise ViewError(f"cannot compare with {name}: none of its {config.n_layer} layers are selected")
-    activations = select_layers(extract(load_model(other), ids), shown)
+    activations = select_layers(extract(load_transformer(other), ids), shown)
     return {
         "name": name, "step": other.metadata.step, "loss": _loss(other),
         "layers": shown, "heads": config.n_head,

@@ -20,6 +20,7 @@ from processes import EVALUATION, READY, SAVE, START, STEP, Event, Launcher, Res
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Muon, dropout, accumulation": {"model.dropout": 0.1, "train.micro_batch_size": 2},
     "classic, AdamW, dropout": {"model.family": "classic", "optim.name": "adamw", "model.dropout": 0.2},
+    "LSTM, dropout": {"model.family": "lstm", "model.dropout": 0.1},
     "Muon, dropout, EMA": {"train.ema": 0.99, "model.dropout": 0.1, "optim.schedule": "wsd"},
 }
 PAIRS = ((SIGINT, SIGTERM), (SIGTERM, SIGTERM), (SIGINT, SIGINT), (SIGHUP, SIGTERM))

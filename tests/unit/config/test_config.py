@@ -17,7 +17,7 @@ from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
 from minigpt.config.presets import fit, presets, read_preset
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
-from minigpt.config.schema import MOST_THREADS, ModelConfig, RunConfig, TrainConfig
+from minigpt.config.schema import MOST_THREADS, NO_ATTENTION, RECURRENT, ModelConfig, RunConfig, TrainConfig
 from minigpt.errors import ConfigError, UserError
 from minigpt.paths import resource_path
 
@@ -450,6 +450,8 @@ def configurations(draw: st.DrawFn) -> RunConfig:
     values = {key: draw(any_value(key, field)) for key, field in c.fields().items()}
     values["model.n_head"] = draw(st.integers(1, 9))
     values["model.n_embd"] = 2 * values["model.n_head"] * draw(st.integers(1, 9))
+    if values["model.family"] in RECURRENT:
+        values |= {f"model.{key}": value for key, value in NO_ATTENTION.items()}
     values["train.micro_batch_size"] = draw(st.none() | st.just(values["train.batch_size"]))
     values["optim.warmup"] = min(values["optim.warmup"], 1 - values["optim.decay"])
     kept = draw(st.sampled_from(c.LENGTHS))

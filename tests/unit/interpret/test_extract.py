@@ -11,7 +11,7 @@ from torch import Tensor
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import CheckpointError, UserError
 from minigpt.interpret.extract import ablate_heads, extract, logit_lens, patch_attention
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, use_kernels
 from minigpt.model.kernels import CPU, TORCH
 
 V, L, H, T = 11, 3, 2, 9
@@ -66,7 +66,7 @@ def test_activations_are_those_of_the_forward_pass(family: str, position: str) -
 @pytest.mark.parametrize("kernels", [CPU, TORCH])
 def test_the_model_keeps_its_kernels_and_its_mode(kernels: Any) -> None:
     model = make_model(dropout=0.5).train()
-    model.use_kernels(kernels)
+    use_kernels(model, kernels)
     first, second = extract(model, some_ids()), extract(model, some_ids())
     assert model.training
     assert all(block.attention.kernels is kernels for block in model.blocks)

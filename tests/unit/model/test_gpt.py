@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from small_models import FAMILY_NAMES, SWITCHES, V, random_model, small_config, some_ids, switch_names, untrained_model
 from torch import Tensor, nn
 
-from minigpt.model.gpt import GPT, attention_weights, causal_mask, eval_mode, rope_cos_sin, sinusoidal_positions
+from minigpt.model.gpt import (
+    GPT,
+    attention_weights,
+    causal_mask,
+    eval_mode,
+    rope_cos_sin,
+    sinusoidal_positions,
+    use_kernels,
+)
 from minigpt.model.kernels import CPU, TORCH, Kernels, apply_rope
 from minigpt.model.size import count_parameters, flops_per_token
 
@@ -151,7 +159,7 @@ def rotated(x: Tensor) -> Tensor:
 def test_attention_agrees_with_the_reference_implementation(family: str, kernels: Kernels) -> None:
     """Each layer computes softmax(q k^T / sqrt(D)) v under the mask, from its own inputs."""
     model, seen = random_model(family), {}
-    model.use_kernels(kernels)
+    use_kernels(model, kernels)
     for layer, block in enumerate(model.blocks):
         for name, module in (("qkv", block.attention.qkv), ("out", block.attention)):
             module.register_forward_hook(lambda m, args, out, key=(layer, name): seen.update({key: out}))

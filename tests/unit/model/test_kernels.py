@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.model import kernels
 from minigpt.model.device import has_compiler
-from minigpt.model.gpt import attention_weights, rope_cos_sin
+from minigpt.model.gpt import attention_weights, rope_cos_sin, use_kernels
 from minigpt.model.kernels import (
     BLOCK,
     CPU,
@@ -195,7 +195,7 @@ def test_norm_and_rope_keep_their_dtype_and_compute_in_float32_at_least(dtype: t
 def test_a_model_gives_the_same_with_either(family: str) -> None:
     model, ids, found = random_model(family, context=2 * BLOCK), some_ids(2, 2 * BLOCK), []
     for chosen in (TORCH, CPU, DEFAULT):
-        model.use_kernels(chosen)
+        use_kernels(model, chosen)
         logits = model(ids)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         found.append([logits.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
@@ -208,7 +208,7 @@ def test_a_model_gives_the_same_with_either(family: str) -> None:
 def test_a_second_derivative_is_refused(family: str, chosen: Kernels) -> None:
     """Autograd would treat the saved tensors as constants. Squared ReLU is the same in TORCH."""
     model, ids = untrained_model(family), some_ids(2, 9)
-    model.use_kernels(chosen)
+    use_kernels(model, chosen)
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     with pytest.raises(RuntimeError, match="do not support double backward"):
         torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -221,7 +221,7 @@ def test_a_second_derivative_is_refused(family: str, chosen: Kernels) -> None:
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_training_sees_no_later_token(family: str, chosen: Kernels, dtype: torch.dtype) -> None:
     model = random_model(family, context=2 * BLOCK + 7).train()
-    model.use_kernels(chosen)
+    use_kernels(model, chosen)
     assert_causal(model, 2 * BLOCK + 7, dtype)
 
 

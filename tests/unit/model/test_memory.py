@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minigpt.errors import InsufficientMemoryError
 from minigpt.model import memory
+from minigpt.model.gpt import use_kernels
 from minigpt.model.kernels import CPU, TORCH, Kernels
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, free_memory_bytes
 
@@ -76,7 +77,7 @@ def test_what_a_backward_pass_keeps_is_counted_once_and_without_the_weights() ->
 def test_measuring_frees_what_training_would_keep(kernels: Kernels) -> None:
     """The count must not depend on that: a freed tensor's address is used again."""
     model, ids = random_model("modern", n_layer=3, context=256), some_ids(1, 256)
-    model.use_kernels(kernels)
+    use_kernels(model, kernels)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -12,25 +12,26 @@ import pytest
 from minigpt.config.schema import FAMILIES, ModelConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import CheckpointError, UnknownCharacterError
-from minigpt.sampling.engine import Array, Engine
+from minigpt.sampling.engine import Array
 from minigpt.sampling.generate import SampledChar, _Sample, generate, generate_ids, window_start
+from minigpt.sampling.load import AnyEngine, build_engine
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 CONTEXT = 6
 CHARS = CharTokenizer("abcdefghijk\n")
 
 
-def random_engine(vocab_size: int = CHARS.vocab_size, context: int = CONTEXT, family: str = "modern") -> Engine:
+def random_engine(vocab_size: int = CHARS.vocab_size, context: int = CONTEXT, family: str = "modern") -> AnyEngine:
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": context}
-    config, rng = ModelConfig(**{"family": family, **FAMILIES[family], **shape}), np.random.default_rng(0)
+    config, rng = ModelConfig(**{"family": family, **shape, **FAMILIES[family]}), np.random.default_rng(0)
     weights = {name: rng.normal(0, 0.4, size) for name, size in parameter_shapes(config, vocab_size).items()}
-    return Engine(config, {name: array.astype(np.float32) for name, array in weights.items()})
+    return build_engine(config, {name: array.astype(np.float32) for name, array in weights.items()})
 
 
 class Recorded:
     """An engine that records what it reads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.engine, self.context = engine, engine.context
         self.calls: list[tuple[str, list[int]]] = []
 

@@ -23,6 +23,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "muon": {"model__dropout": 0.1, "train__micro_batch_size": 2},
     "adamw": {"optim__name": "adamw", "model__family": "classic", "model__dropout": 0.2},
     "average": {"optim__name": "adamw", "train__ema": 0.9, "train__micro_batch_size": 1, "optim__schedule": "wsd"},
+    "lstm": {"model__family": "lstm", "model__dropout": 0.2, "train__ema": 0.9, "train__micro_batch_size": 2},
+    "rnn": {"model__family": "rnn", "optim__name": "adamw"},
     "all": {"train__ema": 0.8, "model__dropout": 0.2, "train__micro_batch_size": 2, "optim__grad_clip": 0.3},
 }
 STEPS = 12

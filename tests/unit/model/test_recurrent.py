@@ -1,0 +1,140 @@
+"""The recurrent families: their formulas, their NumPy engines, and what they share with the transformer."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minigpt.config.resolve import flatten, parse_overrides, resolve
+from minigpt.config.schema import FAMILIES, RECURRENT, ModelConfig, SampleConfig
+from minigpt.config.shapes import parameter_shapes
+from minigpt.errors import ConfigError
+from minigpt.model.load import build_model
+from minigpt.model.recurrent import Recurrent
+from minigpt.model.reference import TorchEngine, numpy_engine
+from minigpt.model.size import flops_per_token
+from minigpt.sampling.generate import generate_ids
+
+VOCABULARY = 11
+
+
+def random_model(family: str, seed: int = 0, **changes: Any) -> Recurrent:
+    """Return a model whose weights are large in every parameter."""
+    shape = {"n_layer": 2, "n_embd": 6, "context": 5, **FAMILIES[family], **changes}
+    torch.manual_seed(seed)
+    model = build_model(ModelConfig(family=family, **shape), VOCABULARY)
+    assert isinstance(model, Recurrent)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.7)
+    return model.eval()
+
+
+def lstm_by_hand(layer: nn.LSTM, inputs: Tensor) -> Tensor:
+    """Return the outputs (T, C) of an LSTM layer for inputs (T, C), by the textbook's equations, gate by gate."""
+    (W_i, W_f, W_g, W_o), (U_i, U_f, U_g, U_o) = layer.weight_ih_l0.chunk(4), layer.weight_hh_l0.chunk(4)
+    b_i, b_f, b_g, b_o = (layer.bias_ih_l0 + layer.bias_hh_l0).chunk(4)
+    h = c = torch.zeros(inputs.size(1))
+    outputs = []
+    for x in inputs:
+        input_gate = torch.sigmoid(W_i @ x + U_i @ h + b_i)
+        forget_gate = torch.sigmoid(W_f @ x + U_f @ h + b_f)
+        output_gate = torch.sigmoid(W_o @ x + U_o @ h + b_o)
+        c = forget_gate * c + input_gate * torch.tanh(W_g @ x + U_g @ h + b_g)
+        h = output_gate * torch.tanh(c)
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+@torch.no_grad()
+def test_an_lstm_is_the_plain_loop_over_its_steps() -> None:
+    model, ids = random_model("lstm"), torch.randint(VOCABULARY, (9,))
+    first = lstm_by_hand(model.blocks[0], model.token_embedding.weight[ids] * math.sqrt(6))
+    second = first + lstm_by_hand(model.blocks[1], first)
+    expected = second @ model.token_embedding.weight.T
+    torch.testing.assert_close(model(ids[None])[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("family", RECURRENT)
+@torch.no_grad()
+def test_the_engine_computes_what_the_model_computes(family: str, bias: bool) -> None:
+    for layers in (1, 3):
+        model = random_model(family, bias=bias, n_layer=layers)
+        ids = torch.randint(VOCABULARY, (3, 20))
+        engine = numpy_engine(model)
+        logits = [engine.start(ids[:, :4].numpy()), *(engine.step(ids[:, t].numpy()) for t in range(4, 20))]
+        np.testing.assert_allclose(np.stack(logits, 1), model(ids)[:, 3:].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_the_hidden_state_replaces_the_whole_text_also_beyond_the_context(family: str) -> None:
+    model, prompt = random_model(family), np.array([1, 2, 3])
+    for settings in (SampleConfig(length=40), SampleConfig(length=40, temperature=1.3, top_k=5, seed=3)):
+        ours, torchs = (
+            np.stack([ids for ids, _ in generate_ids(engine, prompt, settings, num_samples=2)])
+            for engine in (numpy_engine(model), TorchEngine(model))
+        )
+        assert (ours == torchs).all()
+    assert len(np.unique(ours)) > 3
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+@torch.no_grad()
+def test_the_model_does_not_see_the_future_and_sees_all_of_the_past(family: str) -> None:
+    model, ids = random_model(family), torch.randint(VOCABULARY, (1, 12))
+    for position in range(12):
+        changed = ids.clone()
+        changed[0, position] = (ids[0, position] + 1) % VOCABULARY
+        moved = (model(changed) - model(ids)).abs().amax((0, 2)) > 1e-7
+        assert moved.tolist() == [t >= position for t in range(12)]
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_shapes_are_known_without_building_the_model(family: str) -> None:
+    for bias in (True, False):
+        model = random_model(family, bias=bias)
+        assert {name: tuple(p.shape) for name, p in model.state_dict().items()} == parameter_shapes(
+            model.config, VOCABULARY
+        )
+        matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+        assert flops_per_token(model) == 6 * matrices
+
+
+def test_the_forget_gates_of_a_new_lstm_are_open() -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(family="lstm", n_embd=50, **FAMILIES["lstm"]), VOCABULARY)
+    gates = torch.stack([parameter for name, parameter in model.named_parameters() if name.endswith("bias_ih_l0")])
+    assert (gates.view(-1, 4, 50)[:, 1] == 1).all()
+    assert gates.view(-1, 4, 50)[:, [0, 2, 3]].abs().max() < 0.2
+
+
+def test_dropout_is_off_in_evaluation_and_on_in_training() -> None:
+    model, ids = random_model("gru", dropout=0.5), torch.randint(VOCABULARY, (2, 5))
+    assert torch.equal(model(ids), model(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+
+
+# --- settings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["model.n_head=2", "model.position=rotary", "model.qk_norm=true"])
+def test_settings_of_attention_are_refused(setting: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} does not apply to model.family lstm; remove it"):
+        resolve(parse_overrides(["model.family=lstm", setting]))
+
+
+def test_a_later_family_discards_what_a_preset_says_of_attention() -> None:
+    preset = ("preset p", {"model.n_head": 4, "model.n_embd": 30, "model.position": "learned", "model.zero_init": True})
+    resolved = resolve(preset, parse_overrides(["model.family=gru"]))
+    assert resolved.config.model.n_embd == 30
+    assert resolved.sources["model.n_head"] == "not used"
+    again = resolve(("checkpoint", flatten(resolved.config)))
+    assert again.config == resolved.config
+    back = resolve(("preset p", {"model.family": "gru"}), parse_overrides(["model.family=modern"])).config.model
+    assert back == ModelConfig()
