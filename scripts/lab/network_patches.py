@@ -191,7 +191,61 @@ def variational_dropout(run: Any, argument: Any) -> None:
             module.kernels = replace(module.kernels, dropout=dropout, sdpa=sdpa)
 
 
+def concatenated_positions(run: Any, width: int) -> None:
+    """Replace the last `width` dimensions of each embedding with a learned vector for its position."""
+    model = run.model
+    model.table = nn.Parameter(0.02 * torch.randn(run.config.model.context, width))
+
+    def concatenate(embedding: Any, arguments: Any, x: Tensor) -> Tensor:
+        return torch.cat((x[..., :-width], model.table[: x.size(1)].expand(x.size(0), -1, -1)), dim=-1)
+
+    model.token_embedding.register_forward_hook(concatenate)
+
+
+def attention_kind(run: Any, name: str) -> None:
+    """Replace softmax attention by the plain formula of one kind: "softmax", "linear" or "relu".
+
+    Linear attention has the weights f(q) f(k) / sum, with f(x) = elu(x) + 1 (Katharopoulos et al. 2020,
+    https://arxiv.org/abs/2006.16236). ReLU attention has relu(q k / sqrt(D)) / keys (Wortsman et al. 2023,
+    https://arxiv.org/abs/2309.08586).
+    """
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+        T, D = q.shape[-2:]
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        if name == "linear":
+            weights = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).masked_fill(future, 0.0)  # (B, H, T, T)
+            return (weights / weights.sum(-1, keepdim=True)) @ v
+        scores = q @ k.mT / math.sqrt(D)
+        if name == "relu":
+            return scores.relu().masked_fill(future, 0.0) @ v / torch.arange(1, T + 1)[:, None]
+        return scores.masked_fill(future, -math.inf).softmax(-1) @ v
+
+    for block in run.model.blocks:
+        block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
+
+
+def unscaled_attention(run: Any, argument: Any) -> None:
+    """Do not divide the scores of attention by sqrt(D)."""
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+        return CPU.sdpa(q * math.sqrt(q.size(-1)), k, v, probability)
+
+    for block in run.model.blocks:
+        block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
+
+
+def initial_scale(run: Any, factor: float) -> None:
+    """Multiply the initial weights of queries, keys and values."""
+    for block in run.model.blocks:
+        nn.init.normal_(block.attention.qkv.weight, std=0.02 * factor)
+
+
 PATCHES = (
+    concatenated_positions,
+    attention_kind,
+    unscaled_attention,
+    initial_scale,
     untied_embeddings,
     bigram_embeddings,
     short_convolution,

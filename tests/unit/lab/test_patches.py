@@ -19,6 +19,10 @@ from minigpt.model.gpt import GPT
 from minigpt.training.optim import Muon
 
 ARGUMENTS: dict[str, Any] = {
+    "concatenated_positions": 4,
+    "attention_kind": "linear",
+    "unscaled_attention": True,
+    "initial_scale": 10,
     "untied_embeddings": True,
     "bigram_embeddings": True,
     "short_convolution": {"before": ["norm1", "norm2"], "taps": 2},
@@ -91,6 +95,11 @@ def test_no_patch_leaks_the_future() -> None:
         *((name, ARGUMENTS[name]) for name in ("qk_scale", "rope_base", "value_residual", "embedding_residual")),
         ("qk_scale", {"factor": 2.0, "learned": True}),
         ("gated_heads", 12),
+        ("concatenated_positions", 4),
+        ("attention_kind", "linear"),
+        ("attention_kind", "relu"),
+        ("unscaled_attention", True),
+        ("initial_scale", 10),
     ],
 )
 def test_a_network_patch_changes_the_output(name: str, argument: Any) -> None:
@@ -102,6 +111,28 @@ def test_a_network_patch_changes_the_output(name: str, argument: Any) -> None:
         if key.endswith(("share", "gates")):
             torch.nn.init.constant_(parameter, 0.5)
     assert not torch.equal(run.model(ids), before)
+
+
+def test_plain_attention_weighs_values_by_the_formula_of_its_kind() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+
+    def last_output(kind: str) -> Tensor:
+        (block, *_) = patched(attention_kind=kind).model.blocks
+        out: Tensor = block.attention.kernels.sdpa(q, k, v, 0.0)
+        return out[0, 1, 3]  # query 3 of head 1 sees keys 0 to 3
+
+    scores, values = q[0, 1, 3] @ k[0, 1, :4].T, v[0, 1, :4]
+    features = (F.elu(q[0, 1, 3]) + 1) @ (F.elu(k[0, 1, :4]) + 1).T
+    torch.testing.assert_close(last_output("softmax"), (scores / math.sqrt(8)).softmax(0) @ values)
+    torch.testing.assert_close(last_output("relu"), (scores / math.sqrt(8)).relu() @ values / 4)
+    torch.testing.assert_close(last_output("linear"), features / features.sum() @ values)
+
+
+def test_concatenated_positions_replace_the_last_dimensions() -> None:
+    run = patched(concatenated_positions=4)
+    x = run.model.embed(torch.tensor([[3, 3, 5]]))[0]
+    assert torch.equal(x[:, 12:], run.model.table[:3])
+    assert torch.equal(x[:, :12], run.model.token_embedding.weight[[3, 3, 5], :12])
 
 
 @pytest.mark.parametrize("name", ["gated_heads", "value_residual"])
