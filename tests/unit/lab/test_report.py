@@ -1,7 +1,9 @@
 """The comparison of recorded runs, and the pages and figures of the lab notebook."""
 
 import json
+import math
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +53,54 @@ def test_an_unknown_question_is_refused() -> None:
     assert "['bach']" in done.stderr.splitlines()[-1]
 
 
+def questions_of(page: str) -> list[str]:
+    """Return the questions that a page names in the command `scripts/lab/report QUESTION...`."""
+    commands = re.findall(r"scripts/lab/report ([^-\[\n#][^\n#]*)", page)
+    return [name for names in commands for name in names.split()]
+
+
+def lead(page: Path) -> str:
+    """Return the first paragraph of a page, which sums up its answer."""
+    return page.read_text(encoding="utf-8").split("\n\n")[1]
+
+
+def figures(text: str) -> list[str]:
+    """Return the numbers with three or four decimals."""
+    return re.findall(r"(?<![\d.])\d\.\d{3,4}(?!\d)", text)
+
+
+def test_the_figures_in_lead_paragraphs_are_those_of_the_recorded_runs() -> None:
+    recorded, shown = records.read(), 0
+    for page in PAGES:
+        known: list[float] = []
+        for name in questions_of(page.read_text(encoding="utf-8")):
+            found = report.variants(recorded[name])
+            for variant, runs in found.items():
+                loss, pairs = statistics.fmean(run["loss"] for run in runs.values()), report.differences(found, variant)
+                known += [loss, loss / math.log(2), *([abs(statistics.fmean(pairs))] if pairs else [])]
+        for figure in figures(lead(page)):
+            assert any(f"{value:.{len(figure) - 2}f}" == figure for value in known), f"{page.name}: {figure}"
+            shown += 1
+    assert shown > 8
+
+
+def test_the_index_agrees_with_the_pages_and_the_recorded_runs() -> None:
+    index = (records.LAB / "index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[.+?\]\((.+?\.md)\) \| (.+) \|$", index, re.MULTILINE)
+    assert len(rows) > 10
+    recorded = records.read()
+    counts = f"{sum(map(len, recorded.values()))} recorded training runs, which answer {len(recorded)} questions"
+    assert counts in " ".join(index.split())
+    for page, finding in rows:
+        for figure in figures(finding):
+            assert figure in lead(records.LAB / page), f"{page}: {figure}"
+
+
 def test_the_tables_of_the_notebook_show_the_recorded_runs() -> None:
-    """A page names its questions in the command `scripts/lab/report QUESTION...`."""
     recorded, answered, shown = records.read(), set(), 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        questions = [
-            name for names in re.findall(r"scripts/lab/report ([^-\[\n#][^\n#]*)", text) for name in names.split()
-        ]
+        questions = questions_of(text)
         answered |= set(questions)
         known = [
             row | {"question": f"`{name}`"}
