@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minigpt.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.claims.experiment import Experiment
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
 from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import contradictions, resolve
@@ -102,6 +103,14 @@ def layer_norm() -> Finding:
     return Finding(mean < EXACT and variance < 1e-6 and error < EXACT and outside > 0.5, measured)
 
 
+OVERFITTING = Experiment(
+    "epochs",
+    "many-epochs",
+    "On a fifth of Tiny Shakespeare, read dozens of times, the validation loss falls to {baseline/best} and then rises "
+    "to {baseline}. With dropout of 0.1, in the same time, the last loss is {dropout 0.1}.",
+    lambda lowest, final, with_dropout: final > lowest + 0.5 and with_dropout < lowest,
+)
+
 CLAIMS = (
     Claim(85, "A transformer also works on Chinese text: 我想吃酸菜鱼", ("003",), any_alphabet),
     Claim(
@@ -135,5 +144,12 @@ CLAIMS = (
         layer_norm,
         notes_say="Layer norm maps values to the range 0 to 1, then applies a learned gain and bias.",
         mistake="Most values are outside 0 to 1. The rest is correct.",
+    ),
+    Claim(
+        39,
+        "A GPT that reads a small text many times overfits, unless dropout prevents it",
+        ("000",),
+        notes_say="Attention overfits on small data.",
+        trained=(OVERFITTING,),
     ),
 )

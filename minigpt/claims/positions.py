@@ -235,7 +235,7 @@ LEARNED_OR_SINUSOIDAL = Experiment(
 RELATIVE = Experiment(
     "ablations",
     "architecture",
-    "With RoPE, scores depend on the distance of two tokens, not on their positions. After a minute of training, its "
+    "With RoPE, positions enter a score only as the distance of the two tokens. After a minute of training, its "
     "loss is {sinusoidal positions - baseline} below sinusoidal positions and {learned positions - baseline} below "
     "learned ones.",
     lambda *gaps: min(gaps) > 0.02,
