@@ -225,7 +225,7 @@ CLAIMS = (
     ),
     Claim(
         45,
-        "Heads with equal initial weights stay equal",
+        "Without dropout, heads with equal initial weights stay equal",
         ("001",),
         random_starts_tell_heads_apart,
         notes_say="Heads differ because their initial weights are random.",

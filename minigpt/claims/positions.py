@@ -305,7 +305,7 @@ CLAIMS = (
     ),
     Claim(
         65,
-        "The vector of position p + k is a linear map of the vector of p, the same for every p",
+        "The sinusoidal vector of position p + k is a linear map of that of p, the same for every p",
         ("002", "003"),
         shift_is_a_rotation,
     ),

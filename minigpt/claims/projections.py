@@ -48,9 +48,9 @@ def query_of_the() -> Finding:
 
 
 def values_are_linear() -> Finding:
-    """Double the embeddings. The values double; a product of the embeddings with themselves grows by four.
+    """Double the embeddings. The values double; the product x∘x of the components grows by four.
 
-    The notes may mean a product of components, x∘x, or of matrices, x xᵀ x. The model computes neither.
+    The notes may mean this product or that of matrices, x xᵀ x. The model computes neither.
     """
     layer, x = small_attention(107, n_head=1), normal(1, 6, 32, claim=107)
 
@@ -168,7 +168,7 @@ CLAIMS = (
         ("002",),
         values_are_linear,
         notes_say="For the values, multiply the embedding by itself.",
-        mistake="That product has no weights to learn, and doubling the embedding would multiply it by four.",
+        mistake="Such a product has no weights to learn and is not linear.",
     ),
     Claim(
         24,
