@@ -94,6 +94,8 @@ def hint(error: UserError, command: str) -> str:
             return "to evaluate on a different text: minigpt eval RUN TEXT"
         case TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
+        case TextMismatchError() if command == "compare":
+            return "put its text back where it was, or leave this run out"
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
@@ -104,6 +106,8 @@ def hint(error: UserError, command: str) -> str:
             return "choose a different --name"
         case RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
+        case CheckpointError(intact=steps) if steps and command == "compare":
+            return f"to compare an intact checkpoint, give its folder: RUN/checkpoints/step-{steps[-1]:08d}"
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NoAttentionError():

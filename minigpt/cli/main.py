@@ -21,6 +21,7 @@ from minigpt.cli.attention import attention
 from minigpt.cli.bench import bench_app
 from minigpt.cli.board import board
 from minigpt.cli.claims import claims
+from minigpt.cli.compare import compare
 from minigpt.cli.config import config_app
 from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
@@ -36,7 +37,7 @@ from minigpt.training.signals import STDERR
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "board": board},
-    "Use a model": {"sample": sample, "eval": evaluate},
+    "Use a model": {"sample": sample, "eval": evaluate, "compare": compare},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
     "Manage": {"runs": runs, "data": data_app, "config": config_app, "bench": bench_app},
 }

@@ -1,0 +1,49 @@
+"""Runs with made-up measurements, to compare."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from small_runs import make_config
+
+from minigpt.config.resolve import decisive, flatten
+from minigpt.interpret.comparison import Curve, Measured
+from minigpt.storage.metadata import Environment, Metadata, TrainState
+from minigpt.training.evaluate import EvalResult
+
+
+def measured(
+    name: str, *, loss: float = 1.5, bits: float | None = None, seed: int = 1, tokenizer: str = "char",
+    val_fraction: float = 0.1, context: int = 16, n_layer: int = 2, fingerprint: str = "text", corpus: str = "a.txt",
+    threads: int = 1, steps: Sequence[float] = (0, 4, 8), by_position: Sequence[float] = (3.0, 2.0, 1.0),
+) -> Measured:  # fmt: skip
+    """Return a run whose loss falls to `loss`, at a step per second."""
+    settings: dict[str, Any] = {
+        "train__seed": seed,
+        "data__tokenizer": tokenizer,
+        "data__val_fraction": val_fraction,
+        "model__context": context,
+        "model__n_layer": n_layer,
+    }
+    metadata = Metadata(
+        corpus=corpus,
+        fingerprint=fingerprint,
+        vocab_size=30,
+        parameters=1000,
+        runtime=Environment(device="cpu", dtype="float32", compile=False, threads=threads, processor="Z80"),
+        state=TrainState(step=8, seconds=8.0),
+    )
+    bits = loss / math.log(2) if bits is None else bits
+    x = np.array(steps, dtype=np.float64)
+    return Measured(
+        name=name,
+        checkpoint=Path(f"runs/{name}/checkpoints/step-00000008"),
+        metadata=metadata,
+        settings=decisive(flatten(make_config(**settings))),
+        result=EvalResult(loss, bits, math.exp(loss), 100, tuple(by_position)),
+        curve=Curve(x, x, loss + 8 - x, 1000.0),
+        gradient=0.5 ** np.arange(context),
+        sampled_per_second=50.0,
+    )

@@ -1,0 +1,133 @@
+"""Runs are grouped by their settings, and ranked only where their losses are of the same text."""
+
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared import measured
+from forgery import STEPS
+
+from minigpt.errors import UserError
+from minigpt.interpret import comparison
+from minigpt.interpret.comparison import compare, document, load_runs, measure, read_curve
+from minigpt.model.device import Runtime
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.runs import best_step, step_folder
+
+CPU = Runtime("cpu", "float32", False, 1)
+
+
+def names(*runs: Any) -> list[str]:
+    return [group.label for group in compare(runs).groups]
+
+
+def test_seeds_of_one_setting_share_a_group() -> None:
+    losses = [1.5, 1.7, 1.3]
+    runs = [measured(f"lstm-{seed}", seed=seed, loss=loss) for seed, loss in enumerate(losses)]
+    found = compare([measured("gpt", loss=1.4, n_layer=3), *runs])
+    assert [group.label for group in found.groups] == ["gpt", "lstm, 3 seeds"]
+    rows = document(found)["groups"]
+    assert rows[1]["loss"] == pytest.approx(1.5)
+    assert rows[1]["loss_standard_error"] == pytest.approx(statistics.stdev(losses) / math.sqrt(3))
+    assert rows[0]["loss_standard_error"] is None
+    assert [run["seed"] for run in rows[1]["runs"]] == [0, 1, 2]
+
+
+def test_the_same_seed_twice_is_no_second_seed() -> None:
+    found = compare([measured("a-1", seed=1, loss=2.0), measured("a-2", seed=1, loss=1.0), measured("a-3", seed=2)])
+    assert [[run.name for run in group.runs] for group in found.groups] == [["a-2"], ["a-1", "a-3"]]
+
+
+def test_groups_have_the_start_of_the_names_that_is_theirs_alone() -> None:
+    assert names(measured("wide-10", seed=1), measured("wide-11", seed=2)) == ["wide, 2 seeds"]
+    assert names(measured("anna", seed=1), measured("ben", seed=2)) == ["anna, ben, 2 seeds"]
+    two = [measured(f"run-{n}", seed=n, n_layer=2 + n // 3) for n in (1, 2, 3, 4)]
+    assert names(*two) == ["run-1, run-2, 2 seeds", "run-3, run-4, 2 seeds"]
+
+
+def test_losses_are_ranked_on_one_text() -> None:
+    found = compare([measured("worse", loss=2.0), measured("better", loss=1.0, n_layer=1)])
+    assert [group.name for group in found.groups] == ["better", "worse"]
+    assert (found.is_ranked, found.unit, found.notes) == (True, "loss", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"fingerprint": "other", "corpus": "b.txt"}, r"not ranked, because the texts differ \(a.txt: a; b.txt: b\)"),
+        ({"fingerprint": "other"}, "texts differ .*same name"),
+        ({"val_fraction": 0.2}, r"not ranked, because the validation parts differ .*0\.1: a; 0\.2: b"),
+    ],
+)
+def test_losses_of_different_texts_are_not_ranked(changes: dict[str, Any], note: str) -> None:
+    found = compare([measured("a", loss=2.0), measured("b", loss=1.0, **changes)])
+    assert [group.name for group in found.groups] == ["a", "b"]
+    assert document(found)["ranked_by"] is None
+    (only,) = found.notes
+    assert re.search(note, only)
+
+
+def test_different_tokenizers_are_ranked_by_bits_per_character() -> None:
+    """A byte has a lower loss than a character of three bytes."""
+    found = compare([
+        measured("bytes", loss=1.0, bits=4.0, tokenizer="byte"),
+        measured("chars", loss=2.0, bits=2.9),
+    ])  # fmt: skip
+    assert [group.name for group in found.groups] == ["chars", "bytes"]
+    assert document(found)["ranked_by"] == "bits_per_character"
+    assert "tokenizers differ (char: chars; byte: bytes)" in found.notes[0]
+
+
+def test_what_makes_a_comparison_unequal_is_named() -> None:
+    found = compare([
+        measured("a"),
+        measured("b", context=8, threads=4),
+        measured("short", by_position=(), steps=()),
+    ])  # fmt: skip
+    notes = "\n".join(found.notes)
+    assert "contexts differ (16: a, short; 8: b)" in notes
+    assert "cpu, 4 threads, Z80: b" in notes
+    assert "no loss by position for short" in notes
+    assert "no training curves for short" in notes
+
+
+def test_damaged_lines_of_the_metrics_are_skipped(tmp_path: Path) -> None:
+    lines = [
+        b'{"step": 0, "time": 0.0, "loss/validation": 4.0, "bits_per_character/validation": 5.8}',
+        b'{"step": 3, "time": 0.5, "loss/train": 3.0, "speed/characters_per_second": 900}',
+        b'{"step": 4, "time": 1.0, "loss/validation": null, "speed/characters_per_second": 100}',
+        b'{"step": 4, "time": 1.0, "loss/validation": "3"}',
+        b'{"step": true, "time": 1.0, "loss/validation": 3}',
+        b'{"step": 5, "time": NaN, "loss/validation": 3}',
+        b'{"step": 5, "time": 1e999, "loss/validation": 3, "x": ' + b"9" * 400 + b"}",
+        b"[" * 100_000,
+        b'"text"',
+        b"\xff\xfe",
+        b'{"step": 6, "time": 2, "loss/validation": 2.0, "speed/characters_per_second": 800}',
+        b'{"step": 7, "ti',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    curve = read_curve(tmp_path)
+    assert (curve.steps.tolist(), curve.seconds.tolist(), curve.loss.tolist()) == ([0, 6], [0, 2], [4, 2])
+    assert curve.characters_per_second == 800
+    for missing in (None, tmp_path / "nowhere"):
+        assert len(read_curve(missing).steps) == 0
+
+
+def test_a_run_is_measured_as_it_was_trained(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.chdir(finished_run.parent.parent)
+    (other,) = (step_folder(Path("runs/r"), step) for step in STEPS if step != best_step(finished_run))
+    assert list(load_runs(["r", str(finished_run), "runs/r"])) == ["r"]
+    assert list(load_runs(["r", str(other)])) == ["r", str(other)]
+    run = measure("r", load_checkpoint("r"), CPU)
+    assert run.result.loss == run.metadata.state.best_loss == min(run.curve.loss[1:])
+    assert len(run.result.by_position) == len(run.gradient) == 8
+    assert (run.gradient > 0).all()
+    assert run.sampled_per_second > 1
+    assert measure("r", load_checkpoint("r"), CPU, with_gradient=False).gradient.size == 0
+    with pytest.raises(UserError, match="no run is named"):
+        load_runs(["r", "nobody"])
