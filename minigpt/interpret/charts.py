@@ -16,6 +16,8 @@ SCALE = 2
 """Draw this many times as large, then shrink: this smooths the lines."""
 LEFT, RIGHT, TOP, BOTTOM = 76, 22, 46, 58
 """Margins of a panel around its axes."""
+DECADES = 6
+"""The most that a logarithmic y axis covers. A curve that vanishes leaves the panel, and the others stay apart."""
 LINE = 26
 """Height of a line of the legend."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
@@ -166,10 +168,13 @@ def _axes(panel: Panel, lines: Sequence[Line]) -> tuple[Axis, Axis]:
     ys = np.concatenate([np.stack((line.low, line.high)) for line in lines], axis=1)  # (2, N)
     late = xs >= xs.max() / 10 if panel.ignore_start else np.ones(len(xs), dtype=bool)
     low, high = float(ys[0, late].min()), float(ys[1, late].max())
-    pad = (high - low) * 0.05
-    y_range = (low, high) if panel.y_base else (low - pad, high + pad)
+    if panel.y_base:
+        low = max(low, high * 10.0**-DECADES)
+    else:
+        pad = (high - low) * 0.05
+        low, high = low - pad, high + pad
     x_axis = Axis(float(xs.min()), float(xs.max()), LEFT, WIDTH - RIGHT, panel.x_base)
-    return x_axis, Axis(*y_range, HEIGHT - BOTTOM, TOP, panel.y_base)
+    return x_axis, Axis(low, high, HEIGHT - BOTTOM, TOP, panel.y_base)
 
 
 def _at(x: float, y: float) -> tuple[float, float]:
@@ -181,7 +186,7 @@ def _color(index: int) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.6g}".replace("-", "−")
+    return f"{value:,.6g}".replace("e-0", "e-")
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

@@ -22,10 +22,11 @@ from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
 from minigpt.files import open_within
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
 from minigpt.model.device import Runtime, configure_torch
+from minigpt.model.gpt import use_kernels
 from minigpt.model.load import load_model
 from minigpt.paths import CHECKPOINTS
-from minigpt.sampling.engine import Engine
 from minigpt.sampling.generate import generate_ids
+from minigpt.sampling.load import build_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.metadata import Metadata
 from minigpt.text.dataset import TokenDataset, reload_dataset
@@ -129,7 +130,7 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime, with_gradient: 
         raise TextMismatchError(f"{escape(name)}: {error}") from error
     configure_torch(runtime)
     model = load_model(checkpoint).to(runtime.device)
-    model.use_kernels(runtime.model_kernels)
+    use_kernels(model, runtime.model_kernels)
     result = evaluate(model, data.validation, data.tokenizer, by_position=True, autocast=runtime.autocast)
     if not np.isfinite(result.loss):
         raise CheckpointError(f"{escape(name)}: the loss is {result.loss:g}; an earlier checkpoint may work")
@@ -177,7 +178,7 @@ def _numbers(line: bytes) -> dict[str, float]:
 
 def _sampling_speed(checkpoint: Checkpoint, data: TokenDataset) -> float:
     """Sample one sequence for half a second, and return the throughput in characters/s."""
-    engine = Engine(checkpoint.config.model, checkpoint.weights)
+    engine = build_engine(checkpoint.config.model, checkpoint.weights)
     steps = generate_ids(engine, np.zeros(1, dtype=np.int64), SampleConfig(length=1_000_000))
     for _ in range(WARM_UP):
         next(steps)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.model.gpt import GPT, eval_mode
+from minigpt.model.gpt import eval_mode
+from minigpt.model.load import Model
 from minigpt.text.tokenizer import Ids
 from minigpt.training.evaluate import MAX_TOKENS
 
@@ -23,7 +24,7 @@ def spread_windows(tokens: Ids, context: int, count: int) -> Tensor:
     return torch.from_numpy(tokens[firsts[:, None] + np.arange(context + 1)].astype(np.int64))
 
 
-def gradient_by_distance(model: GPT, windows: Tensor) -> Tensor:
+def gradient_by_distance(model: Model, windows: Tensor) -> Tensor:
     """Return the norm of the gradient of the last prediction's loss with respect to each input, by distance.
 
     The input is the output of the token embedding. Dropout is off.

@@ -1,6 +1,7 @@
 """`minigpt compare`."""
 
 import io
+import re
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def rivals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "gpt-1": "verse.txt -s train.seed=1",
         "gpt-2": "verse.txt -s train.seed=2",
         "bytes": "verse.txt -s data.tokenizer=byte",
+        "lstm": "verse.txt -s model.family=lstm",
         "half": "verse.txt -s model.context=8",
         "one": "verse.txt -s model.context=1",
         "alien": "other.txt",
@@ -77,6 +79,25 @@ def test_json_has_what_was_measured(cli: Cli) -> None:
     assert run["steps"] in (2, 4)
     assert run["training_characters_per_second"] > 0
     assert run["sampling_characters_per_second"] > 0
+
+
+def test_a_recurrent_network_is_compared_with_a_transformer(cli: Cli) -> None:
+    found = cli("compare", "gpt-1", "lstm", "--json").json
+    runs = {group["runs"][0]["family"]: group["runs"][0] for group in found["groups"]}
+    gradient = runs["lstm"]["gradient_by_distance"]
+    assert len(gradient) == len(runs["lstm"]["loss_by_position"]) == 16
+    assert sum(gradient[8:]) / 8 < 0.1 * gradient[0]
+    assert runs["lstm"]["sampling_characters_per_second"] > 0
+    assert found["ranked_by"] == "loss"
+
+
+def test_times_of_another_machine_are_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison.Measured, "machine", property(lambda run: f"machine of {run.name}"))
+    done = cli("compare", "gpt-1", "alien")
+    _, first, second, *notes = done.out.splitlines()
+    assert "*" not in first
+    assert len(re.findall(r"[\d,]+( s)?\*", second)) == 2
+    assert "machine of alien: alien" in "".join(notes)
 
 
 def test_different_tokenizers_and_texts(cli: Cli) -> None:

@@ -33,7 +33,7 @@ PAGES = [
 LANGUAGES = {"sh", "python", "yaml", "bash", "powershell"}
 """The languages of code blocks. Those in `bash` or `powershell` need a network or another system, and do not run."""
 SHORT = shlex.split(
-    "-s model.n_layer=2 -s model.n_embd=32 -s model.n_head=2 -s model.context=32"
+    "-s model.n_layer=2 -s model.n_embd=32 -s model.context=32"
     " -s train.batch_size=4 -s train.attention=false -s sample.length=40 -s sample.preview=0"
     " -s runtime.dtype=float32 -s runtime.device=cpu -s runtime.compile=false -s runtime.threads=1"
 )
@@ -84,6 +84,7 @@ def run(command: str) -> None:
         run_name = words[words.index("--resume") + 1]
         words += ["-s", f"train.steps={(newest_step(find_run(run_name)) or 0) + 2}"]
     elif words[0] == "train":
+        words += [] if "model.family=lstm" in words else ["-s", "model.n_head=2"]  # a recurrent network has no heads
         words += [*SHORT, "-s", "data.source=my.txt"] if "--config" in words or "-c" in words else SHORT
         words += [] if "=0.01" in " ".join(words) else ["-s", "train.steps=2"]
     result = CliRunner().invoke(app, words, input=TEXT)

@@ -51,6 +51,14 @@ def test_the_start_of_training_does_not_flatten_the_rest() -> None:
     assert height[False] < 20 < 100 < height[True]
 
 
+def test_a_curve_that_vanishes_leaves_the_panel() -> None:
+    """A recurrent gradient falls below 1e-18 within 64 tokens, and would press all other curves together."""
+    image = draw([Panel("a", "t", "x", [line(1.0, 1e-3), line(1.0, 1e-12)], y_base=10)], ["a", "b"])
+    slow, fast = pixels(image, 0), pixels(image, 1)
+    assert np.ptp(slow[:, 0]) == pytest.approx((HEIGHT - BOTTOM - TOP) / 2, rel=0.05)
+    assert fast[:, 1].max() == pytest.approx((LEFT + WIDTH - RIGHT) / 2, rel=0.05)
+
+
 @pytest.mark.parametrize("y_base", [None, 10])
 def test_extreme_numbers_give_a_picture(y_base: int | None) -> None:
     extreme = [(), (5.0,), (np.nan, np.inf), (0.0, -1.0), (2.0, 2.0), (1e-30, 1e30)]

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import FAMILY_NAMES, random_model, some_ids
+from small_models import V, small_config, some_ids
 from torch import Tensor, nn
 
+from minigpt.config.schema import FAMILIES, RECURRENT
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
+from minigpt.model.gpt import use_kernels
 from minigpt.model.kernels import KERNELS
+from minigpt.model.load import build_model
 
 DECAY = 0.5
 
@@ -43,11 +46,15 @@ def test_a_linear_recurrence_has_the_analytic_gradient() -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_along_the_gradient_changes_the_loss_as_it_says(family: str, kernels: str) -> None:
     """Compare with finite differences: move one input by epsilon along its gradient."""
-    model, ids = random_model(family, dropout=0.5).train(), some_ids(1, 11)
-    model.use_kernels(KERNELS[kernels])
+    torch.manual_seed(0)
+    model, ids = build_model(small_config(family, dropout=0.5), V).train(), some_ids(1, 11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))  # a new GPT hardly looks at earlier inputs
+    use_kernels(model, KERNELS[kernels])
     found, epsilon = gradient_by_distance(model, ids), 1e-3
     assert model.training
     assert not model.token_embedding._forward_hooks
@@ -69,6 +76,16 @@ def test_a_step_along_the_gradient_changes_the_loss_as_it_says(family: str, kern
         with torch.no_grad():
             slope = (loss(x + step) - loss(x - step)).item() / (2 * epsilon)
         assert found[distance].item() == pytest.approx(slope, rel=0.02)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_the_gradient_of_a_recurrent_network_falls_with_the_distance(family: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(small_config(family, n_layer=1, context=32), V)
+    found = gradient_by_distance(model, some_ids(50, 33))
+    octaves = [found[a:b].mean().item() for a, b in ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32))]
+    assert octaves == sorted(octaves, reverse=True)
+    assert octaves[-1] < 0.02 * octaves[0]
 
 
 def test_windows_are_spread_over_the_whole_text() -> None:
