@@ -105,7 +105,7 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
-    _report(run, outcome)
+    _report(run, outcome, has_attention=not config.model.is_recurrent)
 
 
 def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
@@ -136,7 +136,7 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, outcome: "Outcome") -> None:
+def _report(run: Path, outcome: "Outcome", has_attention: bool) -> None:
     """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
@@ -153,7 +153,7 @@ def _report(run: Path, outcome: "Outcome") -> None:
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
-        look=f"minigpt inspect {name} --open",
+        look=f"minigpt inspect {name} --open" if has_attention else f"minigpt eval {name} --by-position",
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         longer=resume_command(run, outcome.resume_settings),
     )
