@@ -36,6 +36,8 @@ Array = NDArray[np.float64]
 Measure = Literal["loss", "bits_per_character"]
 
 GRADIENT_WINDOWS = 256
+LONGEST_LINE = 1 << 20
+"""The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
 SAMPLE_SECONDS, WARM_UP = 0.5, 16
 """How long to measure sampling, and the number of tokens to sample before that."""
 
@@ -66,7 +68,7 @@ class Measured:
     gradient: Array
     """The norm of the gradient by distance, (context,), as `gradient_by_distance` returns it. Empty if not measured."""
     sampled_per_second: float
-    """Sampling throughput of one sequence on this machine, in characters/s."""
+    """Sampling throughput of one sequence on this machine, in characters per second of processor time."""
 
     @property
     def text(self) -> tuple[str, str]:
@@ -157,12 +159,12 @@ def read_curve(run: Path | None) -> Curve:
     with suppress(UserError, OSError):
         if run is not None:
             with open_within(run / "metrics.jsonl", run) as file:
-                for line in file:
+                while line := file.readline(LONGEST_LINE):
                     entry = _numbers(line)
                     if {"step", "time", "loss/validation"} <= entry.keys():
                         points.append((entry["step"], entry["time"], entry["loss/validation"]))
                     speeds += [entry[key] for key in ("speed/characters_per_second",) if key in entry]
-    steps, seconds, loss = np.array(points, dtype=np.float64).reshape(-1, 3).T
+    steps, seconds, loss = np.array(sorted(points), dtype=np.float64).reshape(-1, 3).T
     return Curve(steps, seconds, loss, statistics.median(speeds) if speeds else None)
 
 
@@ -177,13 +179,16 @@ def _numbers(line: bytes) -> dict[str, float]:
 
 
 def _sampling_speed(checkpoint: Checkpoint, data: TokenDataset) -> float:
-    """Sample one sequence for half a second, and return the throughput in characters/s."""
+    """Sample one sequence for half a second, and return the throughput in characters/s.
+
+    The clock is the processor time of this thread, so other programs hardly change the result.
+    """
     engine = build_engine(checkpoint.config.model, checkpoint.weights)
     steps = generate_ids(engine, np.zeros(1, dtype=np.int64), SampleConfig(length=1_000_000))
     for _ in range(WARM_UP):
         next(steps)
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < SAMPLE_SECONDS and next(steps, None):
+    started, count = time.thread_time(), 0
+    while (elapsed := time.thread_time() - started) < SAMPLE_SECONDS and next(steps, None):
         count += 1
     return count * data.characters_per_token / elapsed
 
