@@ -142,8 +142,9 @@ def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) ->
     The loss on the training part would say nothing about new text.
     """
     from minigpt.text.dataset import reload_dataset
+    from minigpt.text.sources import VOLATILE
 
-    if not text or any(source == "-" or source.startswith("builtin:") for source in text):
+    if not text or any(source in VOLATILE for source in text):
         return None
     update = {"source": tuple(text), "val_source": (), "encoding": encoding}
     data = checkpoint.config.data.model_copy(update=update)

@@ -16,7 +16,7 @@ from minigpt.files import remove
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
 from minigpt.text.corpus import Corpus, Fingerprint, Scan, scan
-from minigpt.text.sources import open_corpus
+from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
@@ -61,7 +61,7 @@ def load_dataset(config: DataConfig) -> TokenDataset:
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
-    """Load the dataset of an earlier run. Standard input and built-in texts are loaded from the cache.
+    """Load the dataset of an earlier run. Standard input and texts of Python are loaded from the cache.
 
     Args:
         config: The data settings. The source may have changed.
@@ -72,7 +72,7 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
         TextMismatchError: The text is missing or has changed.
     """
     sources = (*config.source, *config.val_source)
-    if any(source == "-" or source.startswith("builtin:") for source in sources):  # an update of Python changes these
+    if any(source in VOLATILE for source in sources):
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):

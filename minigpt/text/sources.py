@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import codecs
 import os
+import re
 import sys
 import sysconfig
 import tokenize
@@ -21,6 +22,7 @@ from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
 from minigpt.text.download import download, downloads
+from minigpt.text.stories import MAX_SEED, stories
 
 HEAD = 8 << 10
 """Bytes to check at the start of a file. A NUL character among them marks a binary file."""
@@ -35,7 +37,13 @@ KINDS = 4
 BUILTINS = {
     "python": "standard library source of this Python, without tests (about 11 MB)",
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
+    "stories": "little stories, the same everywhere (1 MB, or stories:LENGTH:SEED)",
 }
+VOLATILE = ("-", "builtin:python", "builtin:pydoc")
+"""Sources that a resumed run cannot read again: standard input, and texts that an update of Python changes."""
+STORIES = 1_000_000, 1
+"""The length, in characters, and the seed of `builtin:stories`."""
+MAX_STORIES = 10**10
 
 
 def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
@@ -205,11 +213,29 @@ def _standard_input(encoding: str) -> Corpus:
 
 
 def _builtin(name: str) -> Corpus:
+    if name.partition(":")[0] == "stories":
+        return Corpus(f"builtin:{name}", (_stories(name),))
     if name not in BUILTINS:
         known = ", ".join(BUILTINS)
         raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
     chunks = _python_sources() if name == "python" else (topics[topic].encode() for topic in sorted(topics))
     return Corpus(f"builtin:{name}", (_temporary_copy(f"builtin:{name}", chunks, "utf-8"),))
+
+
+def _stories(name: str) -> Part:
+    """Return a file in the cache with the stories of `stories`, `stories:LENGTH` or `stories:LENGTH:SEED`."""
+    found = re.fullmatch("stories(?::([0-9]{1,20}))?(?::([0-9]{1,20}))?", name)
+    length, seed = (int(found[1] or STORIES[0]), int(found[2] or STORIES[1])) if found else (0, 0)
+    if not (0 < length <= MAX_STORIES and seed <= MAX_SEED):
+        raise TextError(
+            f"builtin:{escape(name)} is not builtin:stories:LENGTH or builtin:stories:LENGTH:SEED, with a length from "
+            f"1 to {MAX_STORIES:,} characters and a seed from 0 to {MAX_SEED:,}"
+        )
+    path = cache_folder() / "stories" / f"{length}-{seed}.txt"
+    if not (path.is_file() and path.stat().st_size == length):
+        with cached_file(path) as file:
+            file.writelines(part.encode() for part in stories(length, seed))
+    return Part(path.name, path)
 
 
 def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:

@@ -117,5 +117,5 @@ def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
 
 def name_stem(source: str) -> str:
     """Return the start of a run's name from the name of a preset or a text: "../My File.txt" becomes "My-File"."""
-    name = Path(source.rpartition(":")[2]).name.lstrip(".")
+    name = Path(source.removeprefix("builtin:").removeprefix("download:")).name.lstrip(".")
     return re.sub(r"\W+", "-", name.split(".")[0]).strip("-_") or "text"

@@ -122,6 +122,7 @@ def test_settings_are_checked_together_with_the_fitted_ones(cli: Cli, verse: str
     [
         *[("my.txt", "my"), ("../x.txt", "x"), ("a b.txt", "a-b"), ("düsseldorf.txt", "düsseldorf")],
         *[("春.txt.gz", "春"), (".hidden", "hidden"), ("folder/", "folder"), ("download:text8", "text8")],
+        *[("builtin:stories", "stories"), ("builtin:stories:5000:2", "stories-5000-2")],
         *[("-", "text"), ("..", "text"), ("*.txt", "text"), ("--x--.txt", "x"), ("shakespeare-cpu", "shakespeare-cpu")],
     ],
 )

@@ -466,6 +466,17 @@ def test_a_run_on_a_built_in_text_survives_an_update_of_python(cache: Path, monk
     assert after.train.tolist() == before.train.tolist()
 
 
+def test_a_run_on_stories_survives_an_empty_cache(cache: Path) -> None:
+    config = DataConfig(source=("builtin:stories:2000:7",))
+    before = data.load_dataset(config)
+    shutil.rmtree(cache)
+    after = data.reload_dataset(config, before.fingerprint, before.tokenizer)
+    assert after.train.tolist() == before.train.tolist()
+    other = DataConfig(source=("builtin:stories:2000:8",))
+    with pytest.raises(TextMismatchError, match="builtin:stories:2000:8 is not the text that this run was trained on"):
+        data.reload_dataset(other, before.fingerprint, before.tokenizer)
+
+
 def test_a_file_added_to_a_folder_is_named_as_a_reason(cache: Path, tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()

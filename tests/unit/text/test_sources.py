@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from minigpt.errors import EncodingError, UserError
+from minigpt.errors import EncodingError, UserError, escape
 from minigpt.text.corpus import BLOCK, Fingerprint, scan
 from minigpt.text.sources import BUILTINS, open_corpus
 
@@ -399,7 +399,7 @@ READ_TWICE = """
 import os, sys
 from pathlib import Path
 from minigpt.text.sources import open_corpus
-from minigpt.errors import EncodingError, UserError
+from minigpt.errors import EncodingError, UserError, escape
 try:
     corpus = open_corpus(sys.argv[1])
 except UserError as error:
@@ -472,3 +472,42 @@ def test_builtin_pydoc_and_unknown_names() -> None:
     assert error("builtin:pythn") == (
         f"no built-in text is named 'pythn'; did you mean python? (known: {', '.join(BUILTINS)})"
     )
+
+
+def test_stories_have_a_length_and_a_seed(folder: Path) -> None:
+    whole = text("builtin:stories:5000:1")
+    assert len(whole) == 5000
+    assert text("builtin:stories:700") == whole[:700]
+    assert text("builtin:stories:700:2") != whole[:700]
+    short = folder.parent / "cache/stories/700-1.txt"
+    short.write_text("cut short", encoding="utf-8")
+    assert text("builtin:stories:700") == whole[:700], "a damaged file is written again"
+    assert open_corpus("builtin:stories:700").name == "builtin:stories:700"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ":0",
+        ":-5",
+        ":1e6",
+        ":",
+        "::2",
+        ":5:",
+        ":5:x",
+        ":5:1:1",
+        f":{10**10 + 1}",
+        f":{'9' * 5000}",
+        f":5:{1 << 64}",
+        ":5\n",
+    ],
+)
+def test_stories_with_a_wrong_length_or_seed(parameters: str) -> None:
+    said = error(f"builtin:stories{parameters}")
+    assert said.startswith(f"builtin:stories{escape(parameters)} is not builtin:stories:LENGTH")
+    assert "\n" not in said
+
+
+def test_the_name_of_the_stories_is_suggested(folder: Path) -> None:
+    assert "did you mean stories?" in error("builtin:storys")
+    assert error("stories").endswith("did you mean builtin:stories?")
