@@ -42,7 +42,7 @@ def compare(
     Examples:
       minigpt compare gpt-1 lstm-1
       minigpt compare gpt-1 lstm-1 --png curves.png
-      minigpt compare gpt-1 gpt-2 lstm-1 lstm-2 --logdir runs/compare
+      minigpt compare gpt-1 gpt-2 lstm-1 lstm-2 --logdir curves
     """
     is_folder = png is not None and png.is_dir()
     pictures = [png / f"{name}.png" for name in PICTURES] if png and is_folder else [png] if png else []
@@ -100,7 +100,7 @@ def _check_logdir(folder: Path | None, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         problem = "it is a file"
     elif is_run(folder) or any(is_run(folder / name) for name in names_in(folder)):
-        problem = "it has runs in it; choose a folder of its own, such as runs/compare"
+        problem = "it has runs in it; choose a folder of its own, such as curves"
     elif names_in(folder) and not force:
         problem = "it is not empty; to write into it, add --force"
     if problem:

@@ -96,9 +96,13 @@ def write_tensorboard(comparison: Comparison, folder: Path) -> None:
             with closing(SummaryWriter(str(place))) as board:
                 for panel in charts:
                     line = panel.lines[index]
-                    values = {"": line.y, "lowest": line.low, "highest": line.high}[name]
-                    for step, value in dict(zip(np.rint(line.x).astype(int).tolist(), values, strict=True)).items():
-                        board.add_scalar(f"compare/{panel.title}", value, step)
+                    y, title = {"": line.y, "lowest": line.low, "highest": line.high}[name], panel.title
+                    if panel.y_base:  # TensorBoard's axes are linear at first
+                        y, title = np.log10(np.where(y > 0, y, np.nan)), f"{title}, log10"
+                    points = dict(zip(np.rint(line.x).astype(int).tolist(), y, strict=True))
+                    for step, value in points.items():
+                        if np.isfinite(value):
+                            board.add_scalar(f"compare/{title}", value, step)
 
 
 def folder_name(group: Group) -> str:

@@ -138,16 +138,17 @@ def test_pictures_go_into_one_file_or_a_folder(cli: Cli, tmp_path: Path) -> None
 
 
 def test_tensorboard_gets_a_folder_of_its_own(cli: Cli, copy: Path) -> None:
-    assert "minigpt board runs/compare" in cli("compare", "gpt-1", "half", "--logdir", "runs/compare").err
-    assert [path.parent.name for path in sorted(Path("runs/compare").rglob("events*"))] == ["gpt-1", "half"]
-    assert "--force" in cli("compare", "gpt-1", "--logdir", "runs/compare").error
-    assert cli("compare", "gpt-1", "--logdir", "runs/compare", "--force").code == 0
+    assert "minigpt board curves" in cli("compare", "gpt-1", "half", "--logdir", "curves").err
+    assert [path.parent.name for path in sorted(Path("curves").rglob("events*"))] == ["gpt-1", "half"]
+    assert "--force" in cli("compare", "gpt-1", "--logdir", "curves").error
+    assert cli("compare", "gpt-1", "--logdir", "curves", "--force").code == 0
     before = sorted(Path("runs").rglob("*"))
     for folder in ("runs", "runs/gpt-1"):
-        assert "runs/compare" in cli("compare", "gpt-1", "--logdir", folder, "--force").error
+        assert "has runs in it" in cli("compare", "gpt-1", "--logdir", folder, "--force").error
     assert "file" in cli("compare", "gpt-1", "--logdir", "verse.txt", "--force").error
     assert sorted(Path("runs").rglob("*")) == before
-    assert "compare" not in cli("runs").out
+    assert cli("compare", "gpt-1", "--logdir", "runs/curves").code == 0
+    assert "curves" not in cli("runs").out
 
 
 def test_a_run_given_twice_is_compared_once(cli: Cli) -> None:

@@ -57,6 +57,8 @@ def test_tensorboard_overlays_the_groups_and_keeps_no_earlier_ones(tmp_path: Pat
     assert (tmp_path / "notes.txt").exists()
     highest = EventAccumulator(str(tmp_path / "a, 2 seeds/highest")).Reload()
     tags = highest.Tags()["scalars"]
-    assert sorted(tags) == sorted(f"compare/{panel.title}" for panel in panels(found))
-    (tag,) = [tag for tag in tags if "step" in tag]
-    assert [(event.step, event.value) for event in highest.Scalars(tag)] == [(0, 10), (4, 6), (8, 2)]
+    titles = [f"compare/{panel.title}{', log10' * bool(panel.y_base)}" for panel in panels(found)]
+    assert sorted(tags) == sorted(titles)
+    by_step, _, _, by_distance = [highest.Scalars(title) for title in titles]
+    assert [(event.step, event.value) for event in by_step] == [(0, 10), (4, 6), (8, 2)]
+    assert [event.value for event in by_distance] == pytest.approx([-d * np.log10(2) for d in range(16)], abs=1e-6)
