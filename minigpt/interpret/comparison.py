@@ -286,6 +286,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
         yield f"not ranked, because the validation parts differ (data.val_fraction {splits})"
     if tokenizers := listed(lambda run: run.settings["data.tokenizer"]):
         yield f"the tokenizers differ ({tokenizers}), so compare bits per character, not losses in nats"
+        if sizes := listed(lambda run: f"{run.result.characters:,} characters"):  # bytes are split at another place
+            yield f"their validation parts differ in length ({sizes})"
     if contexts := listed(lambda run: run.settings["model.context"]):
         yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
     if machines := listed(lambda run: run.machine):

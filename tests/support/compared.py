@@ -17,7 +17,8 @@ from minigpt.training.evaluate import EvalResult
 def measured(
     name: str, *, loss: float = 1.5, bits: float | None = None, seed: int = 1, tokenizer: str = "char",
     val_fraction: float = 0.1, context: int = 16, n_layer: int = 2, fingerprint: str = "text", corpus: str = "a.txt",
-    threads: int = 1, steps: Sequence[float] = (0, 4, 8), by_position: Sequence[float] = (3.0, 2.0, 1.0),
+    threads: int = 1, characters: int = 100, steps: Sequence[float] = (0, 4, 8),
+    by_position: Sequence[float] = (3.0, 2.0, 1.0),
 ) -> Measured:  # fmt: skip
     """Return a run whose loss falls to `loss`, at a step per second."""
     settings: dict[str, Any] = {
@@ -42,7 +43,7 @@ def measured(
         checkpoint=Path(f"runs/{name}/checkpoints/step-00000008"),
         metadata=metadata,
         settings=decisive(flatten(make_config(**settings))),
-        result=EvalResult(loss, bits, math.exp(loss), 100, tuple(by_position)),
+        result=EvalResult(loss, bits, math.exp(loss), characters, tuple(by_position)),
         curve=Curve(x, x, loss + 8 - x, 1000.0),
         gradient=0.5 ** np.arange(context),
         sampled_per_second=50.0,

@@ -73,12 +73,13 @@ def test_losses_of_different_texts_are_not_ranked(changes: dict[str, Any], note:
 def test_different_tokenizers_are_ranked_by_bits_per_character() -> None:
     """A byte has a lower loss than a character of three bytes."""
     found = compare([
-        measured("bytes", loss=1.0, bits=4.0, tokenizer="byte"),
+        measured("bytes", loss=1.0, bits=4.0, tokenizer="byte", characters=98),
         measured("chars", loss=2.0, bits=2.9),
     ])  # fmt: skip
     assert [group.name for group in found.groups] == ["chars", "bytes"]
     assert document(found)["ranked_by"] == "bits_per_character"
     assert "tokenizers differ (char: chars; byte: bytes)" in found.notes[0]
+    assert "100 characters: chars; 98 characters: bytes" in found.notes[1]
 
 
 def test_what_makes_a_comparison_unequal_is_named() -> None:
