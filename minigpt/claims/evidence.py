@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
+from minigpt.interpret.links import link_scores
 from minigpt.interpret.scores import Score, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
@@ -26,6 +27,7 @@ from minigpt.text.tokenizer import Ids
 from minigpt.training.evaluate import evaluate
 
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE = "SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"
+NOT_APPLICABLE = "NOT APPLICABLE"
 MIN_DIFFERENCE = 0.02
 """The smallest difference that counts, in nats or in units of cosine or divergence."""
 SHUFFLES = 2000
@@ -71,6 +73,24 @@ class Evidence:
         """Return the score `name` of each head for each window, (N, L, H), and that of uniform attention, (N)."""
         found = [scores[name] for scores in self._scores]
         return torch.stack([score.values for score in found]), torch.tensor([score.uniform for score in found])
+
+    @property
+    def is_on_stories(self) -> bool:
+        """Whether the text of the windows is `builtin:stories`."""
+        data = self.loaded.config.data
+        return all(source.startswith("builtin:stories") for source in data.val_source or data.source)
+
+    @cached_property
+    def _link_scores(self) -> list[tuple[dict[str, Score], dict[str, Score]]]:
+        texts = map(self.loaded.tokenizer.decode, self.windows)
+        pairs = zip(self.activations, self.untrained_activations, texts, strict=True)
+        return [(link_scores(now.weights, text), link_scores(then.weights, text)) for now, then, text in pairs]
+
+    def link_scores(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a score of `LINKS` for each window: of the heads now and untrained, (N, L, H), and uniform, (N)."""
+        now, then = ([scores[name] for scores in column] for column in zip(*self._link_scores, strict=True))
+        trained, untrained = (torch.stack([score.values for score in scores]) for scores in (now, then))
+        return trained, untrained, torch.tensor([score.uniform for score in now])
 
     def losses(self) -> Tensor:
         """Return the current loss of the model for each window, (N), in nats."""

@@ -9,12 +9,14 @@ from minigpt.claims.evidence import Evidence, Question
 from minigpt.claims.trained_heads import (
     attention_selects,
     deeper_attends_further,
+    deeper_leaves_the_line,
     every_head_helps,
     hard_attention_suffices,
     heads_differ,
     larger_outputs_matter_more,
     some_head_follows,
 )
+from minigpt.claims.trained_stories import some_head_copies, some_head_links
 from minigpt.claims.trained_vectors import (
     embeddings_group_characters,
     embeddings_learn,
@@ -49,6 +51,8 @@ QUESTIONS = (
     Question(36, "Does one head find related text: what followed the same character earlier?",
              "One head finds related text: what followed the same character earlier.", ("000",),
              some_head_follows("induction", 0.0)),
+    Question(37, "Does one head link a pronoun to its name?",
+             "One head links a pronoun to its noun.", ("000",), some_head_links),
     Question(38, "Do deeper layers attend further back?",
              "Deeper layers attend further back.", ("000",), deeper_attends_further),
     Question(44, "Do heads with larger outputs matter more?",
@@ -56,12 +60,16 @@ QUESTIONS = (
              larger_outputs_matter_more),
     Question(47, "Is every head needed?",
              "Ensembling always helps: every head is needed.", ("004",), every_head_helps),
+    Question(48, "Do deeper layers look outside the line more?",
+             "Deeper layers look outside the sentence.", ("000",), deeper_leaves_the_line),
     Question(87, "Does training change the direction of the embeddings?",
              "Embeddings are learned by backpropagation.", ("000", "002"), embeddings_learn),
     Question(104, "Does each layer add information about the next token?",
              "x holds information about its token, and more after each layer.", ("004",), residual_gains_information),
     Question(105, "Do deeper layers use more context?",
              "More layers use more context.", ("000",), layers_add_context),
+    Question(109, "Does one head copy invented words?",
+             "One head finds related text, anywhere in the past.", ("000",), some_head_copies),
 )  # fmt: skip
 
 
@@ -76,14 +84,7 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
     Raises:
         UserError: The context or the split is too short.
     """
-    length = min(loaded.config.model.context, MAX_LENGTH)
-    if length < MIN_CONTEXT:
-        raise UserError(f"the model has a context of {length} tokens; the questions need at least {MIN_CONTEXT}")
-    if len(tokens) < length:
-        raise TextError(f"the validation split has {len(tokens)} tokens; the questions need at least {length}")
-    count = min(WINDOWS, len(tokens) // length)
-    windows = [np.asarray(tokens[i * length : (i + 1) * length]) for i in range(count)]
-    evidence, results = Evidence(loaded, windows), []
+    evidence, results = Evidence(loaded, question_windows(loaded, tokens)), []
     for question in QUESTIONS:
         verdict, measured = question.check(evidence)
         results.append(
@@ -103,3 +104,18 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
         if progress:
             progress(1)
     return results
+
+
+def question_windows(loaded: Checkpoint, tokens: Ids) -> list[Ids]:
+    """Return the windows at the start of `tokens` on which the questions are measured.
+
+    Raises:
+        UserError: The context or `tokens` is too short.
+    """
+    length = min(loaded.config.model.context, MAX_LENGTH)
+    if length < MIN_CONTEXT:
+        raise UserError(f"the model has a context of {length} tokens; the questions need at least {MIN_CONTEXT}")
+    if len(tokens) < length:
+        raise TextError(f"the validation split has {len(tokens)} tokens; the questions need at least {length}")
+    count = min(WINDOWS, len(tokens) // length)
+    return [np.asarray(tokens[i * length : (i + 1) * length]) for i in range(count)]

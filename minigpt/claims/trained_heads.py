@@ -120,6 +120,19 @@ def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
     return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
 
 
+def deeper_leaves_the_line(evidence: Evidence) -> tuple[str, str]:
+    """Compare the share of attention before the current line. In 75% of all pairs of layers, it must rise with depth.
+
+    Attention to the first character does not count. In `builtin:stories`, each sentence has its own line.
+    """
+    share, uniform = evidence.scores("outside line")
+    if uniform.isnan().all():
+        return INCONCLUSIVE, "the windows have only one line"
+    layers = share.nanmean(2)  # (N, L)
+    measured = f"share of attention outside the line, by layer: {fmt(layers.mean(0))}, uniform {fmt(uniform.mean())}"
+    return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
+
+
 def every_head_helps(evidence: Evidence) -> tuple[str, str]:
     """Remove one head at a time. Many heads are tested, so each test requires 99.9% confidence."""
     costs = evidence.costs.flatten(1)  # (N, L H)

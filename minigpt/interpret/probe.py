@@ -28,8 +28,8 @@ MAX_PROJECTED = 4096
 def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]:
     """Return a function that training calls at each evaluation with (step, model, metrics).
 
-    It logs an image of all heads, the best score for each pattern, the mean distance and entropy of each layer, and
-    the token embeddings for TensorBoard's projector. It logs nothing for recurrent networks.
+    It logs an image of all heads, the best score for each pattern, the token embeddings for TensorBoard's projector,
+    and the mean distance, entropy and attention outside the line of each layer.
     """
 
     def probe(step: int, model: Model, metrics: Metrics) -> None:
@@ -43,7 +43,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]
             return
         scores = head_scores(activations.weights, characters(data.tokenizer, ids))
         scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
-        for name in ("distance", "entropy"):
+        for name in ("distance", "entropy", "outside line"):
             means = scores[name].values.mean(-1).tolist()
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}
         for tag, value in scalars.items():

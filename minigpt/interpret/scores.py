@@ -29,6 +29,7 @@ MEASURES = {
     "distance without first": "the same, ignoring attention to the first character",
     "entropy": "entropy of the attention weights, in nats",
     "top": "weight of the strongest key",
+    "outside line": "share of attention before the current line, ignoring attention to the first character",
 }
 MIN_MARGIN = 0.15
 """A head is named after its best pattern if its score exceeds the uniform baseline by this much."""
@@ -57,12 +58,13 @@ def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
     """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, then MEASURES."""
     T = len(characters)
     weights = weights.double()
-    rows = torch.cat((weights.flatten(0, 1), _uniform(T)[None]))  # (L H + 1, T, S)
-    scores = {name: attention_share(rows, keys) for name, keys in pattern_keys(characters).items()} | measures(rows)
+    rows = torch.cat((weights.flatten(0, 1), uniform_attention(T)[None]))  # (L H + 1, T, S)
+    scores = {name: attention_share(rows, keys) for name, keys in pattern_keys(characters).items()}
+    scores |= measures(rows) | {"outside line": outside_line(rows, characters)}
     return {name: Score(score[:-1].view(weights.shape[:2]), score[-1].item()) for name, score in scores.items()}
 
 
-def _uniform(T: int) -> Tensor:
+def uniform_attention(T: int) -> Tensor:
     """Return uniform causal attention, (T, S)."""
     mask = causal_mask(T, T, torch.device("cpu")).double()
     return mask / mask.sum(-1, keepdim=True)
@@ -80,7 +82,7 @@ def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: S
         for key_span in _occurrences(ids, key):
             if key_span.stop <= query_span.start:
                 keys[query_span, key_span] = True
-    return Score(attention_share(weights.double(), keys), attention_share(_uniform(T), keys).item())
+    return Score(attention_share(weights.double(), keys), attention_share(uniform_attention(T), keys).item())
 
 
 def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
@@ -151,6 +153,18 @@ def measures(weights: Tensor) -> dict[str, Tensor]:
         "entropy": torch.special.entr(later).sum(-1).mean(-1),
         "top": later.amax(-1).mean(-1) if T > 1 else later.sum((-1, -2)) * math.nan,
     }
+
+
+def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
+    """Return the share of the attention (N, T, S) before the current line, of all but that to the first character.
+
+    It is the mean over the queries after the first line, (N,).
+    """
+    line = torch.tensor([False, *(character in "\n\r" for character in characters[:-1])]).cumsum(0)
+    rest, before = weights[:, :, 1:], (line[:, None] > line)[:, 1:]
+    queries = before.any(-1)
+    shares: Tensor = (rest * before).sum(-1) / rest.sum(-1).clamp_min(1e-12)
+    return shares[:, queries].mean(-1)
 
 
 def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:

@@ -4,8 +4,8 @@ Each story has a girl and a boy. Most of what follows their introduction repeats
 
     Irma from Rusana has a blue drum.
     Yann from Bosava has a big drum.
-    "I like your big drum," says Irma.
     He says: "I am Yann from Bosava."
+    "I like your big drum," says Irma.
     They sing in Bosava: "zenu ve, zenu ve."
 
 After "He", only the boy can speak, and only his place and things can be his own. Girls' names start with A to L, and
@@ -13,8 +13,11 @@ boys' names with M to Z, so the first letter of a name shows who "He" is. Places
 model must copy them. Each sentence has its own line, and an empty line ends each story.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 GIRLS = (
     "Alma", "Anna", "Bella", "Britta", "Clara", "Cora", "Diana", "Dora", "Ella", "Emma", "Fiona", "Flora",
@@ -39,10 +42,11 @@ EVENTS = (
     '{a.He} says: "I am {a.name} from {a.place}."\n',
     '{a.He} says: "{b.He} is {b.name} from {b.place}."\n',
     '{a.He} asks {b.him}: "Are you {b.name} from {b.place}?"\n',
+    '{a.He} says: "My name is {a.name}."\n',
+    '{a.He} calls {b.him}: "{b.name}, come to {a.place}!"\n',
+    '"I like your {b.thing}," says {a.name}.\n',
     "{a.He} takes {a.his} {a.thing} to {b.place}.\n",
     "{a.He} likes the {b.thing} from {b.place}.\n",
-    '"Come to {a.place}, {b.name}," says {a.name}.\n',
-    '"I like your {b.thing}," says {a.name}.\n',
 )
 ENDINGS = (
     '{a.name} and {b.name} sing: "{song}, {song}."\n\n',
@@ -115,3 +119,49 @@ def story(choices: Choices) -> str:
             a, b = b, a
         sentences.append(choices.choose(kind).format(a=a, b=b, song=song))
     return "".join(sentences)
+
+
+# --- where a reader must look back ---------------------------------------------------------------------
+
+WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "him", "his"), BOYS)
+"""The names that a name or pronoun can refer to."""
+WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|(?:[BDFGKLMNPRSTVZbdfgklmnprstvz][aeiou]){{3}})\b")
+"""Line breaks, names, pronouns, and invented words of three syllables."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A position from which a reader must look back to predict the next character."""
+
+    kind: Literal["copy", "pronoun"]
+    """`copy`: within an invented word that occurred before. `pronoun`: before the name of the person whom the last
+    pronoun in the sentence means, as before "Yann" in `He says: "I am Yann`."""
+    query: int
+    keys: tuple[int, ...]
+    """For `copy`, the next character in the earlier words. For `pronoun`, the characters of the earlier names."""
+    rivals: tuple[int, ...] = ()
+    """For `pronoun`, the characters of the other person's earlier names."""
+
+
+def links(text: str) -> Iterator[Link]:
+    """Yield all links in a part of the stories. The part may start and end anywhere."""
+    copies, names = defaultdict[str, list[int]](list), {GIRLS: list[int](), BOYS: list[int]()}
+    meant = None
+    for found in WORDS.finditer(text):
+        word, first, who = found[0], found.start(), WHO.get(found[0])
+        if word == "\n\n":
+            copies.clear()
+            names = {GIRLS: [], BOYS: []}
+        if "\n" in word:
+            meant = None
+        elif who is None:
+            for offset in range(len(word) - 1 if copies[word] else 0):
+                yield Link("copy", first + offset, tuple(copy + offset + 1 for copy in copies[word]))
+            copies[word].append(first)
+        elif word not in who:
+            meant = who
+        else:
+            own, other = names[who], names[BOYS if who is GIRLS else GIRLS]
+            if meant is who and own and other:
+                yield Link("pronoun", first - 1, tuple(own), tuple(other))
+            own += range(first, found.end())

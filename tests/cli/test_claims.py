@@ -31,7 +31,7 @@ def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:
     trained = [row for row in found if row["verdict"] not in ("PASS", "CORRECTED")]
     assert len(trained) >= 10
     assert all(row["title"].endswith("?") for row in trained)
-    assert {row["verdict"] for row in trained} <= {"SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"}
+    assert {row["verdict"] for row in trained} <= {"SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE", "NOT APPLICABLE"}
     assert not plain & {row["id"] for row in trained}
     assert [row["id"] for row in found] == sorted(row["id"] for row in found)
 

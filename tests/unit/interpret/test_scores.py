@@ -12,6 +12,7 @@ from minigpt.interpret.scores import (
     divergence,
     head_kinds,
     head_scores,
+    outside_line,
     pattern_keys,
     span_score,
 )
@@ -65,6 +66,17 @@ def test_baselines_are_the_scores_of_uniform_attention() -> None:
     assert scores["entropy"].uniform == pytest.approx((math.log(2) + math.log(3) + math.log(4)) / 3)
     assert scores["distance"].uniform == pytest.approx((0.5 + 1 + 1.5) / 3)
     assert scores["self"].lift.item() == pytest.approx(1 / scores["self"].uniform)
+
+
+def test_attention_outside_the_line_ignores_the_first_character() -> None:
+    characters = list("ab\nc\rd")  # the lines start at 0, 3 and 5
+    weights = torch.zeros(2, 6, 6)
+    weights[:, :3, 0] = 1
+    weights[0, 3:, 0], weights[0, 3:, 1] = 0.5, 0.5
+    weights[1, 3], weights[1, 4] = torch.tensor([0.2, 0.2, 0, 0.6, 0, 0]), torch.tensor([0, 0, 0, 0.5, 0.5, 0])
+    weights[1, 5] = torch.tensor([0, 0, 0, 0.5, 0, 0.5])
+    assert outside_line(weights, characters).tolist() == pytest.approx([1, (0.25 + 0 + 0.5) / 3])
+    assert outside_line(weights[:, :2, :2], characters[:2]).isnan().all(), "a single line"
 
 
 def test_patterns_have_the_right_keys() -> None:
