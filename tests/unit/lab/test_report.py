@@ -119,9 +119,9 @@ def test_the_tables_of_the_notebook_show_the_recorded_runs() -> None:
 def test_the_figures_of_the_notebook_are_drawn_and_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.draw(records.read(), tmp_path)
-    figures = {path.name for path in tmp_path.iterdir()} | {"growth.png"}
+    figures = {path.name for path in tmp_path.iterdir()} | {"growth.png", "lengths.png"}
     assert figures == {path.name for path in records.LAB.glob("*.png")}
-    assert len(figures) <= 8
+    assert len(figures) <= 12
     pages = [*PAGES, records.LAB.parent / "benchmarks.md"]
     shown = {name for page in pages for name in re.findall(r"!\[.+\]\(.*?([\w-]+\.png)\)", page.read_text("utf-8"))}
     assert shown == figures
