@@ -225,6 +225,21 @@ NO_POSITIONS = Experiment(
     "longer. This one has 0.8 million and reads characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
 )
+NO_POSITIONS_IN_ONE_LAYER = Experiment(
+    "positions-1",
+    "positions",
+    "A model of one layer without positions is {none - learned} above learned positions.",
+    lambda difference: difference > 0.3,
+)
+ADDED_OR_CONCATENATED = tuple(
+    Experiment(
+        question,
+        "positions",
+        f"With {layers}, concatenated positions have a loss of {{concatenated}}, added ones {{learned}}.",
+        lambda concatenated, added: abs(concatenated - added) < 0.02,
+    )
+    for question, layers in (("positions-1", "one layer"), ("positions-2", "two layers"))
+)
 LEARNED_OR_SINUSOIDAL = Experiment(
     "ablations",
     "architecture",
@@ -268,7 +283,7 @@ CLAIMS = (
         "A small GPT without positions learns, but much worse",
         ("003",),
         notes_say="A model that does not know the order loses a lot.",
-        trained=(NO_POSITIONS,),
+        trained=(NO_POSITIONS, NO_POSITIONS_IN_ONE_LAYER),
     ),
     Claim(
         61,
@@ -316,6 +331,13 @@ CLAIMS = (
         ("003",),
         added_then_dropped,
         notes_say="Token and position vectors are added, then dropout is applied.",
+    ),
+    Claim(
+        69,
+        "Adding positions to the embeddings costs little against concatenating them",
+        ("003",),
+        trained=ADDED_OR_CONCATENATED,
+        notes_say="Adding positions loses little.",
     ),
     Claim(66, "Learned and sinusoidal positions give similar losses", ("003",), trained=(LEARNED_OR_SINUSOIDAL,)),
     Claim(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.claims.experiment import Experiment
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
 from minigpt.config.schema import SampleConfig
 from minigpt.model.gpt import attention_weights, use_kernels
@@ -222,6 +223,14 @@ def products_counted() -> Finding:
     return Finding((*longer, *wider) == (4, 2, 2, 4) and weights == core, measured)
 
 
+LSTM_AGAINST_GPT = Experiment(
+    "rivals",
+    "recurrent",
+    "After a minute of training at equal size and time, the loss of a GPT on Tiny Shakespeare is {baseline}. Those of "
+    "an LSTM, a GRU and a plain recurrent network are {lstm}, {gru} and {rnn}.",
+    lambda gpt, lstm, gru, rnn: lstm < gpt,
+)
+
 CLAIMS = (
     Claim(
         73,
@@ -256,6 +265,15 @@ CLAIMS = (
         ("001", "004"),
         weight_decides_not_distance,
         notes_say="Attention does not forget, because it weighs every word.",
+    ),
+    Claim(
+        79,
+        "A small LSTM learns one megabyte of text at least as fast as a GPT of its size",
+        ("001",),
+        trained=(LSTM_AGAINST_GPT,),
+        notes_say="Attention replaces recurrent networks because these forget.",
+        mistake="They do forget: their gradients vanish with distance, also after training. But the next character "
+        "of a small text depends mostly on the last word.",
     ),
     Claim(
         81,
