@@ -101,7 +101,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
-    A source that chooses a recurrent family discards the settings of earlier sources that only transformers have.
+    If the family is recurrent, a source that sets it discards what earlier sources say of attention.
 
     Args:
         sources: Settings, with the highest priority last.
@@ -120,9 +120,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
             problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
-        if "model.family" in values:
-            chosen = {key: choice for key, choice in chosen.items() if choice[1] != UNUSED}
-        if values.get("model.family") in RECURRENT:
+        if "model.family" in values and family in RECURRENT:
             chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
         chosen |= {key: (value, label) for key, value in values.items()}
     if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):

@@ -136,5 +136,9 @@ def test_a_later_family_discards_what_a_preset_says_of_attention() -> None:
     assert resolved.sources["model.n_head"] == "not used"
     again = resolve(("checkpoint", flatten(resolved.config)))
     assert again.config == resolved.config
-    back = resolve(("preset p", {"model.family": "gru"}), parse_overrides(["model.family=modern"])).config.model
-    assert back == ModelConfig()
+
+
+@pytest.mark.parametrize("family", ["classic", "modern"])
+def test_a_later_transformer_has_its_own_defaults(family: str) -> None:
+    back = resolve(("preset p", {"model.family": "gru"}), parse_overrides([f"model.family={family}"]))
+    assert back == resolve(("", {}), parse_overrides([f"model.family={family}"]))
