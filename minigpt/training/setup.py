@@ -93,6 +93,9 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
+    if len(data.train) <= config.model.context:
+        needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
+        raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Cli
-from forgery import CONFIG, METADATA, MODEL, OPTIMIZER, STEPS, TOKENIZER, entry, forge, safetensors
+from command_line import SMALL, Cli
+from forgery import CONFIG, METADATA, MODEL, OPTIMIZER, STEPS, TEXT, TOKENIZER, entry, forge, safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
@@ -278,6 +278,41 @@ def test_a_forged_checkpoint_is_rejected_with_little_memory(cli: Cli, run: Path,
         fails_in_one_line(cli, SAMPLE, RESUME)
         fails_in_one_line_or_works(cli, VERIFY)
     assert not Path("ran").exists()
+
+
+def test_a_context_longer_than_the_text_is_not_resumed(cli: Cli, run: Path) -> None:
+    """Rotary positions have no weights, so only the text shows that this context was not trained."""
+    for step in STEPS:
+        folder = step_folder(run, step)
+        forge(folder, {CONFIG: text(("context: 8", "context: 99999"))((folder / CONFIG).read_bytes())})
+    fails_in_one_line(cli, RESUME)
+
+
+STATE = "blocks.0.weight_hh_l0"
+RECURRENT: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "missing weight": (MODEL, weights(lambda w: w.pop(STATE))),
+    "another layer": (MODEL, weights(lambda w: w.update({"blocks.1.weight_hh_l0": w[STATE]}))),
+    "a gate less": (MODEL, weights(lambda w: w.update({STATE: w[STATE][:24]}))),
+    "no biases": (MODEL, weights(lambda w: [w.pop(name) for name in list(w) if ".bias_" in name])),
+    "biases that are off": (CONFIG, text(("bias: true", "bias: false"))),
+    "another family": (CONFIG, text(("family: lstm", "family: gru"))),
+    "a transformer": (CONFIG, text(("family: lstm", "family: modern"))),
+    "heads": (CONFIG, text(("n_head: 1", "n_head: 2"))),
+}
+
+
+def test_a_forged_recurrent_network_is_rejected(cli: Cli, empty_folder: Path) -> None:
+    Path("a.txt").write_text(TEXT, encoding="utf-8")
+    assert cli("train", "a.txt", "--name", "r", *SMALL, "-s", "model.n_embd=8", "-s", "model.family=lstm").code == 0
+    intact = shutil.copytree("runs", "intact")
+    for name, change in RECURRENT.values():
+        for step in STEPS:
+            folder = step_folder(Path("runs/r"), step)
+            forge(folder, {name: change((folder / name).read_bytes())})
+        fails_in_one_line(cli, SAMPLE, EVAL, RESUME)
+        shutil.rmtree("runs")
+        shutil.copytree(intact, "runs")
+    fails_in_one_line_or_works(cli, SAMPLE, EVAL, RESUME)
 
 
 @pytest.mark.parametrize(
