@@ -292,6 +292,11 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
         yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
     if machines := listed(lambda run: run.machine):
         yield f"do not compare training times, because the machines or threads differ ({machines})"
+    for group in groups:
+        ends = {run.name: int(run.curve.steps[-1]) for run in group.runs if len(run.curve.steps)}
+        if len({*ends.values()}) > 1 and group.runs[0].settings["train.minutes"] is None:
+            steps = ", ".join(f"{name} to step {end:,}" for name, end in ends.items())
+            yield f"the seeds of {group.name} were not trained equally long ({steps})"
     if short := [run.name for run in runs if not run.result.by_position]:
         yield f"no loss by position for {', '.join(short)}: the validation text is shorter than one window"
     if without := [run.name for run in runs if not len(run.curve.steps)]:

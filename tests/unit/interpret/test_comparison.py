@@ -95,6 +95,11 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
     assert "no training curves for short" in notes
 
 
+def test_a_seed_that_stopped_early_is_named() -> None:
+    found = compare([measured("a-1", seed=1), measured("a-2", seed=2, steps=(0, 4))])
+    assert found.notes == ("the seeds of a were not trained equally long (a-1 to step 8, a-2 to step 4)",)
+
+
 def test_damaged_lines_of_the_metrics_are_skipped(tmp_path: Path) -> None:
     lines = [
         b'{"step": 0, "time": 0.0, "loss/validation": 4.0, "bits_per_character/validation": 5.8}',
