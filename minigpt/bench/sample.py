@@ -62,7 +62,7 @@ def run(
         config, vocab_size = config.model_copy(update={"model": loaded.config.model}), loaded.tokenizer.vocab_size
     context = config.model.context
     length = length or min(LENGTH, context)
-    if length > context:  # beyond the context, the sides would use different windows
+    if length > context and not config.model.is_recurrent:  # beyond the context, the sides would use different windows
         raise ConfigError(f"a length of {length} exceeds the context of {context} (model.context)")
     common = (config, length, num_samples)
     with ExitStack() as stack:

@@ -102,7 +102,7 @@ def _check_logdir(folder: Path | None, force: bool) -> None:
     elif is_run(folder) or any(is_run(folder / name) for name in names_in(folder)):
         problem = "it has runs in it; choose a folder of its own, such as curves"
     elif names_in(folder) and not force:
-        problem = "it is not empty; to write into it, add --force"
+        problem = "it is not empty; to replace all curves in it, add --force"
     if problem:
         raise UserError(f"--logdir {escape(folder)}: {problem}")
 

@@ -111,7 +111,7 @@ def hint(error: UserError, command: str) -> str:
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NoAttentionError():
-            return "to see how it uses its past: minigpt eval RUN --by-position, or minigpt compare RUN"
+            return "to see how it uses its past: minigpt eval RUN --by-position, or minigpt compare RUN --png FILE"
         case ViewError(max_tokens=int(count)):
             return f"try --max-tokens {count}"
         case DivergedError():

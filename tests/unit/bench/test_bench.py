@@ -98,6 +98,13 @@ def test_a_trained_run_is_sampled_up_to_its_context(monkeypatch: pytest.MonkeyPa
     assert {one["characters"] for one in rounds} == {2 * 16}
 
 
+def test_a_recurrent_network_is_sampled_beyond_its_context() -> None:
+    settings = ["-s", "model.family=lstm", "-s", "model.n_embd=8", "-s", "model.context=16"]
+    (comparison,) = found("sample", *settings, "--length", 20, "--rounds", 1)["comparisons"]
+    ((name, side),) = comparison["sides"].items()
+    assert (name, side["rounds"][0]["characters"]) == ("minigpt", 20)
+
+
 def test_transformers_samples_as_many_characters_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     config = resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config

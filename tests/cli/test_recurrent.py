@@ -1,0 +1,54 @@
+"""The command line with a recurrent network."""
+
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, VERSE, Cli, called
+
+pytestmark = pytest.mark.usefixtures("at_lstm")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `lstm` and `gpt`. Read only."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    called(folder, "train", "verse.txt", "--name", "lstm", *SMALL, "-s", "model.family=lstm")
+    called(folder, "train", "verse.txt", "--name", "gpt", *SMALL)
+    return folder
+
+
+@pytest.fixture
+def at_lstm(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test in the shared folder."""
+    monkeypatch.chdir(trained)
+
+
+@pytest.mark.parametrize(
+    "command", ["attention lstm", "inspect lstm", "inspect gpt --compare lstm -o x.html", "claims lstm"]
+)
+def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> None:
+    done = cli(*command.split())
+    line = done.err.splitlines()[-1]
+    assert done.code == 1
+    assert line.startswith("minigpt: runs/lstm/checkpoints/step-")
+    assert "is a recurrent network and has no attention; to see how it uses its past: minigpt eval RUN" in line
+    assert not Path("x.html").exists()
+
+
+def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> None:
+    prompt = VERSE[:50]  # the context is 16
+    options = ["sample", "lstm", "--prompt", prompt, "--length", 60, "-n", 2]
+    done = cli(*options, "--json")
+    assert done.err == ""
+    whole = [sample["text"] for sample in done.json["samples"]]
+    assert [len(text) for text in whole] == [60, 60]
+    assert [one["text"] for one in cli(*options, "--engine", "torch", "--json").json["samples"]] == whole
+    stop = whole[0][30:32]
+    cut = [one["text"] for one in cli(*options, "--stop", stop, "--json").json["samples"]]
+    assert cut == [text.partition(stop)[0] for text in whole]
+
+
+def test_heads_are_refused_in_one_line(cli: Cli) -> None:
+    error = cli("train", "verse.txt", *SMALL, "-s", "model.family=gru", "-s", "model.n_head=2").error
+    assert error == "configuration: model.n_head does not apply to model.family gru; remove it"
