@@ -17,7 +17,7 @@ from typer.cli import get_docs_for_click
 from minigpt.cli.main import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import show, type_name
-from minigpt.config.schema import FAMILIES, NO_ATTENTION, RunConfig
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -80,11 +80,8 @@ def settings() -> str:
     lines += ["", "## Model families", "", "`model.family: classic` has different defaults:", ""]
     lines += [f"- `model.{key}: {show(value)}`" for key, value in FAMILIES["classic"].items()]
     unused = ", ".join(f"`{key}`" for key in NO_ATTENTION)
-    lines += [
-        "",
-        "`rnn`, `lstm` and `gru` are recurrent. They have biases, and these settings do not apply:",
-        unused + ".",
-    ]
+    rates = ", ".join(f"`{family}` {rate}" for family, rate in RECURRENT.items())
+    lines += ["", f"Recurrent families have biases, their own `optim.muon_lr` ({rates}), and no {unused}."]
     lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"

@@ -112,6 +112,8 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """
     family = next((values["model.family"] for _, values in reversed(sources) if "model.family" in values), "modern")
     defaults = {f"model.{key}": value for key, value in FAMILIES.get(str(family), {}).items()}
+    if str(family) in RECURRENT:
+        defaults["optim.muon_lr"] = RECURRENT[str(family)]
     chosen: dict[str, tuple[Any, str]] = {}
     problems = []
     for label, values in ((f"family {family}", defaults), *sources):

@@ -134,6 +134,7 @@ def test_a_later_family_discards_what_a_preset_says_of_attention() -> None:
     resolved = resolve(preset, parse_overrides(["model.family=gru"]))
     assert resolved.config.model.n_embd == 30
     assert resolved.sources["model.n_head"] == "not used"
+    assert (resolved.config.optim.muon_lr, resolved.sources["optim.muon_lr"]) == (RECURRENT["gru"], "family gru")
     again = resolve(("checkpoint", flatten(resolved.config)))
     assert again.config == resolved.config
 
