@@ -1,0 +1,267 @@
+"""The encoder-decoder of the course: its masks, its attention, its training, and the page about it."""
+
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+COURSE = Path(__file__).resolve().parents[2] / "docs/course"
+PAGE = (COURSE / "encoder-decoder.md").read_text(encoding="utf-8")
+RECORD = json.loads((COURSE / "encoder-decoder.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Any]:
+    """Return docs/course/encoder_decoder.py as a module that can import the file beside it. Use one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(COURSE)
+        spec = importlib.util.spec_from_file_location("encoder_decoder", COURSE / "encoder_decoder.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    sys.modules.pop("encoder_decoder_figures", None)
+    torch.set_num_threads(threads)
+
+
+def small(example: Any, name: str, width: int = 16) -> torch.nn.Module:
+    torch.manual_seed(1)
+    model: torch.nn.Module = {
+        "LSTM": lambda: example.ContextVector(width, 8),
+        "LSTM with attention": lambda: example.AdditiveAttention(width, 8),
+        "transformer": lambda: example.Transformer(width, 2, 2),
+    }[name]()
+    return model
+
+
+NAMES = ("LSTM", "LSTM with attention", "transformer")
+
+
+def changed(before: Tensor, after: Tensor) -> list[bool]:
+    """Return for each position whether the vectors there differ, for two tensors (1, T, C)."""
+    return [not torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_decoder_cannot_see_later_targets(example: Any, name: str) -> None:
+    model = small(example, name)
+    source, target, _ = example.make_batch(6, 1, torch.Generator().manual_seed(0))
+    other = target.clone()
+    other[0, 4] = (target[0, 4] + 1) % 26
+    memory = model.encode(source)
+    before, after = (model.decode(memory, letters)[0] for letters in (target, other))
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert ((before - after).abs().amax(2) > 1e-4).tolist() == [[False] * 4 + [True] * 3]
+
+
+@pytest.mark.parametrize("name", ["LSTM with attention", "transformer"])
+@torch.no_grad()
+def test_each_output_of_the_encoder_depends_on_each_letter(example: Any, name: str) -> None:
+    model = small(example, name)
+    source, _, _ = example.make_batch(6, 1, torch.Generator().manual_seed(0))
+    for position in (0, 5):
+        other = source.clone()
+        other[0, position] = (source[0, position] + 1) % 26
+        found = [model.encode(letters) for letters in (source, other)]
+        before, after = (memory if name == "transformer" else memory[0] for memory in found)
+        assert all(changed(before, after))
+
+
+@torch.no_grad()
+def test_the_context_vector_has_one_size_for_all_lengths(example: Any) -> None:
+    model = small(example, "LSTM")
+    for length in (2, 20):
+        source, _, _ = example.make_batch(length, 3, torch.Generator().manual_seed(0))
+        assert [tuple(state.shape) for state in model.encode(source)] == [(1, 3, 16)] * 2
+
+
+@torch.no_grad()
+def test_cross_attention_is_the_plain_formula(example: Any) -> None:
+    torch.manual_seed(0)
+    layer = example.CrossAttention(example.ModelConfig(n_embd=12, n_head=3)).double()
+    x, memory = torch.randn(1, 4, 12).double(), torch.randn(1, 7, 12).double()
+    output, weights = layer(x, memory)
+    assert weights.shape == (1, 3, 4, 7)
+    torch.testing.assert_close(weights.sum(3), torch.ones(1, 3, 4).double())
+    w_k, w_v = layer.key_value.weight.chunk(2)
+    for t in range(4):
+        heads = []
+        for head in range(3):
+            rows = slice(4 * head, 4 * head + 4)
+            q = layer.query.weight[rows] @ x[0, t]
+            scores = [float(q @ (w_k[rows] @ vector)) / math.sqrt(4) for vector in memory[0]]
+            mine = [math.exp(score) / sum(map(math.exp, scores)) for score in scores]
+            torch.testing.assert_close(weights[0, head, t].tolist(), mine)
+            heads.append(sum(w * (w_v[rows] @ vector) for w, vector in zip(mine, memory[0], strict=True)))
+        torch.testing.assert_close(output[0, t], layer.proj.weight @ torch.cat(heads))
+
+
+@torch.no_grad()
+def test_additive_attention_is_the_plain_formula(example: Any) -> None:
+    model = small(example, "LSTM with attention").double()
+    source, target, _ = example.make_batch(5, 1, torch.Generator().manual_seed(0))
+    states, _, h, _ = memory = model.encode(source)
+    weights = model.decode(memory, target)[1][0]  # (T, S)
+    torch.testing.assert_close(weights.sum(1), torch.ones(6).double())
+    key = [model.key.weight @ state + model.key.bias for state in states[0]]
+    scores = [float(model.score.weight[0] @ torch.tanh(model.query.weight @ h[0] + k)) for k in key]
+    torch.testing.assert_close(weights[0].tolist(), [math.exp(s) / sum(map(math.exp, scores)) for s in scores])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_is_reproducible_and_lowers_the_loss(example: Any, name: str) -> None:
+    first, again = (example.train(small(example, name), 1, 0.02, 60, range(2, 4))[0] for _ in range(2))
+    assert first == again
+    assert sum(first[-10:]) < 0.9 * sum(first[:10])
+
+
+def test_one_pass_tells_what_greedy_decoding_gets_right(example: Any) -> None:
+    model = small(example, "LSTM", 32)
+    example.train(model, 1, 0.02, 150, range(2, 4))
+    words, _, _ = example.make_batch(3, 50, torch.Generator().manual_seed(2003))
+    texts = ["".join(chr(ord("a") + i) for i in word[:-1]) for word in words.tolist()]
+    written = [example.write(model, text)[0] == text[::-1] for text in texts]
+    assert 0 < sum(written) < 50
+    assert example.accuracy(model, 3, 1, 50) == sum(written) / 50
+
+
+@pytest.fixture
+def tiny(example: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the example with small models, a few steps and short words."""
+    rivals = {name: (lambda name=name: small(example, name), 0.01, 10) for name in NAMES}
+    monkeypatch.setattr(example, "RIVALS", rivals)
+    monkeypatch.setattr(example, "TRAINED", range(2, 4))
+    monkeypatch.setattr(example, "TESTED", range(2, 6))
+    monkeypatch.setattr(example, "EXAMPLES", ("abc", "abcde"))
+    return example
+
+
+def test_the_command_prints_a_table_and_draws_two_figures(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.setattr(sys, "argv", ["encoder_decoder.py", "--plot", str(tmp_path)])
+    tiny.main()
+    printed = capsys.readouterr().out
+    for name in NAMES:
+        assert re.search(rf"^{name}: \d+ parameters, 10 steps in ", printed, re.MULTILINE)
+        assert re.search(rf"^{name} +\d+% +\d+%$", printed, re.MULTILINE)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "encoder-decoder-accuracy.png",
+        "encoder-decoder-alignment.png",
+    }
+
+
+@pytest.mark.parametrize(("installed", "says"), [(False, "pip install"), (True, "is not a folder")])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_training(
+    tiny: Any, installed: bool, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tiny, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(sys, "argv", ["encoder_decoder.py", "--plot", "no/such/folder"])
+    with pytest.raises(SystemExit):
+        tiny.main()
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    return [run for run in RECORD["runs"] if run["model"] == name]
+
+
+def share(name: str, length: int) -> str:
+    found = [run["accuracy"][str(length)] for run in runs_of(name)]
+    return f"{sum(found) / len(found):.0%}"
+
+
+def seconds(name: str) -> float:
+    return sum(run["seconds"] for run in runs_of(name)) / 3
+
+
+def test_the_record_is_of_this_example_and_fair(example: Any) -> None:
+    sizes = {name: sum(p.numel() for p in build().parameters()) for name, (build, _, _) in example.RIVALS.items()}
+    assert max(sizes.values()) < 1.03 * min(sizes.values())
+    assert max(map(seconds, NAMES)) < 1.1 * min(map(seconds, NAMES))
+    for name, (_, rate, steps) in example.RIVALS.items():
+        assert [run["seed"] for run in runs_of(name)] == [1, 2, 3]
+        assert {(run["rate"], run["steps"], run["parameters"]) for run in runs_of(name)} == {(rate, steps, sizes[name])}
+        tried = [run for run in RECORD["tuning"] if run["model"] == name and run["seed"] == 0]
+        assert len(tried) == 4
+        assert min(tried, key=lambda run: run["loss"])["rate"] == rate
+        assert min(run["rate"] for run in tried) < rate < max(run["rate"] for run in tried)
+    assert RECORD["trained"] == [example.TRAINED[0], example.TRAINED[-1]] == [2, 16]
+    assert example.TESTED[-1] == 24
+
+
+def test_the_numbers_on_the_page_are_the_records(example: Any) -> None:
+    head, *rows = re.findall(r"^\| (letters|LSTM|LSTM with attention|transformer) \| (\d.*) \|$", PAGE, re.MULTILINE)
+    lengths = [int(cell) for cell in head[1].split(" | ")]
+    assert lengths[-1] > 16
+    accuracy, training = rows[:3], rows[3:]
+    assert accuracy == [(name, " | ".join(share(name, length) for length in lengths)) for name in NAMES]
+    for (name, cells), expected in zip(training, NAMES, strict=True):
+        run = runs_of(name)[0]
+        facts = (f"{run['parameters']:,}", f"{run['rate']:g}", f"{run['steps']:,}", f"{seconds(name):.0f}")
+        assert (name, cells) == (expected, " | ".join(facts))
+    text = " ".join(PAGE.split())
+    (copied,), (longer,), first = RECORD["copied"], RECORD["longer"], runs_of("LSTM")[0]["accuracy"]
+    assert (
+        f"At 16 it gets {share('LSTM', 16)} right. Trained twice as long, it gets {longer['accuracy']['16']:.0%}"
+        in text
+    )
+    assert longer["steps"] == 2 * runs_of("LSTM")[0]["steps"]
+    assert "get at least 99% right" in text
+    assert all(run["accuracy"]["16"] >= 0.99 for name in NAMES[1:] for run in runs_of(name))
+    assert (
+        f"the transformer gets {share('transformer', 20)} right. The LSTM without attention gets {share('LSTM', 20)}."
+        in text
+    )
+    for verb, accuracies in (("copies", copied["accuracy"]), ("reverses", first)):
+        for length in ("16", "18"):
+            assert f"{verb} {accuracies[length]:.0%}" in text
+    h, c = example.ContextVector().encode(torch.tensor([[0]]))
+    assert f"{h.numel() + c.numel()} numbers" in text
+
+
+def test_the_page_describes_the_alignment_of_the_record() -> None:
+    for name in ("transformer", "LSTM with attention"):
+        output, rows = runs_of(name)[0]["written"]["lumberjacks"]
+        assert output == "skcajrebmul"
+        assert [row.index(max(row)) for row in rows[:-1]] == list(range(10, -1, -1))
+    word = "lumberjackswithtools"
+    assert runs_of("LSTM with attention")[0]["written"][word][0] == word[::-1]
+    output, rows = runs_of("transformer")[0]["written"][word]
+    assert output == word[:3:-1]
+    assert rows[-1].index(max(rows[-1])) == 3
+    assert "stops after 16 letters. Its attention is at the next letter, `b`" in " ".join(PAGE.split())
+
+
+def test_the_figures_show_the_record(example: Any) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    import encoder_decoder_figures as figures
+
+    assert list(figures.STYLES) == list(example.RIVALS)
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+\.png)\)", PAGE)
+    assert shown == ["encoder-decoder-accuracy.png", "encoder-decoder-alignment.png"]
+    for name in shown:
+        with Image.open(COURSE / name) as picture:
+            assert picture.info["Source"] == figures.digest(RECORD["runs"])  # scripts/lab/encoder-decoder --draw
+
+
+def test_code_on_the_page_is_the_examples() -> None:
+    source = (COURSE / "encoder_decoder.py").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        assert re.sub(r"^(?=.)", "        ", block, flags=re.MULTILINE) in source
