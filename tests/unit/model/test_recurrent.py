@@ -80,6 +80,9 @@ def test_the_hidden_state_replaces_the_whole_text_also_beyond_the_context(family
         )
         assert (ours == torchs).all()
     assert len(np.unique(ours)) > 3
+    greedy = [int(ids[0]) for ids, _ in generate_ids(numpy_engine(model), prompt, SampleConfig(length=40, temperature=0))]
+    whole = torch.tensor([*prompt, *greedy])
+    assert model(whole[None])[0, len(prompt) - 1 : -1].argmax(-1).tolist() == greedy
 
 
 @pytest.mark.parametrize("family", RECURRENT)
@@ -117,6 +120,10 @@ def test_dropout_is_off_in_evaluation_and_on_in_training() -> None:
     assert torch.equal(model(ids), model(ids))
     model.train()
     assert not torch.equal(model(ids), model(ids))
+    single = random_model("gru", dropout=0.5, n_layer=1).train()
+    single.token_embedding.weight.data = torch.eye(VOCABULARY, 6)  # the logits are the output of the layer
+    dropped = (single(torch.randint(VOCABULARY, (20, 5)))[..., :6] == 0).float().mean()
+    assert 0.4 < dropped < 0.6
 
 
 # --- settings ------------------------------------------------------------------------------------------
