@@ -110,10 +110,11 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     Raises:
         ConfigError: Keys are unknown, values are invalid, or settings contradict each other. The message lists all.
     """
-    family = next((values["model.family"] for _, values in reversed(sources) if "model.family" in values), "modern")
-    defaults = {f"model.{key}": value for key, value in FAMILIES.get(str(family), {}).items()}
-    if str(family) in RECURRENT:
-        defaults["optim.muon_lr"] = RECURRENT[str(family)]
+    families = [values["model.family"] for _, values in sources if "model.family" in values]
+    family = str(families[-1]) if families else "modern"  # of any type until it is checked
+    defaults = {f"model.{key}": value for key, value in FAMILIES.get(family, {}).items()}
+    if family in RECURRENT:
+        defaults["optim.muon_lr"] = RECURRENT[family]
     chosen: dict[str, tuple[Any, str]] = {}
     problems = []
     for label, values in ((f"family {family}", defaults), *sources):

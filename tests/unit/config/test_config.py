@@ -174,6 +174,10 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("model.n_layer=1.5", "model.n_layer is 1.5, but should be a valid integer"),
         ("model.n_layer=", "model.n_layer is null, but should be a valid integer"),
         ("model.n_layer=[1]", "model.n_layer is [1], but should be a valid integer"),
+        (
+            "model.family=[lstm]",
+            """model.family is ["lstm"], but should be 'classic', 'modern', 'rnn', 'lstm' or 'gru'""",
+        ),
         ("model.n_layer=010", "model.n_layer is 010, but should be a valid integer"),  # in YAML 1.1: 8
         ("model.n_layer=0", "model.n_layer is 0, but should be greater than or equal to 1"),
         ("model.n_layer=10000", "model.n_layer is 10000, but should be less than or equal to 1000"),

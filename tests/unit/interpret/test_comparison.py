@@ -1,5 +1,7 @@
 """Runs are grouped by their settings, and ranked only where their losses are of the same text."""
 
+import dataclasses
+import itertools
 import math
 import re
 import statistics
@@ -16,6 +18,7 @@ from minigpt.interpret.comparison import compare, document, load_runs, measure, 
 from minigpt.model.device import Runtime
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.runs import best_step, step_folder
+from minigpt.text.dataset import reload_dataset
 
 CPU = Runtime("cpu", "float32", False, 1)
 
@@ -98,6 +101,17 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
 def test_a_seed_that_stopped_early_is_named() -> None:
     found = compare([measured("a-1", seed=1), measured("a-2", seed=2, steps=(0, 4))])
     assert found.notes == ("the seeds of a were not trained equally long (a-1 to step 8, a-2 to step 4)",)
+
+
+def test_the_sampling_throughput_counts_characters_not_tokens(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = load_checkpoint(finished_run)
+    data = reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
+    halved = dataclasses.replace(data, characters=(len(data.train) + len(data.validation)) // 2)
+    ticks = itertools.count()
+    monkeypatch.setattr(comparison.time, "thread_time", lambda: next(ticks) / 8)
+    assert comparison._sampling_speed(checkpoint, halved) == pytest.approx(3 * 0.5 / 0.5, rel=0.01)
 
 
 def test_damaged_lines_of_the_metrics_are_skipped(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_each_panel_has_the_curve_of_its_axis() -> None:
     long = [measured(name, tokenizer=name, bits=3.0, steps=(0, 300)) for name in ("char", "byte")]
     steps, time, position, _ = panels(compare(long))
     assert time.lines[0].x.tolist() == [0, 5]
+    assert time.lines[0].y.tolist() == steps.lines[0].y.tolist() == pytest.approx([2 * 9.5, 2 * -290.5])
     assert "minutes" in time.title
     assert "bits per character" in steps.title
     assert position.lines[0].y.tolist() == pytest.approx([6.0, 4.0, 2.0])  # twice as many bits as nats

@@ -80,7 +80,9 @@ def test_the_hidden_state_replaces_the_whole_text_also_beyond_the_context(family
         )
         assert (ours == torchs).all()
     assert len(np.unique(ours)) > 3
-    greedy = [int(ids[0]) for ids, _ in generate_ids(numpy_engine(model), prompt, SampleConfig(length=40, temperature=0))]
+    greedy = [
+        int(ids[0]) for ids, _ in generate_ids(numpy_engine(model), prompt, SampleConfig(length=40, temperature=0))
+    ]
     whole = torch.tensor([*prompt, *greedy])
     assert model(whole[None])[0, len(prompt) - 1 : -1].argmax(-1).tolist() == greedy
 
