@@ -1,5 +1,6 @@
 """The command line with a recurrent network."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> Non
     stop = whole[0][30:32]
     cut = [one["text"] for one in cli(*options, "--stop", stop, "--json").json["samples"]]
     assert cut == [text.partition(stop)[0] for text in whole]
+
+
+def test_a_resumed_run_suggests_what_it_has(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "copy"))
+    done = cli("train", "--name", "lstm", "--resume", "auto", "-s", "train.steps=5")
+    assert "resuming at step 4" in done.err
+    assert "minigpt eval lstm --by-position" in done.err
+    assert "inspect" not in done.err
 
 
 def test_heads_are_refused_in_one_line(cli: Cli) -> None:
