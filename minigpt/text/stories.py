@@ -2,15 +2,17 @@
 
 Each story has a girl and a boy. Most of what follows their introduction repeats it, so that a model must look back:
 
-    Irma from Rusana has a blue drum.
-    Yann from Bosava has a big drum.
-    He says: "I am Yann from Bosava."
-    "I like your big drum," says Irma.
-    They sing in Bosava: "zenu ve, zenu ve."
+    Anna from Wusana has a blue drum.
+    Jakob from Mosava has a big drum.
+    He says: "I am Jakob from Mosava."
+    "I like your big drum," says Anna.
+    They sing in Mosava: "zenu ve, zenu ve."
 
-After "He", only the boy can speak, and only his place and things can be his own. Girls' names start with A to L, and
-boys' names with M to Z, so the first letter of a name shows who "He" is. Places and songs are new in each story, so a
-model must copy them. Each sentence has its own line, and an empty line ends each story.
+A small model learns this in a minute because the text is regular:
+
+- The first letter of a name shows whether it is a girl's, a boy's or a place's. So it shows who "He" is.
+- Places and songs are invented in each story, so a model must copy them.
+- Each sentence has its own line, and an empty line ends each story.
 """
 
 import re
@@ -19,17 +21,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+# The names of girls, boys and places, and other words that start a sentence, have different first letters.
 GIRLS = (
-    "Alma", "Anna", "Bella", "Britta", "Clara", "Cora", "Diana", "Dora", "Ella", "Emma", "Fiona", "Flora",
-    "Gina", "Greta", "Hanna", "Helga", "Ida", "Irma", "Jana", "Julia", "Karla", "Kira", "Lina", "Lola",
+    "Ada", "Alma", "Anna", "Bella", "Berta", "Britta", "Celia", "Clara", "Cora", "Diana", "Dina", "Dora",
+    "Ella", "Emma", "Eva", "Fiona", "Flora", "Frida", "Gerda", "Gina", "Greta",
 )  # fmt: skip
 BOYS = (
-    "Marco", "Max", "Nils", "Noah", "Oscar", "Otto", "Paul", "Peter", "Quentin", "Robin", "Rolf", "Simon",
-    "Stefan", "Theo", "Tom", "Ulf", "Urban", "Victor", "Vincent", "Walter", "Willy", "Yann", "Zac", "Zeno",
+    "Jakob", "Jan", "Jonas", "Leo", "Linus", "Lukas", "Nico", "Nils", "Noah", "Olaf", "Oscar", "Otto",
+    "Pablo", "Paul", "Peter", "Robin", "Rolf", "Ruben", "Udo", "Ulf", "Urban",
 )  # fmt: skip
 ADJECTIVES = ("red", "blue", "green", "white", "black", "golden", "small", "big", "new", "strange")
 THINGS = ("kite", "boat", "drum", "hat", "lamp", "book", "bell", "cup", "ring", "coat", "horse", "bird", "doll", "flag")
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+CAPITALS = tuple(consonant + vowel for consonant in "KMVWZ" for vowel in "aeiou")
+"""The first syllables of places."""
 
 OPENINGS = (
     "{a.name} from {a.place} has a {a.thing}.\n{b.name} from {b.place} has a {b.thing}.\n",
@@ -39,14 +44,12 @@ OPENINGS = (
     ),
 )
 EVENTS = (
+    "{a.He} is {a.name} from {a.place}.\n",
+    '{a.He} says: "I am {a.name}."\n',
     '{a.He} says: "I am {a.name} from {a.place}."\n',
-    '{a.He} says: "{b.He} is {b.name} from {b.place}."\n',
-    '{a.He} asks {b.him}: "Are you {b.name} from {b.place}?"\n',
-    '{a.He} says: "My name is {a.name}."\n',
-    '{a.He} calls {b.him}: "{b.name}, come to {a.place}!"\n',
     '"I like your {b.thing}," says {a.name}.\n',
-    "{a.He} takes {a.his} {a.thing} to {b.place}.\n",
     "{a.He} likes the {b.thing} from {b.place}.\n",
+    "{a.He} takes {a.his} {a.thing} to {b.place}.\n",
 )
 ENDINGS = (
     '{a.name} and {b.name} sing: "{song}, {song}."\n\n',
@@ -61,7 +64,6 @@ class Person:
 
     name: str
     He: str
-    him: str
     his: str
     place: str
     thing: str
@@ -106,15 +108,15 @@ def story(choices: Choices) -> str:
     a, b = (
         Person(
             choices.choose(names),
-            *(subject, object_, possessive),
-            place=choices.word(3).capitalize(),
+            *(subject, possessive),
+            place=choices.choose(CAPITALS) + choices.word(2),
             thing=f"{choices.choose(ADJECTIVES)} {choices.choose(THINGS)}",
         )
-        for names, subject, object_, possessive in ((GIRLS, "She", "her", "her"), (BOYS, "He", "him", "his"))
+        for names, subject, possessive in ((GIRLS, "She", "her"), (BOYS, "He", "his"))
     )
     song = " ".join(choices.word(1 + choices.below(3)) for _ in range(2 + choices.below(2)))
     sentences = []
-    for kind in (OPENINGS, EVENTS, EVENTS, EVENTS, ENDINGS):
+    for kind in (OPENINGS, EVENTS, EVENTS, EVENTS, EVENTS, ENDINGS):
         if choices.below(2):
             a, b = b, a
         sentences.append(choices.choose(kind).format(a=a, b=b, song=song))
@@ -123,9 +125,9 @@ def story(choices: Choices) -> str:
 
 # --- where a reader must look back ---------------------------------------------------------------------
 
-WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "him", "his"), BOYS)
+WHO = dict.fromkeys((*GIRLS, "She", "her"), GIRLS) | dict.fromkeys((*BOYS, "He", "his"), BOYS)
 """The names that a name or pronoun can refer to."""
-WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|(?:[BDFGKLMNPRSTVZbdfgklmnprstvz][aeiou]){{3}})\b")
+WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[bdfgklmnprstvz][aeiou]){{2}})\b")
 """Line breaks, names, pronouns, and invented words of three syllables."""
 
 
@@ -135,7 +137,7 @@ class Link:
 
     kind: Literal["copy", "pronoun"]
     """`copy`: within an invented word that occurred before. `pronoun`: before the name of the person whom the last
-    pronoun in the sentence means, as before "Yann" in `He says: "I am Yann`."""
+    pronoun in the sentence means, as before "Jakob" in `He says: "I am Jakob`."""
     query: int
     keys: tuple[int, ...]
     """For `copy`, the next character in the earlier words. For `pronoun`, the characters of the earlier names."""

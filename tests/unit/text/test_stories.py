@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minigpt.text.stories import BOYS, GIRLS, MAX_SEED, Choices, links, stories
+from minigpt.text.stories import BOYS, CAPITALS, GIRLS, MAX_SEED, Choices, links, stories
 
 
 def text(length: int, seed: int = 1) -> str:
@@ -16,8 +16,8 @@ def test_the_text_never_changes() -> None:
     """If this fails, runs on `builtin:stories` cannot be resumed, and recorded losses cannot be compared."""
     hashes = [hashlib.sha256(text(*key).encode()).hexdigest() for key in ((1_000_000, 1), (1000, MAX_SEED))]
     assert hashes == [
-        "3768bd62898d9165b647dd3a4648e26a8970349c22a0c5e0a651f76c2078410a",
-        "be6076e69669aab4ae9e49fb6a4f986a923e26d075b61d54b26252f0ab04c3fc",
+        "f74d47e0f77d11491d1ce41fbf7227760ef5cb115a7783d5fbca2faeb1078cca",
+        "fd963f9001f8114da4fdc695aa3983a041c1686a9b3adf6094b235f3970cc392",
     ]
 
 
@@ -41,12 +41,18 @@ def test_a_long_text_comes_in_small_parts() -> None:
 
 
 def test_a_pronoun_means_the_only_girl_or_boy_of_the_story() -> None:
-    names, pronoun = "|".join((*GIRLS, *BOYS)), "She|her|He|him"
+    names, pronoun = "|".join((*GIRLS, *BOYS)), "She|He"
     for story in text(50_000).split("\n\n")[:-1]:
-        girl, boy = sorted(set(re.findall(rf"\b(?:{names})\b", story)))  # A to L, and M to Z
+        girl, boy = sorted(set(re.findall(rf"\b(?:{names})\b", story)))
         assert (girl in GIRLS, boy in BOYS) == (True, True), story
         for word, name in re.findall(rf"\b({pronoun})\b(?:(?!{pronoun}).)*?\b({names})\b", story):
-            assert name == (girl if word in ("She", "her") else boy), story
+            assert name == (girl if word == "She" else boy), story
+
+
+def test_the_first_letter_shows_the_kind_of_a_name() -> None:
+    kinds = [{name[0] for name in names} for names in (GIRLS, BOYS, CAPITALS, ("She", "He", "They", "I"))]
+    assert sum(map(len, kinds)) == len(set.union(*kinds))
+    assert len({*GIRLS, *BOYS}) >= 40
 
 
 def test_places_and_songs_repeat() -> None:
@@ -56,13 +62,13 @@ def test_places_and_songs_repeat() -> None:
 
 
 def test_links_lead_from_a_pronoun_and_a_copy_to_what_they_repeat() -> None:
-    story = 'Irma from Rusana.\nYann is here.\nHe says: "I am Yann from Rusana."\n\nHe says: "I am Yann from Rusana.'
+    story = 'Anna from Wusana.\nJakob is here.\nHe says: "I am Jakob from Wusana."\n\nHe says: "I am Jakob from Wusana.'
     found = list(links(story))
     (pronoun,) = (link for link in found if link.kind == "pronoun")
-    assert story[pronoun.query :].startswith(' Yann from Rusana."')
-    assert ["".join(story[key] for key in keys) for keys in (pronoun.keys, pronoun.rivals)] == ["Yann", "Irma"]
+    assert story[pronoun.query :].startswith(' Jakob from Wusana."')
+    assert ["".join(story[key] for key in keys) for keys in (pronoun.keys, pronoun.rivals)] == ["Jakob", "Anna"]
     copies = [(story[link.query], *(story[key] for key in link.keys)) for link in found if link.kind == "copy"]
-    assert copies == [("R", "u"), ("u", "s"), ("s", "a"), ("a", "n"), ("n", "a")], "the next story starts anew"
+    assert copies == [("W", "u"), ("u", "s"), ("s", "a"), ("a", "n"), ("n", "a")], "the next story starts anew"
 
 
 def test_the_next_character_follows_from_the_links() -> None:
