@@ -235,7 +235,7 @@ class RunConfig(Section):
 
 NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2"}
 NO_ATTENTION |= {"qk_norm": False, "zero_init": False}
-"""The settings of the model that recurrent families do not use, with the values that stand in for them."""
+"""The settings that recurrent families do not use, and the values that a configuration shows for them."""
 RECURRENT = {"rnn": 0.04, "lstm": 0.08, "gru": 0.08}
 """The recurrent families, with their default of `optim.muon_lr`, measured in docs/project/lab/recurrent.md."""
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ INK, GRID = "#282828", "#e4e4e4"
 
 @dataclass(frozen=True)
 class Line:
-    """A curve and its band, (N,) each. Points that are not finite are left out."""
+    """A curve and its band, (N,) each. The chart skips points that are not finite."""
 
     x: Array
     y: Array
