@@ -25,6 +25,7 @@ class RecurrentEngine:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
         """Prepare a model. `weights` uses the names in `Recurrent.state_dict()`."""
+        self.parts = 2 if config.family == "lstm" else 1  # the hidden state and, in an LSTM, the cell
         self.step_layer = {"rnn": rnn_step, "lstm": lstm_step, "gru": gru_step}[config.family]
         self.unembedding = weights["token_embedding.weight"].T  # (C, V)
         self.embedding = weights["token_embedding.weight"] * math.sqrt(config.n_embd)  # (V, C)
@@ -33,7 +34,7 @@ class RecurrentEngine:
     def start(self, ids: NDArray[np.int64]) -> Array:
         """Start new sequences (B, T), and return the logits (B, V) of the next token."""
         B, C = len(ids), self.embedding.shape[1]
-        self.states = [np.zeros((2, B, C), np.float32) for _ in self.layers]  # hidden state and cell
+        self.states = [np.zeros((self.parts, B, C), np.float32) for _ in self.layers]
         for token in ids.T:
             logits = self.step(token)
         return logits
@@ -49,7 +50,7 @@ class RecurrentEngine:
 
 
 def rnn_step(x: Array, h: Array, state: Array) -> Array:
-    """Update `state` (2, B, C) of an Elman network in place, and return the new hidden state.
+    """Update `state` (1, B, C) of an Elman network in place, and return the new hidden state.
 
     `x` and `h` (B, gates C) are the products of the input and of the hidden state, with their biases.
     """
@@ -67,7 +68,7 @@ def lstm_step(x: Array, h: Array, state: Array) -> Array:
 
 
 def gru_step(x: Array, h: Array, state: Array) -> Array:
-    """Update `state` (2, B, C) of a GRU in place, and return the new hidden state."""
+    """Update `state` (1, B, C) of a GRU in place, and return the new hidden state."""
     (reset, update, new), (reset_h, update_h, new_h) = np.split(x, 3, axis=1), np.split(h, 3, axis=1)
     candidate = np.tanh(new + _sigmoid(reset + reset_h) * new_h)
     keep = _sigmoid(update + update_h)

@@ -68,6 +68,8 @@ def test_the_engine_computes_what_the_model_computes(family: str, bias: bool) ->
         engine = numpy_engine(model)
         logits = [engine.start(ids[:, :4].numpy()), *(engine.step(ids[:, t].numpy()) for t in range(4, 20))]
         np.testing.assert_allclose(np.stack(logits, 1), model(ids)[:, 3:].numpy(), atol=1e-5)
+        parts = 2 if family == "lstm" else 1  # only an LSTM has a cell
+        assert [state.shape for state in engine.states] == [(parts, 3, 6)] * layers
 
 
 @pytest.mark.parametrize("family", RECURRENT)
