@@ -6,15 +6,16 @@ from numpy.typing import NDArray
 from minigpt.config.schema import SampleConfig
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-def choose(logits: Floats, seen: Ints, settings: SampleConfig, uniform: Floats) -> Ints:
+def choose(logits: Floats, seen: Bools, settings: SampleConfig, uniform: Floats) -> Ints:
     """Sample a token for each sequence, (B). At temperature 0, take the most likely one.
 
     Args:
         logits: The model's logits, (B, V).
-        seen: The tokens in the window, (B, S), for the repetition penalty.
+        seen: Whether each token is in the window, (B, V), for the repetition penalty.
         settings: Penalty, temperature and filters.
         uniform: A random number in [0, 1) for each sequence, (B).
     """
@@ -29,14 +30,12 @@ def choose(logits: Floats, seen: Ints, settings: SampleConfig, uniform: Floats) 
     return tokens
 
 
-def penalize(logits: Floats, seen: Ints, penalty: float) -> Floats:
+def penalize(logits: Floats, seen: Bools, penalty: float) -> Floats:
     """Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1)."""
-    scores, largest = np.take_along_axis(logits, seen, 1), np.finfo(logits.dtype).max / 4
+    largest = np.finfo(logits.dtype).max / 4  # so that differences stay finite
     with np.errstate(over="ignore"):
-        changed = np.where(scores > 0, scores / penalty, scores * penalty)
-    penalized = logits.copy()
-    np.put_along_axis(penalized, seen, changed.clip(-largest, largest), 1)  # so that differences stay finite
-    return penalized
+        changed = np.where(logits > 0, logits / penalty, logits * penalty).clip(-largest, largest)
+    return np.where(seen, changed, logits)
 
 
 def weigh(logits: Floats, settings: SampleConfig) -> Floats:

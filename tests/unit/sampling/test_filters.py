@@ -13,7 +13,6 @@ from minigpt.sampling.filters import choose, log_softmax, penalize, weigh
 
 P = [0.1, 0.4, 0.3, 0.2]
 TIES = [0.25, 0.25, 0.25, 0.25]
-NO_TOKENS = np.zeros((1, 0), dtype=np.int64)
 
 
 def reference(logits: list[float], seen: set[int], settings: SampleConfig) -> list[float]:
@@ -36,9 +35,13 @@ def reference(logits: list[float], seen: set[int], settings: SampleConfig) -> li
     return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
 
 
+def mask(seen: list[int], size: int) -> np.ndarray:
+    return np.isin(np.arange(size), seen)[None]
+
+
 def probabilities(logits: Any, seen: list[int], settings: SampleConfig) -> np.ndarray:
     scores = np.array([logits], dtype=np.float64)
-    weights = weigh(penalize(scores, np.array([seen], dtype=np.int64), settings.repetition_penalty), settings)[0]
+    weights = weigh(penalize(scores, mask(seen, len(logits)), settings.repetition_penalty), settings)[0]
     return weights / weights.sum()
 
 
@@ -100,7 +103,7 @@ def test_extreme_settings_keep_the_likeliest_token_and_choose_no_filtered_one(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
 ) -> None:
     settings = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
-    p, seen = probabilities(logits, [0], settings), np.zeros((1, 1), dtype=np.int64)
+    p, seen = probabilities(logits, [0], settings), mask([0], len(logits))
     assert p.sum() == pytest.approx(1)
     for uniform in (0.0, 0.5, 1 - 2**-53):
         token = choose(np.array([logits]), seen, settings, np.array([uniform]))
@@ -117,13 +120,14 @@ def test_tokens_follow_the_distribution(settings: dict[str, Any]) -> None:
     logits, seen = np.random.default_rng(3).normal(0, 2, (1, 12)), [2, 5, 5]
     config, count = SampleConfig(**{"temperature": 1.0, **settings}), 20_000
     uniform = (np.arange(count) + 0.5) / count
-    tokens = choose(np.repeat(logits, count, 0), np.repeat([seen], count, 0), config, uniform)
+    tokens = choose(np.repeat(logits, count, 0), np.repeat(mask(seen, 12), count, 0), config, uniform)
     expected = count * probabilities(logits[0], seen, config)
     assert np.abs(np.bincount(tokens, minlength=12) - expected).max() <= 1
 
 
 def test_temperature_0_takes_the_likeliest_token_after_the_penalty() -> None:
-    logits, seen = np.array([[2.0, -1.0, 1.5, 0.0], [-2.0, -1.0, -1.5, -3.0]]), np.array([[0, 0], [1, 3]])
+    logits = np.array([[2.0, -1.0, 1.5, 0.0], [-2.0, -1.0, -1.5, -3.0]])
+    seen = np.vstack([mask([0], 4), mask([1, 3], 4)])
     for penalty, tokens in ((1.0, [0, 1]), (2.0, [2, 2])):
         settings = SampleConfig(temperature=0, repetition_penalty=penalty, top_k=1)
         assert choose(logits, seen, settings, np.array([0.9, 0.9])).tolist() == tokens
