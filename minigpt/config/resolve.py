@@ -101,7 +101,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
-    If the family is recurrent, a source that sets it discards what earlier sources say of attention.
+    If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
     Args:
         sources: Settings, with the highest priority last.
@@ -125,6 +125,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
         if "model.family" in values and family in RECURRENT:
             chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
+            chosen["model.bias"] = (True, f"family {family}")  # presets of transformers turn off forget biases
         chosen |= {key: (value, label) for key, value in values.items()}
     if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):
         chosen["train.steps"] = (DEFAULT_STEPS, "default")

@@ -141,9 +141,11 @@ def test_settings_of_attention_are_refused(setting: str) -> None:
 
 
 def test_a_later_family_discards_what_a_preset_says_of_attention() -> None:
-    preset = ("preset p", {"model.n_head": 4, "model.n_embd": 30, "model.position": "learned", "model.zero_init": True})
+    preset = ("preset p", {"model.n_head": 4, "model.n_embd": 30, "model.position": "learned", "model.bias": False})
     resolved = resolve(preset, parse_overrides(["model.family=gru"]))
     assert resolved.config.model.n_embd == 30
+    assert (resolved.config.model.bias, resolved.sources["model.bias"]) == (True, "family gru")
+    assert not resolve(preset, parse_overrides(["model.family=gru", "model.bias=false"])).config.model.bias
     assert resolved.sources["model.n_head"] == "not used"
     assert (resolved.config.optim.muon_lr, resolved.sources["optim.muon_lr"]) == (RECURRENT["gru"], "family gru")
     again = resolve(("checkpoint", flatten(resolved.config)))
