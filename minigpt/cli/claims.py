@@ -44,10 +44,8 @@ def claims(
     if checkpoint is not None and run is None:
         raise UserError("--checkpoint needs a run: minigpt claims RUN --checkpoint ...")
     number = int(run) if run is not None and run.isdecimal() and not is_run(RUNS / run) else None
-    results = run_claims()
-    if run is not None and number is None:
-        results += _ask_run(run, checkpoint)
-    results.sort(key=lambda result: result.id)
+    answers = _ask_run(run, checkpoint) if run is not None and number is None else []
+    results = sorted(run_claims() + answers, key=lambda result: result.id)
     failed = [str(result.id) for result in results if result.verdict == "FAIL"]
     if number is not None:
         results = [result for result in results if result.id == number]
@@ -68,9 +66,10 @@ def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
     from minigpt.storage.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(run, checkpoint)
-    notice_checkpoint(loaded)
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
-        return ask(loaded, validation_tokens(loaded), bar.update)
+        answers = ask(loaded, validation_tokens(loaded), bar.update)
+    notice_checkpoint(loaded)
+    return answers
 
 
 def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:

@@ -30,10 +30,9 @@ def at_lstm(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> None:
     done = cli(*command.split())
-    line = done.err.splitlines()[-1]
-    assert done.code == 1
-    assert line.startswith("minigpt: runs/lstm/checkpoints/step-")
-    assert "is a recurrent network and has no attention; to see how it uses its past: minigpt eval RUN" in line
+    assert done.error.startswith("runs/lstm/checkpoints/step-")
+    assert len(done.err.splitlines()) == 1
+    assert "is a recurrent network and has no attention; to see how it uses its past: minigpt eval RUN" in done.error
     assert not Path("x.html").exists()
 
 
