@@ -6,18 +6,20 @@ INCONCLUSIVE. Questions that use a different rule explain it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.errors import TextError, UserError
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
-from minigpt.interpret.links import link_scores
+from minigpt.interpret.links import has_links, link_scores
 from minigpt.interpret.scores import Score, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
@@ -26,6 +28,11 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 from minigpt.training.evaluate import evaluate
 
+WINDOWS, MAX_LENGTH = 8, 256
+"""The number of windows, and the maximum number of tokens in each."""
+LINKED_WINDOWS = 24
+"""The number of windows for the links of `builtin:stories`. Some windows have none."""
+MIN_CONTEXT = 4
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE = "SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"
 NOT_APPLICABLE = "NOT APPLICABLE"
 MIN_DIFFERENCE = 0.02
@@ -37,10 +44,37 @@ T_QUANTILES = {0.995: (9.925, 5.841, 4.604, 4.032, 3.707, 3.499), 0.9995: (31.6,
 
 @dataclass(frozen=True)
 class Evidence:
-    """A trained model, and the text windows to evaluate it on."""
+    """A trained model, and the validation split to evaluate it on.
+
+    Raises:
+        UserError: The context or the split is too short.
+    """
 
     loaded: Checkpoint
-    windows: Sequence[Ids]
+    tokens: Ids
+
+    def __post_init__(self) -> None:
+        if self._length < MIN_CONTEXT:
+            raise UserError(
+                f"the model has a context of {self._length} tokens; the questions need at least {MIN_CONTEXT}"
+            )
+        if len(self.tokens) < self._length:
+            raise TextError(
+                f"the validation split has {len(self.tokens)} tokens; the questions need at least {self._length}"
+            )
+
+    @property
+    def _length(self) -> int:
+        return min(self.loaded.config.model.context, MAX_LENGTH)
+
+    def _all_windows(self) -> Iterator[Ids]:
+        for start in range(0, len(self.tokens) - self._length + 1, self._length):
+            yield np.asarray(self.tokens[start : start + self._length])
+
+    @cached_property
+    def windows(self) -> list[Ids]:
+        """The first windows of the split, which most questions use."""
+        return list(islice(self._all_windows(), WINDOWS))
 
     @cached_property
     def model(self) -> GPT:
@@ -81,13 +115,24 @@ class Evidence:
         return all(source.startswith("builtin:stories") for source in data.val_source or data.source)
 
     @cached_property
+    def linked_windows(self) -> list[Ids]:
+        """The first windows of `builtin:stories` with each kind of link. Only every fourth window has a pronoun's."""
+        decode = self.loaded.tokenizer.decode
+        return list(islice((window for window in self._all_windows() if has_links(decode(window))), LINKED_WINDOWS))
+
+    @cached_property
     def _link_scores(self) -> list[tuple[dict[str, Score], dict[str, Score]]]:
-        texts = map(self.loaded.tokenizer.decode, self.windows)
-        pairs = zip(self.activations, self.untrained_activations, texts, strict=True)
-        return [(link_scores(now.weights, text), link_scores(then.weights, text)) for now, then, text in pairs]
+        pairs = ((window, self.loaded.tokenizer.decode(window)) for window in self.linked_windows)
+        return [
+            (
+                link_scores(extract(self.model, window).weights, text),
+                link_scores(extract(self.untrained_model, window).weights, text),
+            )
+            for window, text in pairs
+        ]
 
     def link_scores(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a score of `LINKS` for each window: of the heads now and untrained, (N, L, H), and uniform, (N)."""
+        """Return a score of `LINKS` for each linked window: of heads now and untrained, (N, L, H), and uniform (N)."""
         now, then = ([scores[name] for scores in column] for column in zip(*self._link_scores, strict=True))
         trained, untrained = (torch.stack([score.values for score in scores]) for scores in (now, then))
         return trained, untrained, torch.tensor([score.uniform for score in now])

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from minigpt.claims.claim import Result, location
 from minigpt.claims.evidence import Evidence, Question
 from minigpt.claims.trained_heads import (
@@ -24,13 +22,9 @@ from minigpt.claims.trained_vectors import (
     residual_gains_information,
     vectors_become_contextual,
 )
-from minigpt.errors import TextError, UserError
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
 
-WINDOWS, MAX_LENGTH = 8, 256
-"""The number of windows, and the maximum number of tokens in each."""
-MIN_CONTEXT = 4
 PART = "What a trained model says"
 
 QUESTIONS = (
@@ -84,7 +78,7 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
     Raises:
         UserError: The context or the split is too short.
     """
-    evidence, results = Evidence(loaded, question_windows(loaded, tokens)), []
+    evidence, results = Evidence(loaded, tokens), []
     for question in QUESTIONS:
         verdict, measured = question.check(evidence)
         results.append(
@@ -104,18 +98,3 @@ def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | Non
         if progress:
             progress(1)
     return results
-
-
-def question_windows(loaded: Checkpoint, tokens: Ids) -> list[Ids]:
-    """Return the windows at the start of `tokens` on which the questions are measured.
-
-    Raises:
-        UserError: The context or `tokens` is too short.
-    """
-    length = min(loaded.config.model.context, MAX_LENGTH)
-    if length < MIN_CONTEXT:
-        raise UserError(f"the model has a context of {length} tokens; the questions need at least {MIN_CONTEXT}")
-    if len(tokens) < length:
-        raise TextError(f"the validation split has {len(tokens)} tokens; the questions need at least {length}")
-    count = min(WINDOWS, len(tokens) // length)
-    return [np.asarray(tokens[i * length : (i + 1) * length]) for i in range(count)]

@@ -14,6 +14,11 @@ LINKS = {
 """The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
 
 
+def has_links(text: str) -> bool:
+    """Whether each link of LINKS occurs in a text."""
+    return {link.kind for link in links(text)} == {"copy", "pronoun"}
+
+
 def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
     """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of LINKS."""
     T = len(text)

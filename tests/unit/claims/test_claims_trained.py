@@ -11,6 +11,7 @@ import torch
 from minigpt.claims import trained_heads, trained_stories, trained_vectors
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
+    LINKED_WINDOWS,
     NOT_APPLICABLE,
     NOT_SUPPORTED,
     SUPPORTED,
@@ -22,9 +23,11 @@ from minigpt.claims.evidence import (
 from minigpt.claims.trained import QUESTIONS, ask
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError
+from minigpt.interpret.links import LINKS
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.stories import links, stories
 from minigpt.text.tokenizer import CharTokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -50,7 +53,12 @@ def letters(count: int = 32 * 8) -> np.ndarray:
 
 
 def evidence(loaded: Checkpoint, windows: int = 8) -> Evidence:
-    return Evidence(loaded, np.split(letters(32 * windows), windows))
+    return Evidence(loaded, letters(32 * windows))
+
+
+def of_stories(loaded: Checkpoint) -> Checkpoint:
+    data = loaded.config.data.model_copy(update={"source": ("builtin:stories:5000",)})
+    return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
 
 
 @pytest.mark.parametrize(
@@ -80,8 +88,8 @@ def test_an_untrained_model_supports_nothing() -> None:
 def test_repetitive_text_shows_no_induction_head() -> None:
     """In "aaaa" almost every key follows the same character, so uniform attention scores high, too."""
     loaded = untrained()
-    windows = [np.zeros(32, np.uint8)] * 8
-    verdict, measured = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, windows))
+    tokens = np.zeros(32 * 8, np.uint8)
+    verdict, measured = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, tokens))
     assert verdict == NOT_SUPPORTED
     assert float(measured.rpartition(" ")[2]) > 0.8  # the baseline
 
@@ -130,17 +138,40 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     scores = {"pronoun": torch.full((8, 2, 4), 0.01), "other person": torch.full((8, 2, 4), 0.01)}
     scores["pronoun"][:, 1, 2], scores["other person"][:, 1, 2] = name, other
     scores["copy"] = scores["pronoun"]
-    uniform = torch.tensor([0.05] * 6 + [math.nan] + [0.05])  # a window without the link
-    monkeypatch.setattr(Evidence, "link_scores", lambda _, link: (scores[link], torch.full((8, 2, 4), 0.03), uniform))
+    untrained_scores, uniform = torch.full((8, 2, 4), 0.03), torch.full((8,), 0.05)
+    monkeypatch.setattr(Evidence, "link_scores", lambda _, link: (scores[link], untrained_scores, uniform))
+    monkeypatch.setattr(Evidence, "linked_windows", [np.zeros(32)] * 8)
     loaded = untrained()
     assert trained_stories.some_head_links(evidence(loaded))[0] == NOT_APPLICABLE
-    data = loaded.config.data.model_copy(update={"source": ("builtin:stories:5000",)})
-    on_stories = evidence(replace(loaded, config=loaded.config.model_copy(update={"data": data})))
+    on_stories = evidence(of_stories(loaded))
     measured = f"head 1.2: {name:g} of its attention on the right name, {other:g} on the other name, uniform 0.05, "
     assert trained_stories.some_head_links(on_stories) == (verdict, measured + "before training 0.03")
     found, text = trained_stories.some_head_copies(on_stories)
     assert found == (SUPPORTED if name > 0.2 else NOT_SUPPORTED)
     assert text == f"head 1.2: {name:g} of its attention, uniform 0.05, before training 0.03"
+
+
+def test_windows_without_links_are_skipped() -> None:
+    """Only some windows of the stories have a pronoun's link, and a verdict needs many that do."""
+    text = "".join(stories(20_000, seed=1))
+    chars = "".join(sorted(set(text)))
+    loaded = of_stories(untrained(context=192))
+    weights = {**loaded.weights, "token_embedding.weight": np.eye(len(chars), 32, dtype=np.float32)}
+    seen = Evidence(replace(loaded, tokenizer=CharTokenizer(chars), weights=weights), CharTokenizer(chars).encode(text))
+    kinds = [{link.kind for link in links(text[192 * i : 192 * (i + 1)])} for i in range(104)]
+    expected = [192 * i for i, found in enumerate(kinds) if found == {"copy", "pronoun"}][:LINKED_WINDOWS]
+    assert len(expected) == LINKED_WINDOWS
+    assert [seen.loaded.tokenizer.decode(window) for window in seen.linked_windows] == [
+        text[start : start + 192] for start in expected
+    ]
+    for name in LINKS:
+        now, then, uniform = seen.link_scores(name)
+        assert now.shape == then.shape == (LINKED_WINDOWS, 2, 4)
+        assert uniform.shape == (LINKED_WINDOWS,)
+        assert now.isfinite().all()
+    short = Evidence(seen.loaded, seen.tokens[: expected[1] + 191])  # one window with links
+    assert trained_stories.some_head_links(short) == trained_stories.TOO_SHORT
+    assert trained_stories.some_head_copies(short) == trained_stories.TOO_SHORT
 
 
 def test_embeddings_that_only_decayed_did_not_learn() -> None:
@@ -160,7 +191,7 @@ def test_groups_of_similar_embeddings_are_found() -> None:
     assert verdict == SUPPORTED, measured
     weights = {name: tensor.detach().numpy() for name, tensor in GPT(loaded.config.model, 3).state_dict().items()}
     few = replace(loaded, tokenizer=CharTokenizer("ab "), weights=weights)
-    assert trained_vectors.embeddings_group_characters(Evidence(few, []))[0] == INCONCLUSIVE
+    assert trained_vectors.embeddings_group_characters(Evidence(few, letters(32)))[0] == INCONCLUSIVE
 
 
 def test_one_useless_head_contradicts_that_all_help() -> None:
