@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.claims.experiment import Experiment
 from minigpt.claims.small_models import EXACT, normal, small_attention
 from minigpt.model.gpt import attention_weights, causal_mask
 
@@ -271,6 +272,25 @@ def shape_is_kept() -> Finding:
     return Finding(all(kept for kept, _ in shapes), "; ".join(text for _, text in shapes))
 
 
+# --- what trained models show ------------------------------------------------------------------------
+
+UNSCALED = Experiment(
+    "scale",
+    "scaling",
+    "If the initial weights of queries, keys and values are ten times as large, a GPT-2 that trains for half a minute "
+    "without the scale has a loss of {unscaled, large weights}, and {large weights} with it. With the usual small "
+    "weights, the scores are small anyway: the loss is {unscaled} without the scale, and {baseline} with it.",
+    lambda unscaled_large, large, unscaled, scaled: unscaled_large > large + 0.1 and unscaled < scaled,
+)
+WITHOUT_SOFTMAX = Experiment(
+    "attention-kinds",
+    "attention-kinds",
+    "After a minute of training at equal time, the loss is {relu - baseline} higher with ReLU instead of the softmax, "
+    "and {linear - baseline} higher with linear attention.",
+    lambda relu, linear: 0 < relu < linear,
+)
+
+
 CLAIMS = (
     Claim(2, "The dot product measures similarity: [2,3]·[1,4] = 14", ("002",), dot_product),
     Claim(
@@ -299,8 +319,15 @@ CLAIMS = (
         "Dividing by √d_k keeps the scores small, so that more than a few keys get weight",
         ("001", "002", "003"),
         scale_keeps_many_keys,
+        trained=(UNSCALED,),
     ),
-    Claim(8, "Dividing by √d_k keeps the gradients through the softmax stable", ("003",), scale_keeps_gradients),
+    Claim(
+        8,
+        "Dividing by √d_k keeps the gradients through the softmax stable",
+        ("003",),
+        scale_keeps_gradients,
+        trained=(UNSCALED,),
+    ),
     Claim(
         9,
         "Scaling prevents vanishing gradients through the softmax",
@@ -308,6 +335,7 @@ CLAIMS = (
         softmax_cannot_explode,
         notes_say="Dividing by √d_k prevents exploding gradients.",
         mistake="A softmax never amplifies gradients. A saturated one blocks them.",
+        trained=(UNSCALED,),
     ),
     Claim(
         10,
@@ -332,6 +360,13 @@ CLAIMS = (
         ("003",),
         softmax_is_not_linear,
         notes_say="The softmax makes attention non-linear.",
+    ),
+    Claim(
+        13,
+        "Attention learns without a softmax, but less",
+        ("003",),
+        notes_say="The softmax may be unnecessary, as linear attention shows.",
+        trained=(WITHOUT_SOFTMAX,),
     ),
     Claim(
         101,

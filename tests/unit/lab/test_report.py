@@ -121,7 +121,7 @@ def test_the_figures_of_the_notebook_are_drawn_and_shown(tmp_path: Path) -> None
     report.draw(records.read(), tmp_path)
     figures = {path.name for path in tmp_path.iterdir()} | {"growth.png", "lengths.png"}
     assert figures == {path.name for path in records.LAB.glob("*.png")}
-    assert len(figures) <= 12
+    assert len(figures) <= 16
     pages = [*PAGES, records.LAB.parent / "benchmarks.md"]
     shown = {name for page in pages for name in re.findall(r"!\[.+\]\(.*?([\w-]+\.png)\)", page.read_text("utf-8"))}
     assert shown == figures
