@@ -1,15 +1,18 @@
 """Recorded training runs that decide a claim.
 
-The lab notebook (docs/project/lab) records all runs in runs.jsonl. `scripts/make_docs` copies the numbers that the
+The lab notebook (docs/project/lab) records all runs in runs.jsonl, and measurements against the length of the text in
+lengths.jsonl. `scripts/make_docs` copies the numbers that the
 claims use into recorded.json, so that no number is typed twice and an installed minigpt has them.
 """
 
 import json
+import operator
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RECORDED = Path(__file__).with_name("recorded.json")
 
@@ -19,14 +22,15 @@ class Experiment:
     """A question of the lab notebook, and what its runs found."""
 
     question: str
-    """The name of the question in docs/project/lab/runs.jsonl."""
+    """The name of the question in docs/project/lab/runs.jsonl, or `lengths`."""
     page: str
     """The name of its page, and of the figure there, in docs/project/lab."""
     finding: str
     """What the runs found, with a quantity in braces for each number.
 
-    A quantity is a variant for its final loss, `VARIANT/KEY` for another value of its runs, or two of them with " - "
-    between, for their difference by seed: `{lstm}`, `{lstm/best}`, `{lstm - baseline}`.
+    A quantity is a variant for its final loss, `VARIANT/KEY` for another value of its runs, or `VARIANT/KEY[a:b]` for
+    the mean of a list from its a-th to its b-th number. Two of them with " - " or " / " between are their difference
+    or ratio by seed: `{lstm}`, `{lstm/best}`, `{lstm - baseline}`, `{lstm/gradient[91:107] / lstm/gradient[1:1]}`.
     """
     condition: Callable[..., bool]
     """Whether the finding is true. Receives the mean of each quantity, in the order of the text."""
@@ -57,12 +61,14 @@ class Experiment:
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    """Format the mean and, for several values, its standard error: 0.348 ± 0.012."""
-    mean = f"{statistics.fmean(values):.3f}"
-    return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else mean
+    """Format the mean and, for several values, its standard error: 0.348 ± 0.012, or 6e-05 ± 1e-05."""
+    mean = statistics.fmean(values)
+    style = ".0e" if 0 < abs(mean) < 0.0005 else ".3f"
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:{style}}" if len(values) > 1 else ""
+    return f"{mean:{style}}{error}"
 
 
-def measure(quantity: str, runs: Sequence[dict[str, object]]) -> list[float]:
+def measure(quantity: str, runs: Sequence[dict[str, Any]]) -> list[float]:
     """Return the values of a quantity, one for each seed, from the recorded runs of its question.
 
     Raises:
@@ -72,12 +78,19 @@ def measure(quantity: str, runs: Sequence[dict[str, object]]) -> list[float]:
 
     def by_seed(term: str) -> dict[int, float]:
         variant, _, key = (term, "", "loss") if term in variants else term.rpartition("/")
-        found = {int(str(run["seed"])): float(str(run[key])) for run in runs if run["variant"] == variant}
+        found = {int(str(run["seed"])): _value(run, key) for run in runs if run["variant"] == variant}
         if not found:
             raise KeyError(f"no runs of {term!r}")
         return dict(sorted(found.items()))
 
-    if quantity in variants or " - " not in quantity:
-        return list(by_seed(quantity).values())
-    above, below = map(by_seed, quantity.split(" - "))
-    return [round(value - below[seed], 5) for seed, value in above.items() if seed in below]
+    for sign, combine in ((" - ", operator.sub), (" / ", operator.truediv)):
+        if quantity not in variants and sign in quantity:
+            left, right = map(by_seed, quantity.split(sign))
+            return [round(combine(value, right[seed]), 8) for seed, value in left.items() if seed in right]
+    return list(by_seed(quantity).values())
+
+
+def _value(run: dict[str, Any], key: str) -> float:
+    """Return a value of a run, or the mean of a part of a list: `KEY[a:b]`."""
+    name, *part = re.split(r"\[|:|]", key)
+    return statistics.fmean(run[name][int(part[0]) - 1 : int(part[1])]) if part else float(run[name])

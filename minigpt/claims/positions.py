@@ -228,7 +228,7 @@ NO_POSITIONS = Experiment(
 NO_POSITIONS_IN_ONE_LAYER = Experiment(
     "positions-1",
     "positions",
-    "A model of one layer without positions is {none - learned} above learned positions.",
+    "A model of one layer without positions has a loss {none - learned} above learned positions.",
     lambda difference: difference > 0.3,
 )
 ADDED_OR_CONCATENATED = tuple(

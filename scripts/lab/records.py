@@ -1,12 +1,15 @@
-"""The recorded runs of all questions: one JSON object per line, in one file."""
+"""The recorded runs of all questions, and the measurements against the length: one JSON object per line."""
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 LAB = Path(__file__).resolve().parents[2] / "docs/project/lab"
 """The pages of the lab notebook, their figures and the recorded runs."""
 RUNS = LAB / "runs.jsonl"
+LENGTHS = LAB / "lengths.jsonl"
 Run = dict[str, Any]
 
 
@@ -16,4 +19,27 @@ def read(path: Path = RUNS) -> dict[str, list[Run]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         run = json.loads(line)
         found.setdefault(run["question"], []).append(run)
+    return found
+
+
+def slope(points: list[Run], name: str) -> float:
+    """Return the exponent of the growth over the last four lengths: the slope of a line fitted on logarithmic axes."""
+    last = sorted(points, key=lambda point: point["length"])[-4:]
+    x, y = ([math.log(point[key]) for point in last] for key in ("length", name))
+    return statistics.linear_regression(x, y).slope
+
+
+def lengths(path: Path = LENGTHS) -> list[Run]:
+    """Return the measurements of scripts/lab/lengths as one run for each family.
+
+    `train_ms` has the times at all lengths, and `train_ms exponent` their slope. The same holds for `generate_ms`.
+    """
+    points = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for family in dict.fromkeys(point["family"] for point in points):
+        own = [point for point in points if point["family"] == family]
+        run: Run = {"question": "lengths", "variant": family, "seed": 1}
+        for name in ("train_ms", "generate_ms"):
+            run |= {name: [point[name] for point in own], f"{name} exponent": slope(own, name)}
+        found.append(run)
     return found

@@ -7,10 +7,10 @@ import pytest
 
 from minigpt.claims import experiment
 from minigpt.claims.claim import Claim, decide
-from minigpt.claims.experiment import Experiment, measure
+from minigpt.claims.experiment import Experiment, mean_and_error, measure
 
 RUNS = [
-    {"variant": variant, "seed": seed, "loss": loss, "best": loss - 1}
+    {"variant": variant, "seed": seed, "loss": loss, "best": loss - 1, "far": [4.0, loss, 3 * loss]}
     for variant, losses in {"baseline": [1.5, 2.5], "a - b": [2.0], "muon 0.3/4": [3.0, 5.0]}.items()
     for seed, loss in enumerate(losses)
 ]
@@ -26,6 +26,10 @@ RUNS = [
         ("a - b", [2.0]),
         ("muon 0.3/4 - baseline", [1.5, 2.5]),
         ("baseline - muon 0.3/4/best", [-0.5, -1.5]),
+        ("baseline/far[1:1]", [4.0, 4.0]),
+        ("baseline/far[2:3]", [3.0, 5.0]),
+        ("muon 0.3/4/far[2:3] / baseline/far[1:1]", [1.5, 2.5]),
+        ("baseline/far[2:2] - baseline/best", [1.0, 1.0]),
     ],
 )
 def test_a_quantity_has_one_value_for_each_seed(quantity: str, values: list[float]) -> None:
@@ -37,7 +41,7 @@ def test_a_difference_pairs_the_seeds_that_both_have() -> None:
     assert measure("half - baseline", runs) == [-0.5]
 
 
-@pytest.mark.parametrize("quantity", ["nothing", "nothing - baseline", "baseline/nothing"])
+@pytest.mark.parametrize("quantity", ["nothing", "nothing - baseline", "baseline/nothing", "baseline/nothing[1:2]"])
 def test_a_quantity_that_no_run_has_is_an_error(quantity: str) -> None:
     with pytest.raises(KeyError, match="nothing"):
         measure(quantity, RUNS)
@@ -55,3 +59,9 @@ def test_the_recorded_numbers_decide_the_claim_and_appear_in_its_text(
     (tmp_path / "recorded.json").write_text(json.dumps({"q": {"a": [2.0], "a - b": [0.2, 0.4]}}), encoding="utf-8")
     assert decide(claim, "").trained == ["A reaches 2.000, 0.300 ± 0.100 above B."]
     assert decide(claim, "").where == "docs/project/lab/page.md"
+
+
+def test_a_small_number_is_not_shown_as_zero() -> None:
+    assert mean_and_error([3e-5, 5e-5]) == "4e-05 ± 1e-05"
+    assert mean_and_error([0.0, 0.0]) == "0.000 ± 0.000"
+    assert mean_and_error([0.0123]) == "0.012"
