@@ -134,6 +134,33 @@ class NoAttentionError(UserError):
     """A recurrent network, where a transformer is needed."""
 
 
+class NoCounterpartError(UserError):
+    """A model that another program's format cannot express."""
+
+
+@dataclass(eq=False)
+class MissingPackageError(UserError):
+    """An optional package that is not installed."""
+
+    extra: str
+    """The extra of minigpt that has it."""
+
+
+@dataclass(eq=False)
+class FolderNotEmptyError(UserError):
+    """A folder for new files that already has some."""
+
+    is_export: bool = False
+    """Whether it holds nothing but an unchanged export."""
+
+
+@dataclass(eq=False)
+class NoOptimizerError(UserError):
+    """An imported model, which cannot be resumed."""
+
+    run: Path
+
+
 @dataclass(eq=False)
 class ViewError(UserError):
     """A page that cannot show this model or excerpt."""

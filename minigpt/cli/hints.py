@@ -18,8 +18,12 @@ from minigpt.errors import (
     DivergedError,
     DownloadError,
     EncodingError,
+    FolderNotEmptyError,
     InsufficientMemoryError,
+    MissingPackageError,
     NoAttentionError,
+    NoCounterpartError,
+    NoOptimizerError,
     RunExistsError,
     RunFinishedError,
     RunNotFoundError,
@@ -112,6 +116,16 @@ def hint(error: UserError, command: str) -> str:
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NoAttentionError():
             return "to see how it uses its past: minigpt eval RUN --by-position, or minigpt compare RUN --png FILE"
+        case NoCounterpartError():
+            return "every model fits --to safetensors"
+        case MissingPackageError(extra=extra):
+            return f"to install it: pip install {shell_quote(f'minigpt[{extra}]')}"
+        case FolderNotEmptyError(is_export=True):
+            return "to replace it, add --force"
+        case FolderNotEmptyError():
+            return "name a new folder"
+        case NoOptimizerError(run=run):
+            return f"to train it further, start a new run: minigpt train --from {as_argument(run)}"
         case ViewError(max_tokens=int(count)):
             return f"try --max-tokens {count}"
         case DivergedError():

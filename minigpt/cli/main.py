@@ -25,6 +25,7 @@ from minigpt.cli.compare import compare
 from minigpt.cli.config import config_app
 from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
+from minigpt.cli.export import export
 from minigpt.cli.hints import error_line
 from minigpt.cli.inspect import inspect
 from minigpt.cli.options import GROUP
@@ -37,7 +38,7 @@ from minigpt.training.signals import STDERR
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "board": board},
-    "Use a model": {"sample": sample, "eval": evaluate, "compare": compare},
+    "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
     "Manage": {"runs": runs, "data": data_app, "config": config_app, "bench": bench_app},
 }

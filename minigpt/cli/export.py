@@ -1,0 +1,77 @@
+"""`minigpt export`."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
+from minigpt.cli.output import json_text, notice, table, write
+from minigpt.errors import UserError, escape
+
+if TYPE_CHECKING:
+    from minigpt.interop.export import Agreement
+
+
+def export(
+    folder: Annotated[
+        list[str],
+        Argument(
+            help="The folder to write, after the run. Without a run: the newest.",
+            metavar="[RUN] FOLDER",
+            autocompletion=complete_run,
+        ),
+    ],
+    to: Annotated[Literal["safetensors"], Option(help="Format: safetensors.", metavar="FORMAT")],
+    checkpoint: CheckpointOption = None,
+    force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model for another program, then compare that program's results with minigpt's.
+
+    hf: Hugging Face transformers. gguf: llama.cpp. onnx: ONNX Runtime. safetensors: your own code.
+
+    Examples:
+      minigpt export --to hf my-model
+      minigpt export mine --to safetensors weights --checkpoint last
+    """
+    from minigpt.interop.export import FORMATS, check
+    from minigpt.interop.export import export as write_export
+    from minigpt.storage.checkpoint import load_checkpoint
+
+    run, path = _run_and_folder(folder)
+    loaded = load_checkpoint(run, checkpoint)
+    write_export(loaded, to, path, force)
+    notice(f"wrote {escape(path)} from {escape(loaded.path)}")
+    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+    agreement, usage = check(loaded, to, path), FORMATS[to].usage(path)
+    if as_json:
+        result = {"agreement": asdict(agreement) if agreement else None, "usage": usage}
+        write(json_text({"checkpoint": escape(loaded.path), "folder": escape(path), "bytes": sizes, **result}))
+        return
+    table(("file", "bytes"), [(name, f"{size:,}") for name, size in sizes.items()])
+    print()
+    _print_agreement(agreement, FORMATS[to].PROGRAM, FORMATS[to].EXTRA)
+    print(f"\nTo use it:\n\n{usage}")
+
+
+def _run_and_folder(names: list[str]) -> tuple[str, Path]:
+    """Return the run and the folder that the arguments name. Raises UserError if one looks like the other."""
+    from minigpt.paths import RUNS, is_run
+
+    if len(names) > 2:
+        raise UserError(f"expected a run and a folder, got {len(names)} names")
+    if len(names) == 1 and is_run(RUNS / names[0]) and not os.path.lexists(names[0]):
+        raise UserError(f"{escape(names[0])} is a run; name the folder to write too: {escape(names[0])} FOLDER")
+    return names[0] if len(names) == 2 else "last", Path(names[-1])
+
+
+def _print_agreement(agreement: "Agreement | None", program: str, extra: str) -> None:
+    if agreement is None:
+        print(f"not compared: {program} is not installed; to install it: pip install 'minigpt[{extra}]'")
+        return
+    print(f"compared with        {program}, for {agreement.tokens} tokens")
+    print(f"largest difference   {agreement.difference:.2g}, of logits up to {agreement.largest:.1f}")
+    print(f"greedy text          {'equal' if agreement.same_text else 'not equal'}")

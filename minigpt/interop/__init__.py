@@ -1,0 +1,1 @@
+"""Models in the formats of other programs."""

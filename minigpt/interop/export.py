@@ -1,0 +1,170 @@
+"""Export a checkpoint to the format of another program, and compare that program's results with minigpt's."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from minigpt.config.schema import SampleConfig
+from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
+from minigpt.files import publish, read_within
+from minigpt.interop import plain
+from minigpt.interop.card import ABOUT, about
+from minigpt.model.load import load_model
+from minigpt.paths import containing_run
+from minigpt.sampling.generate import generate_ids
+from minigpt.sampling.load import load_engine
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import METADATA
+
+CHECKED_TOKENS = 256
+"""The maximum length of the texts that `check` compares, in tokens."""
+
+
+class Format(Protocol):
+    """A module that writes one format."""
+
+    EXTRA: str
+    """The optional extra of pyproject.toml that has the other program, or ""."""
+    PROGRAM: str
+    """The other program, as messages name it."""
+
+    def write(self, checkpoint: Checkpoint, folder: Path) -> None:
+        """Write the files of the format into an existing empty folder.
+
+        Raises:
+            NoCounterpartError: The format cannot express this model.
+            MissingPackageError: Writing needs a package that is not installed.
+        """
+        ...
+
+    def load(self, folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+        """Open the files in the other program. Return a function from ids (T,) to logits (T, V).
+
+        Raises:
+            ImportError: The program is not installed.
+        """
+        ...
+
+    def usage(self, folder: Path) -> str:
+        """Return the lines to paste that use the files."""
+        ...
+
+
+FORMATS: dict[str, Format] = {"safetensors": plain}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How another program's results differ from those of minigpt's own model, in float32 on the CPU."""
+
+    difference: float
+    """The largest difference of a logit, for a text within the context."""
+    largest: float
+    """The largest absolute logit."""
+    same_text: bool
+    """Whether the greedy text is equal, within the context."""
+    tokens: int
+    """The length of that text in tokens, with its prompt."""
+
+
+def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -> None:
+    """Write a checkpoint in the format `to`. The folder appears complete or not at all.
+
+    Args:
+        force: Replace a folder that holds nothing but an unchanged export.
+
+    Raises:
+        FolderNotEmptyError: The folder has files.
+        NoCounterpartError: The format cannot express this model.
+        MissingPackageError: Writing needs a package that is not installed.
+        UserError: The folder cannot be written.
+    """
+    folder = Path(os.path.realpath(folder))
+    _check_free(folder, force)
+    try:
+        with publish(folder) as building:
+            building.mkdir()
+            FORMATS[to].write(checkpoint, building)
+            document = {"format": to, **about(checkpoint), "sha256": _hashes(building)}
+            (building / ABOUT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"cannot write {escape(folder)}: {reason(error)}") from error
+
+
+def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
+    """Compare an exported model with minigpt's own. Return None if the other program is not installed.
+
+    The logits are compared for a sampled text, and for the greedy text that minigpt continues a prompt with. Another
+    program has the same greedy text if each of these tokens is its most likely one after those before.
+    """
+    try:
+        other = FORMATS[to].load(folder)
+    except ImportError:
+        return None
+    model = load_model(checkpoint)
+    config = checkpoint.config
+    length = min(config.model.context, CHECKED_TOKENS)
+    prompt = checkpoint.tokenizer.encode(config.sample.prompt or "\n", "replace")[: max(1, length // 4)]
+    texts, difference, largest, same_text = [prompt], 0.0, 0.0, True
+    for temperature in (1.0, 0.0) if length > len(prompt) else ():
+        settings = SampleConfig(temperature=temperature, length=length - len(prompt))
+        tokens = [ids[0] for ids, _ in generate_ids(load_engine(checkpoint), prompt, settings)]
+        texts.append(np.concatenate((prompt, tokens)))
+    for ids in texts:
+        with torch.inference_mode():
+            logits: NDArray[np.float32] = model(torch.tensor(ids)[None])[0].numpy()  # (T, V)
+        theirs = other(ids.tolist())
+        difference = max(difference, float(np.abs(theirs - logits).max()))
+        largest = max(largest, float(np.abs(logits).max()))
+        same_text = bool((theirs.argmax(1)[len(prompt) - 1 : -1] == ids[len(prompt) :]).all())  # of the greedy text
+    return Agreement(difference, largest, same_text, len(ids))
+
+
+def _check_free(folder: Path, force: bool) -> None:
+    """Raise UserError if `folder` may not be created or replaced."""
+    if run := containing_run(folder / METADATA):
+        raise UserError(f"cannot write {escape(folder)}: it belongs to run {escape(run.name)}")
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise UserError(f"cannot write {escape(folder)}: it is a file")
+    if folder == Path.cwd().resolve():
+        raise UserError(f"cannot write {escape(folder)}: it is the current folder; name a new one")
+    if not any(folder.iterdir()):
+        return
+    written = _written(folder)
+    for path in sorted(folder.iterdir()):
+        if path.name != ABOUT and written.get(path.name) != _hash(path):
+            whose = "is not part of the export there, or has changed since"
+            raise FolderNotEmptyError(f"{escape(folder)} is not empty: {escape(path.name)} {whose}")
+    if not force:
+        raise FolderNotEmptyError(f"{escape(folder)} already has an export", is_export=True)
+
+
+def _written(folder: Path) -> dict[str, str]:
+    """Return the hash of each file that an export wrote into `folder`."""
+    try:
+        written = json.loads(read_within(folder / ABOUT, folder, 1 << 20))["sha256"]
+    except (UserError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return written if isinstance(written, dict) else {}
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: _hash(path) for path in sorted(folder.iterdir())}
+
+
+def _hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or "" for anything else."""
+    if path.is_symlink() or not path.is_file():
+        return ""
+    content = np.memmap(path, mode="r").data if path.stat().st_size else b""
+    return hashlib.sha256(content).hexdigest()

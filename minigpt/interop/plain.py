@@ -1,0 +1,125 @@
+"""Weights, settings and vocabulary as plain files, for programs of your own. Every model fits."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+
+from minigpt.config.resolve import from_yaml, to_yaml
+from minigpt.config.shapes import parameter_shapes
+from minigpt.interop.card import WEIGHTS, facts, public_name, save_arrays
+from minigpt.interop.program import numpy_program
+from minigpt.model.load import build_model
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import from_json
+
+EXTRA = ""
+PROGRAM = "minigpt, from these files"
+
+MEANINGS = {
+    r"token_embedding\.weight": "the vector of each token, and the output matrix",
+    r"position_embedding\.weight": "the vector of each position",
+    r".*\.norm1\.weight": "gains of the norm before attention",
+    r".*\.norm1\.bias": "biases of that norm",
+    r".*\.norm2\.weight": "gains of the norm before the MLP",
+    r".*\.norm2\.bias": "biases of that norm",
+    r"norm\.weight": "gains of the last norm",
+    r"norm\.bias": "biases of the last norm",
+    r".*qk_norm\.weight": "gains of the norm of each head's queries and keys",
+    r".*qkv\.weight": "projections to queries, keys and values, in this order",
+    r".*qkv\.bias": "biases of queries, keys and values",
+    r".*proj\.weight": "output projection of attention",
+    r".*proj\.bias": "its biases",
+    r".*gate\.weight": "gate of the MLP",
+    r".*gate\.bias": "its biases",
+    r".*up\.weight": "first matrix of the MLP",
+    r".*up\.bias": "its biases",
+    r".*down\.weight": "second matrix of the MLP",
+    r".*down\.bias": "its biases",
+    r".*weight_ih_l0": "projection of the input to the gates, in the order of PyTorch",
+    r".*weight_hh_l0": "projection of the hidden state to the gates",
+    r".*bias_ih_l0": "biases of the first",
+    r".*bias_hh_l0": "biases of the second",
+}
+"""What each tensor is, by a pattern of its name."""
+
+
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write model.safetensors, config.yaml, tokenizer.json and a README.md that documents them."""
+    data = checkpoint.config.data.model_copy(update={"source": (public_name(checkpoint),), "val_source": ()})
+    public = checkpoint.config.model_copy(update={"data": data})  # the paths of the text stay private
+    save_arrays(checkpoint.weights, folder / WEIGHTS)
+    (folder / "config.yaml").write_text(to_yaml(public), encoding="utf-8", newline="\n")
+    (folder / "tokenizer.json").write_text(checkpoint.tokenizer.to_json(), encoding="utf-8")
+    (folder / "README.md").write_text(_readme(checkpoint), encoding="utf-8", newline="\n")
+
+
+def load(folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    """Build the model from the files. Return a function from ids (T,) to logits (T, V)."""
+    config = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml").model
+    tokenizer = from_json((folder / "tokenizer.json").read_text(encoding="utf-8"), "tokenizer.json")
+    weights = safetensors.numpy.load_file(folder / WEIGHTS)
+    model = build_model(config, tokenizer.vocab_size).eval()
+    model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+
+    def logits(ids: Sequence[int]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            result: NDArray[np.float32] = model(torch.tensor(ids)[None])[0].numpy()
+        return result
+
+    return logits
+
+
+def usage(folder: Path) -> str:
+    """Return the lines to paste that use the files."""
+    return f"from safetensors.numpy import load_file\nweights = load_file({str(folder / WEIGHTS)!r})"
+
+
+def _readme(checkpoint: Checkpoint) -> str:
+    config = checkpoint.config.model
+    shapes = parameter_shapes(config, checkpoint.tokenizer.vocab_size)
+    rows = [f"| `{name}` | {_product(shape)} | {_meaning(name)} |" for name, shape in shapes.items()]
+    ids = (
+        "Token i is the character `chars[i]` in `tokenizer.json`."
+        if checkpoint.config.data.tokenizer == "char"
+        else "Token i is the byte i of the text in UTF-8."
+    )
+    tensors = "\n".join(["| tensor | shape | meaning |", "|---|---|---|", *rows])
+    return f"""# A model trained with minigpt
+
+{facts(checkpoint)}
+
+| file | content |
+|---|---|
+| `model.safetensors` | the weights, in float32 |
+| `config.yaml` | all settings |
+| `tokenizer.json` | the vocabulary |
+| `minigpt.json` | the text, the loss and the hashes of these files |
+
+{ids}
+
+## Tensors
+
+A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`.
+
+{tensors}
+
+## Compute with them
+
+This program needs NumPy and safetensors. It returns the logits of the next token at each position.
+
+```python
+{numpy_program(config, checkpoint.tokenizer.vocab_size)}```
+"""
+
+
+def _product(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _meaning(name: str) -> str:
+    return next(meaning for pattern, meaning in MEANINGS.items() if re.fullmatch(pattern, name))
