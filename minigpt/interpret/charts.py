@@ -93,7 +93,7 @@ def draw(panels: Sequence[Panel], labels: Sequence[str]) -> Image.Image:
     canvas = ImageDraw.Draw(image)
     for index, ((x, row), label) in enumerate(zip(entries, labels, strict=True)):
         y = rows * HEIGHT + LINE * (row + 0.5)
-        canvas.line([_at(x, y), _at(x + 30, y)], fill=_color(index), width=3 * SCALE)
+        canvas.line([_at(x, y), _at(x + 30, y)], fill=_color(index), width=_width(index, 3))
         canvas.text(_at(x + 38, y), label, INK, _font(16), anchor="lm")
     return image.resize(size, Image.Resampling.LANCZOS)
 
@@ -148,7 +148,7 @@ def _draw_lines(image: Image.Image, lines: Sequence[tuple[int, Line]], x_axis: A
             canvas.polygon([_at(*point) for point in edges], fill=_color(index) + "33")
     for index, line in lines:
         points = [_at(*point) for point in zip(x_axis(line.x), y_axis(line.y), strict=True)]
-        canvas.line(points, fill=_color(index), width=round(2.4 * SCALE), joint="curve")
+        canvas.line(points, fill=_color(index), width=_width(index, 2.4), joint="curve")
         if len(points) == 1:
             canvas.circle(points[0], 4 * SCALE, fill=_color(index))
 
@@ -183,6 +183,11 @@ def _at(x: float, y: float) -> tuple[float, float]:
 
 def _color(index: int) -> str:
     return COLORS[index % len(COLORS)]
+
+
+def _width(index: int, width: float) -> int:
+    """Return the width of a line, which is thinner when the colors repeat."""
+    return max(1, round(width * SCALE / (1 + index // len(COLORS))))
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,7 @@
 """Compare runs: measure each at its best checkpoint, group the seeds of one setting, and rank what is comparable."""
 
 import json
+import math
 import os
 import re
 import statistics
@@ -85,8 +86,8 @@ class Measured:
 
     @property
     def bits_per_nat(self) -> float:
-        """The factor from nats per token to bits per character, on the validation text."""
-        return self.result.bits_per_character / self.result.loss
+        """The factor from nats per token to bits per character, on the validation text. NaN if the loss is zero."""
+        return self.result.bits_per_character / self.result.loss if self.result.loss else math.nan
 
 
 # --- measure -----------------------------------------------------------------------------------------
@@ -290,6 +291,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
             yield f"their validation parts differ in length ({sizes})"
     if contexts := listed(lambda run: run.settings["model.context"]):
         yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
+    if dtypes := listed(lambda run: run.metadata.runtime.dtype):
+        yield f"the runs were trained in different precisions ({dtypes})"
     if machines := listed(lambda run: run.machine):
         yield f"do not compare training times, because the machines or threads differ ({machines})"
     for group in groups:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, VERSE, Cli, called
+from compared import measured
 from PIL import Image
 
+from minigpt.cli.compare import HEAD, _rows
 from minigpt.interpret import comparison
 from minigpt.interpret.charts import HEIGHT, WIDTH
 from minigpt.storage.runs import best_step
@@ -64,6 +66,11 @@ def test_the_table_has_a_row_per_setting_and_the_best_first(cli: Cli) -> None:
     assert f"{mean:.4f} ± {error:.4f}" in seeds
     shown = [row.startswith("half") for row in rows]
     assert shown == [losses["half"] < mean, losses["half"] >= mean]
+
+
+def test_the_table_has_the_mean_of_the_steps_of_all_seeds() -> None:
+    (row,) = _rows(comparison.compare([measured("a-1", seed=1), measured("a-2", seed=2, step=20)]))
+    assert row[HEAD.index("steps")] == "14"
 
 
 def test_json_has_what_was_measured(cli: Cli) -> None:

@@ -42,6 +42,14 @@ def test_a_band_is_drawn_only_for_several_runs() -> None:
     assert light[0] < 500 < 10_000 < light[1]
 
 
+def test_lines_differ_in_color_or_width() -> None:
+    ink = []
+    for at in (0, len(COLORS)):
+        image = draw([Panel("a", "t", "x", [line()] * at + [line(1.0, 2.0)])], ["a"])
+        ink.append((255 - np.asarray(image).astype(int))[TOP + 5 : HEIGHT - BOTTOM - 5, WIDTH // 2].sum())
+    assert 0.4 < ink[1] / ink[0] < 0.8
+
+
 def test_the_start_of_training_does_not_flatten_the_rest() -> None:
     steep = line(100.0, 3.0, 2.0, x=(0.0, 50.0, 100.0))
     height = {}

@@ -88,11 +88,12 @@ def test_different_tokenizers_are_ranked_by_bits_per_character() -> None:
 def test_what_makes_a_comparison_unequal_is_named() -> None:
     found = compare([
         measured("a"),
-        measured("b", context=8, threads=4),
+        measured("b", context=8, threads=4, dtype="bfloat16"),
         measured("short", by_position=(), steps=()),
     ])  # fmt: skip
     notes = "\n".join(found.notes)
     assert "contexts differ (16: a, short; 8: b)" in notes
+    assert "different precisions (float32: a, short; bfloat16: b)" in notes
     assert "cpu, 4 threads, Z80: b" in notes
     assert "no loss by position for short" in notes
     assert "no training curves for short" in notes
@@ -148,6 +149,8 @@ def test_a_run_is_measured_as_it_was_trained(finished_run: Path, monkeypatch: py
     assert len(run.result.by_position) == len(run.gradient) == 8
     assert (run.gradient > 0).all()
     assert run.sampled_per_second > 1
+    rounded = measure("r", load_checkpoint("r"), dataclasses.replace(CPU, dtype="bfloat16"), with_gradient=False)
+    assert 0 < abs(rounded.result.loss - run.result.loss) < 0.02
     assert measure("r", load_checkpoint("r"), CPU, with_gradient=False).gradient.size == 0
     with pytest.raises(UserError, match="no run is named"):
         load_runs(["r", "nobody"])

@@ -48,6 +48,12 @@ def test_each_panel_has_the_curve_of_its_axis() -> None:
     assert position.lines[0].y.tolist() == pytest.approx([6.0, 4.0, 2.0])  # twice as many bits as nats
 
 
+def test_a_loss_of_zero_has_no_curve_in_another_unit() -> None:
+    zero = [measured("one letter", loss=0.0, bits=0.0), measured("bytes", tokenizer="byte")]
+    for panel in panels(compare(zero))[:3]:
+        assert [bool(np.isfinite(line.y).any()) for line in panel.lines] == [False, True]
+
+
 def test_tensorboard_overlays_the_groups_and_keeps_no_earlier_ones(tmp_path: Path) -> None:
     write_tensorboard(compare([measured("old")]), tmp_path)
     (tmp_path / "notes.txt").touch()
