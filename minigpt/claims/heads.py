@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.claims.experiment import Experiment
 from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_config
 from minigpt.model.gpt import attention_weights
 from minigpt.model.size import count_parameters
@@ -189,6 +190,14 @@ def one_head_reference() -> Finding:
     return Finding(unscaled > 0.01 and scaled < EXACT and rows < EXACT and columns > 0.1, measured)
 
 
+NUMBER_OF_HEADS = Experiment(
+    "heads",
+    "heads",
+    "After a minute of training at equal size and time, a model 128 wide has a loss of {1 head} with one head, "
+    "{2 heads} with two, {baseline} with four and {8 heads} with eight.",
+    lambda one, two, four, eight: max(two, four) < one and max(two, four) < eight,
+)
+
 CLAIMS = (
     Claim(
         41,
@@ -222,6 +231,14 @@ CLAIMS = (
         ("003",),
         heads_at_the_same_cost,
         notes_say="Multiple heads attend in different subspaces at the cost of one.",
+    ),
+    Claim(
+        108,
+        "Several heads learn more than one, until each is too small",
+        ("001",),
+        notes_say="More heads give a better score.",
+        mistake="Heads share the width of the model. Eight heads of 16 channels learn less than two of 64.",
+        trained=(NUMBER_OF_HEADS,),
     ),
     Claim(
         45,
