@@ -3,11 +3,15 @@
 import math
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import Tensor, nn
 
+from minigpt.config.presets import read_preset
 from minigpt.config.resolve import flatten, parse_overrides, resolve
 from minigpt.config.schema import FAMILIES, RECURRENT, ModelConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
@@ -31,6 +35,26 @@ def random_model(family: str, seed: int = 0, **changes: Any) -> Recurrent:
         for parameter in model.parameters():
             parameter.normal_(std=0.7)
     return model.eval()
+
+
+recurrent_configs = st.builds(
+    lambda family, **shape: ModelConfig(family=family, **{**FAMILIES[family], **shape}),
+    st.sampled_from([*RECURRENT]),
+    n_layer=st.integers(1, 3),
+    n_embd=st.integers(1, 9),
+    context=st.integers(1, 9),
+    dropout=st.sampled_from([0.0, 0.5]),
+    bias=st.booleans(),
+)
+sample_options = st.builds(
+    SampleConfig,
+    length=st.integers(1, 20),
+    temperature=st.just(0.0) | st.floats(0.3, 3),
+    top_k=st.integers(0, 5),
+    top_p=st.sampled_from([1.0, 0.9]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    seed=st.integers(0, 2**63 - 1),
+)
 
 
 def lstm_by_hand(layer: nn.LSTM, inputs: Tensor) -> Tensor:
@@ -72,12 +96,31 @@ def test_the_engine_computes_what_the_model_computes(family: str, bias: bool) ->
         assert [state.shape for state in engine.states] == [(parts, 3, 6)] * layers
 
 
+@given(data=st.data())
+@settings(max_examples=25)
+def test_any_recurrent_model_samples_what_it_computes_from_the_whole_text(data: st.DataObject) -> None:
+    """The NumPy engine keeps its state; torch reads the whole text again for each token."""
+    config = data.draw(recurrent_configs)
+    model = random_model(config.family, data.draw(st.integers(0, 99)), **config.model_dump(exclude={"family"}))
+    for parameter in model.parameters():
+        parameter.data *= 0.5  # larger weights amplify rounding errors with each token
+    prompt = np.array(data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12)))
+    options = data.draw(sample_options)
+    ids = np.stack([prompt, prompt[::-1]])
+    np.testing.assert_allclose(numpy_engine(model).start(ids), TorchEngine(model).start(ids), atol=1e-4)
+    ours, torchs = (
+        [ids.tolist() for ids, _ in generate_ids(engine, prompt, options, num_samples=2)]
+        for engine in (numpy_engine(model), TorchEngine(model))
+    )
+    assert ours == torchs
+
+
 @pytest.mark.parametrize("family", RECURRENT)
 def test_the_hidden_state_replaces_the_whole_text_also_beyond_the_context(family: str) -> None:
     model, prompt = random_model(family), np.array([1, 2, 3])
-    for settings in (SampleConfig(length=40), SampleConfig(length=40, temperature=1.3, top_k=5, seed=3)):
+    for options in (SampleConfig(length=40), SampleConfig(length=40, temperature=1.3, top_k=5, seed=3)):
         ours, torchs = (
-            np.stack([ids for ids, _ in generate_ids(engine, prompt, settings, num_samples=2)])
+            np.stack([ids for ids, _ in generate_ids(engine, prompt, options, num_samples=2)])
             for engine in (numpy_engine(model), TorchEngine(model))
         )
         assert (ours == torchs).all()
@@ -119,6 +162,22 @@ def test_the_forget_gates_of_a_new_lstm_are_open() -> None:
     assert gates.view(-1, 4, 50)[:, [0, 2, 3]].abs().max() < 0.2
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+@torch.no_grad()
+def test_autocast_on_a_cpu_leaves_the_layers_in_float32(family: str) -> None:
+    """Only the product with the embeddings is rounded to bfloat16."""
+    model, ids = random_model(family, n_embd=32), torch.randint(VOCABULARY, (4, 64))
+    (layer, *_), inputs = model.blocks, []
+    layer.register_forward_hook(lambda block, args, out: inputs.append(out[0]))
+    exact = model(ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(ids)
+    assert torch.equal(*inputs)
+    targets = torch.randint(VOCABULARY, (4, 64)).flatten()
+    losses = [F.cross_entropy(logits.float().flatten(0, 1), targets).item() for logits in (exact, rounded)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+
 def test_dropout_is_off_in_evaluation_and_on_in_training() -> None:
     model, ids = random_model("gru", dropout=0.5), torch.randint(VOCABULARY, (2, 5))
     assert torch.equal(model(ids), model(ids))
@@ -131,6 +190,15 @@ def test_dropout_is_off_in_evaluation_and_on_in_training() -> None:
 
 
 # --- settings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shakespeare-lstm", "shakespeare-rnn"])
+def test_the_presets_of_rivals_have_as_many_parameters(name: str) -> None:
+    ours, gpts = (
+        sum(map(math.prod, parameter_shapes(resolve(*read_preset(preset)).config.model, 65).values()))
+        for preset in (name, "shakespeare-cpu-best")
+    )
+    assert ours == pytest.approx(gpts, rel=0.02)
 
 
 @pytest.mark.parametrize("setting", ["model.n_head=2", "model.position=rotary", "model.qk_norm=true"])

@@ -101,6 +101,13 @@ def test_a_run_has_every_curve_in_both_places_with_the_same_numbers(tmp_path: Pa
     assert all(row.startswith(f"| {key} |") for row, key in zip(rows, changed, strict=False)), "these come first"
 
 
+def test_a_recurrent_run_has_the_curves_of_a_transformer(tmp_path: Path) -> None:
+    for family, settings in {"modern": {}, "lstm": {"model__n_head": 1}}.items():
+        start(tmp_path / family, model__family=family, **settings)
+    modern, lstm = (board_scalars(tmp_path / family).keys() for family in ("modern", "lstm"))
+    assert lstm == modern
+
+
 def test_texts_images_histograms_and_settings_are_written_if_asked_for(tmp_path: Path) -> None:
     def probe(step: int, model: Any, metrics: Metrics) -> None:
         metrics.to_tensorboard("add_text", "sample", f"step {step}", step)
