@@ -90,7 +90,9 @@ def hint(error: UserError, command: str) -> str:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
         case ConfigAsTextError(name=name):
             return f"to train with it: minigpt {command} --config {shell_quote(name)}"
-        case UnknownCharacterError() if command != "train":
+        case UnknownCharacterError() if command == "train":
+            return "to leave them out, add --unknown skip"
+        case UnknownCharacterError():
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"

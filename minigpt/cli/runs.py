@@ -42,8 +42,10 @@ def runs(
     if not summaries:
         raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
     settings = [
-        {"data.text hash": (fingerprint or "")[:6], **decisive(values)} if values else {}
-        for values, fingerprint in ((summary.pop("settings"), summary.pop("fingerprint")) for summary in summaries)
+        {"data.text hash": (fingerprint or "")[:6], "run.from": _origin(origin), **decisive(values)} if values else {}
+        for values, fingerprint, origin in (
+            [summary.pop(key) for key in ("settings", "fingerprint", "origin")] for summary in summaries
+        )
     ]
     known = [found for found in settings if found]
     keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
@@ -78,8 +80,13 @@ def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
         "best_loss": metadata.state.best_loss if metadata else None,
         "last_trained": last_trained(run),
         "fingerprint": metadata.fingerprint if metadata else None,
+        "origin": metadata.origin.model_dump() if metadata and metadata.origin else None,
         "settings": settings,
     }
+
+
+def _origin(origin: dict[str, Any] | None) -> str:
+    return f"{origin['run']} step {origin['step']}" if origin else "none"
 
 
 COLUMNS = ("run", "text", "parameters", "step", "best loss", "trained", "")

@@ -4,7 +4,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -32,6 +32,19 @@ def train(
         str | None,
         Option(help="Name of the run. Default: the name of the text or preset, and a number.", metavar="NAME"),
     ] = None,
+    from_: Annotated[
+        str | None,
+        Option(
+            "--from",
+            help="Fine-tune: start from the weights and vocabulary of this run or checkpoint.",
+            metavar="RUN",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    unknown: Annotated[
+        Literal["error", "skip"] | None,
+        Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
+    ] = None,
     resume: Annotated[
         str | None,
         Option(
@@ -49,11 +62,13 @@ def train(
       minigpt train
       minigpt train my.txt --name mine
       minigpt train --config shakespeare-cpu --set train.steps=500
+      minigpt train other.txt --from mine
       minigpt train --resume mine
 
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
     from minigpt.storage import runs
+    from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.setup import prepare_resume, prepare_run
 
     is_auto = resume == "auto"
@@ -61,9 +76,9 @@ def train(
         if name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
         resume = name if is_run(RUNS / name) else None
-        if resume is not None and (text or config is not None):
+        if resume is not None and (text or config or from_):
             notice(f"resuming {as_argument(RUNS / name)} with its own text and settings")
-    elif resume is not None and (text or config or name is not None):
+    elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     if resume is not None:
         run = runs.find_run(resume)
@@ -77,7 +92,13 @@ def train(
     else:
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
-        prepared = prepare_run(text or [], only_config(config), set_ or [])
+        if unknown and from_ is None:
+            raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
+        if from_ is not None and not (text or config):
+            raise UserError("--from needs a text to train on: minigpt train TEXT --from RUN")
+        start = load_checkpoint(from_) if from_ is not None else None
+        assignments = [*(set_ or []), *([f"data.unknown={unknown}"] if unknown else [])]
+        prepared = prepare_run(text or [], only_config(config), assignments, start)
         with runs.new_run(name, prepared.stem) as (run, in_place):
             _train(run, in_place, prepared)
 
@@ -89,6 +110,8 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
     config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
     notice(*prepared.notices)
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
+    if start := prepared.start:
+        notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
     _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
@@ -98,7 +121,8 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
     saved = runs.checkpoint_steps(run)
     try:
         outcome = train(
-            config, run, data, resume=checkpoint, probes=probes, command=sys.argv, in_place=in_place
+            config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
+            in_place=in_place,
         )  # fmt: skip
     except KeyboardInterrupt:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:

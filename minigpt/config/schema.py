@@ -65,6 +65,8 @@ class DataConfig(Section):
     """Validation text, specified like `source`. All of `source` is then training text. `[]`: none."""
     encoding: str = "utf-8"
     """Encoding of the text files, as a Python codec name."""
+    unknown: Literal["error", "skip"] = "error"
+    """Handling of characters outside the vocabulary, if the run starts from another run's weights and vocabulary."""
 
 
 class ModelConfig(Section):

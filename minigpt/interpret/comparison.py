@@ -75,7 +75,8 @@ class Measured:
     def text(self) -> tuple[str, str]:
         """What decides the validation text: the text, and where it is split."""
         split = "" if "+" in self.metadata.fingerprint else show(self.settings["data.val_fraction"])
-        return self.metadata.fingerprint, split
+        skipped = " without unknown characters" if self.settings["data.unknown"] == "skip" else ""
+        return self.metadata.fingerprint, split + skipped
 
     @property
     def machine(self) -> str:
@@ -245,7 +246,8 @@ def compare(runs: Sequence[Measured]) -> Comparison:
     found: dict[tuple[str, int], list[Measured]] = {}
     times = Counter[tuple[str, int]]()  # how often a seed was there before
     for run in runs:
-        setting = json.dumps({**run.settings, "train.seed": None, "text": run.text}, sort_keys=True)
+        origin = run.metadata.origin and run.metadata.origin.sha256
+        setting = json.dumps({**run.settings, "train.seed": None, "text": run.text, "from": origin}, sort_keys=True)
         seed = setting, run.settings["train.seed"]
         found.setdefault((setting, times[seed]), []).append(run)
         times[seed] += 1

@@ -20,8 +20,13 @@ def build_model(config: ModelConfig, vocab_size: int) -> Model:
 def load_model(checkpoint: Checkpoint) -> Model:
     """Return the model of a checkpoint, on the CPU and in eval mode."""
     model = build_model(checkpoint.config.model, checkpoint.tokenizer.vocab_size)
-    model.load_state_dict({name: torch.tensor(array) for name, array in checkpoint.weights.items()})
+    load_weights(model, checkpoint)
     return model.eval()
+
+
+def load_weights(model: Model, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint into a model of the same configuration."""
+    model.load_state_dict({name: torch.tensor(array) for name, array in checkpoint.weights.items()})
 
 
 def load_transformer(checkpoint: Checkpoint) -> GPT:

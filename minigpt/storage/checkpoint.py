@@ -31,7 +31,18 @@ from minigpt.errors import (
     reason,
 )
 from minigpt.files import decode, make_folders, publish, read_within, write_atomically
-from minigpt.storage.metadata import LIMITS, METADATA, MODEL, OPTIMIZER, Metadata, digest, read_checked, read_metadata
+from minigpt.paths import CHECKPOINTS
+from minigpt.storage.metadata import (
+    LIMITS,
+    METADATA,
+    MODEL,
+    OPTIMIZER,
+    Metadata,
+    Origin,
+    digest,
+    read_checked,
+    read_metadata,
+)
 from minigpt.storage.runs import InPlace, find_checkpoint, intact_steps, newest_step, prune, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
@@ -51,6 +62,17 @@ class Checkpoint:
     weights: Arrays
     """The weights of the model by parameter name."""
     path: Path
+
+    @property
+    def run_name(self) -> str:
+        """The name of its run, or of its own folder if that was copied out of the run."""
+        folder = self.path.parent.parent if self.path.parent.name == CHECKPOINTS else self.path
+        return folder.name or folder.resolve().name
+
+    @property
+    def origin(self) -> Origin:
+        """What the metadata of a run that starts from this checkpoint records."""
+        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256=self.metadata.sha256.get(MODEL, ""))
 
 
 # --- save --------------------------------------------------------------------------------------------

@@ -102,6 +102,15 @@ class Environment(_Part):
         return [f"{key} {new} instead of {old[key]}" for key, new in self if old[key] not in ("", new)]
 
 
+class Origin(_Part):
+    """The checkpoint whose weights a run started from."""
+
+    run: str
+    step: Count
+    sha256: str
+    """The hash of its model.safetensors."""
+
+
 class Metadata(_Part):
     """The content of metadata.json."""
 
@@ -110,6 +119,7 @@ class Metadata(_Part):
     """The names of the training texts."""
     fingerprint: str
     """The fingerprint of the dataset."""
+    origin: Origin | None = None
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot exhaust memory
     runtime: Environment

@@ -3,6 +3,7 @@
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minigpt.config.schema import DataConfig
-from minigpt.errors import TextError, TextMismatchError
+from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
 from minigpt.files import remove
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
@@ -20,6 +21,8 @@ from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
+SHOWN = 8
+"""The most characters outside the vocabulary to name."""
 CLOCK_NS = 2_000_000_000
 """Resolution of the coarsest file system clock, in nanoseconds. Two changes within it may look like one."""
 
@@ -49,15 +52,24 @@ class TokenDataset:
         return self.characters / (len(self.train) + len(self.validation))
 
 
-def load_dataset(config: DataConfig) -> TokenDataset:
-    """Read and encode the text of a new run. If its tokens are cached, map them instead."""
+def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> TokenDataset:
+    """Read and encode the text of a new run. If its tokens are cached, map them instead.
+
+    Args:
+        config: The data settings.
+        tokenizer: The tokenizer of the run that this one starts from. Default: one for this text.
+
+    Raises:
+        UnknownCharacterError: The text has characters outside the vocabulary of `tokenizer`, and `config` skips none.
+    """
     scans = _scan(config)
     files = [{os.path.realpath(part.path) for part in found.corpus.parts} for found in scans]
     if len(scans) == 2 and (files[0] & files[1] or scans[0].fingerprint == scans[1].fingerprint):
         raise TextError("data.val_source shares text with data.source, so its loss says nothing about new text")
-    tokenizer = make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
+    tokenizer = tokenizer or make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
     notices = [notice for found in scans for notice in found.corpus.notices]
-    return replace(_from_scans(config, scans, tokenizer), notices=tuple(notices))
+    data = _from_scans(config, scans, tokenizer)
+    return replace(data, notices=(*notices, *data.notices))
 
 
 def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
@@ -102,8 +114,18 @@ def _join(scans: Sequence[Scan]) -> str:
 
 
 def _from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
-    encoded = [encode_cached(found, tokenizer) for found in scans]
-    return _make_dataset(config, encoded, tokenizer, _join(scans), sum(found.characters for found in scans))
+    counts = sum((Counter(found.counts) for found in scans), Counter[str]())
+    known = tokenizer.decode(tokenizer.encode("".join(counts), "skip"))
+    unknown = Counter({char: count for char, count in counts.items() if char not in known})
+    several = f"{len(unknown):,} characters" if len(unknown) > 1 else "a character"
+    shown = ", ".join(repr(char) for char, _ in unknown.most_common(SHOWN)) + ", ..." * (len(unknown) > SHOWN)
+    notices = [f"skipped {unknown.total():,} of {counts.total():,} characters: not in the vocabulary are {shown}"]
+    if unknown and config.unknown == "error":
+        raise UnknownCharacterError(f"the text has {several} outside the vocabulary of the run: {shown}")
+    # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
+    encoded = [encode_cached(found, tokenizer, config.unknown) for found in scans]
+    data = _make_dataset(config, encoded, tokenizer, _join(scans), counts.total() - unknown.total())
+    return replace(data, notices=tuple(notices)) if unknown else data
 
 
 def _make_dataset(
@@ -156,14 +178,14 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> 
     return np.concatenate([tokenizer.encode(block, unknown, tokenizer.dtype) for block in corpus.blocks()])
 
 
-def encode_cached(scanned: Scan, tokenizer: Tokenizer) -> Ids:
+def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
         fingerprint, crc32 = Fingerprint(), 0
         with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
             for block in scanned.corpus.blocks():
-                ids = tokenizer.encode(block, dtype=tokenizer.dtype)
+                ids = tokenizer.encode(block, unknown, tokenizer.dtype)
                 file.write(ids.data)
                 crc32 = zlib.crc32(ids.data, crc32)
                 fingerprint.update(block.encode())

@@ -20,7 +20,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
 from minigpt.model.gpt import eval_mode, use_kernels
-from minigpt.model.load import Model, build_model
+from minigpt.model.load import Model, build_model, load_weights
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
@@ -59,14 +59,15 @@ def train(
     data: TokenDataset,
     *,
     resume: Checkpoint | None = None,
+    start: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     in_place: InPlace = lambda: True,
 ) -> Outcome:
-    """Train the model of `config` on `data` in the folder `run`, from step 0 or from the checkpoint `resume`.
+    """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
-    A new run saves a checkpoint at once, so it can be resumed from its first moment. SIGINT, SIGTERM and SIGHUP end
-    training after the current step, and save.
+    At step 0 the weights are random, or those of `start`. A new run saves a checkpoint at once, so it can be resumed
+    from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
         command: Recorded in the run.
@@ -78,7 +79,7 @@ def train(
         InsufficientMemoryError: The model or the batch does not fit.
     """
     try:
-        training = Training(config, run, data, resume, in_place=in_place)
+        training = Training(config, run, data, resume, start=start, in_place=in_place)
         if newest_step(run) == training.state.step:  # nothing to quarantine
             repair(run, training.state)  # remove what a killed save left, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
@@ -117,6 +118,7 @@ class Training:
         checkpoint: Checkpoint | None = None,
         metrics: Metrics | None = None,
         in_place: InPlace = lambda: True,
+        start: Checkpoint | None = None,
     ) -> None:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
         saved = checkpoint.metadata.runtime if checkpoint else None
@@ -130,6 +132,9 @@ class Training:
         check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = build_model(config.model, data.tokenizer.vocab_size)
+        self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
+        if start and not checkpoint:
+            load_weights(self.model, start)
         self.flops_per_token = flops_per_token(self.model)
         flops = (self.length.steps or 0) * tokens * self.flops_per_token
         self.runtime = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
@@ -172,8 +177,7 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:
-            self.metrics.add_hparams(hparams(self.config))
-            self.metrics.to_tensorboard("add_scalar", "hparam/best_validation_loss", state.best_loss, state.step)
+            self.metrics.add_hparams(hparams(self.config), state)
         signal = None if is_done else interrupts.signal
         is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)
@@ -286,10 +290,7 @@ class Training:
             for probe in probes:
                 probe(state.step, model, self.metrics)
         if self.config.train.histograms:
-            for name, parameter in self.model.named_parameters():
-                for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
-                    if tensor is not None:
-                        self.metrics.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, state.step)
+            self.metrics.add_histograms(self.model, state.step)
         self._show_progress()
         self.clock.count_evaluation(self.clock.session - started)
         return is_best
@@ -314,6 +315,7 @@ class Training:
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
             fingerprint=data.fingerprint,
+            origin=self.origin,
             vocab_size=data.tokenizer.vocab_size,
             parameters=self.parameters,
             runtime=self.runtime.environment(),
@@ -362,22 +364,20 @@ class Training:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load the weights and the optimizer state of a checkpoint."""
-        weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
         state = {name: torch.tensor(array) for name, array in checkpoints.load_optimizer(checkpoint).items()}
         raw = {name.removeprefix(RAW): state.pop(name) for name in list(state) if name.startswith(RAW)}
         if not state and self.state.step > self.state.skipped:  # at least one update was made
             raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
         try:
-            self.model.load_state_dict(raw or weights)
+            self.model.load_state_dict(raw) if raw else load_weights(self.model, checkpoint)
             self.optimizer.load_state_dict(state)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
         if self.average is not None:
-            self.average.load_state_dict(weights)
+            load_weights(self.average, checkpoint)
         self.drift = self.runtime.environment().changes(checkpoint.metadata.runtime)
         before, now = checkpoint.config.train.sequences_at_once, self.config.train.sequences_at_once
-        if before != now:
-            self.drift.append(f"micro-batches of {now} instead of {before}")
+        self.drift += [f"micro-batches of {now} instead of {before}"] if before != now else []
 
     def _example(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets (sequences, length) to compile for and to measure with."""

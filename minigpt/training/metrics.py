@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
 from minigpt.paths import VALIDATION
-from minigpt.storage.metadata import Metadata
+from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.training.signals import STDERR
 
 GROUPS = {
@@ -87,8 +88,15 @@ class Metrics:
         run = VALIDATION if name == VALIDATION else ""
         self._to_boards(lambda board: getattr(board, method)(chart, *arguments, **options), run)
 
-    def add_hparams(self, settings: Mapping[str, Any]) -> None:
-        """Add this run to TensorBoard's HParams page.
+    def add_histograms(self, model: nn.Module, step: int) -> None:
+        """Add histograms of the weights of `model` and of their gradients."""
+        for name, parameter in model.named_parameters():
+            for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
+                if tensor is not None:
+                    self.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, step)
+
+    def add_hparams(self, settings: Mapping[str, Any], state: TrainState) -> None:
+        """Add this run and its best loss to TensorBoard's HParams page.
 
         Without torch's `Experiment` summary, TensorBoard shows the settings that differ between runs first.
         """
@@ -98,6 +106,7 @@ class Metrics:
                 board._get_file_writer().add_summary(summary)
 
         self._to_boards(write, "")
+        self.to_tensorboard("add_scalar", "hparam/best_validation_loss", state.best_loss, state.step)
 
     def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
         """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""

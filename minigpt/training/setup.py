@@ -5,11 +5,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, ConfigAsTextError, ConfigError, UserError, escape
+from minigpt.errors import CheckpointError, ConfigAsTextError, ConfigError, TextError, UserError, escape
 from minigpt.model.device import pick_device
 from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkpoint
 from minigpt.storage.metadata import verify
@@ -32,15 +33,27 @@ class PreparedRun:
     """Choices that minigpt made and things that it skipped, one line each."""
     checkpoint: Checkpoint | None = None
     """The checkpoint to resume from."""
+    start: Checkpoint | None = None
+    """The checkpoint whose weights a new run starts from."""
 
 
-def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments: Sequence[str] = ()) -> PreparedRun:
+def prepare_run(
+    text: Sequence[str] = (),
+    preset: str | None = None,
+    assignments: Sequence[str] = (),
+    start: Checkpoint | None = None,
+) -> PreparedRun:
     """Prepare a new run on `text`, or on the text of a preset. Without a preset, fit the settings to the text.
 
     Args:
         text: Sources of text.
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
+        start: A checkpoint to start from. The new run has its weights, vocabulary and model settings.
+
+    Raises:
+        ConfigError: Settings are wrong, or would change the model of `start`.
+        UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
     refuse_several_processes()
     for name in filter(presets.is_config, text):
@@ -54,8 +67,11 @@ def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
+    kept = _kept_settings(start, layers) if start else {}
+    if start:
+        layers.append((f"run {start.run_name}", kept))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
-    data = load_dataset(resolved.config.data)
+    data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices = list(data.notices)
     if data.characters < ENOUGH_TEXT:
         notices.append(f"the text has only {data.characters:,} characters; the model can hardly learn from it")
@@ -69,11 +85,30 @@ def prepare_run(text: Sequence[str] = (), preset: str | None = None, assignments
         layers_and_width = f"{model.n_layer} layers, {model.n_embd} wide, context {model.context}"
         notices.append(f"fitted settings: {layers_and_width}, {length}")
     longest, context = len(data.train) - 1, resolved.config.model.context
+    if longest < context and start:
+        needs = f"the context of the model is {context} tokens, and the text has {longest + 1} training tokens"
+        raise TextError(f"cannot start from run {escape(start.run_name)}: {needs}")
     if longest < context:
         notices.append(f"the text has {longest + 1} training tokens: model.context shrinks from {context} to {longest}")
         resolved = resolve.resolve(*layers, ("fitted to the text", {"model.context": longest}))
     stem = name_stem(preset or (text[0] if text else "quickstart"))
-    return PreparedRun(resolved.config, data, stem, tuple(notices))
+    return PreparedRun(resolved.config, data, stem, tuple(notices), start=start)
+
+
+def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
+    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change one."""
+    kept = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
+    kept |= {"data.tokenizer": start.config.data.tokenizer}
+    del kept["model.dropout"]  # not part of the weights
+    changes = [
+        f"{key} is {resolve.show(kept[key])} in the run but {resolve.show(values[key])} now ({escape(label)})"
+        for label, values in layers
+        for key in values.keys() & kept.keys()
+        if values[key] != kept[key]
+    ]
+    if changes:
+        raise ConfigError(f"the model of run {escape(start.run_name)} cannot change: {'; '.join(sorted(changes))}")
+    return kept
 
 
 def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:

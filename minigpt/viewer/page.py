@@ -57,7 +57,7 @@ def build_page(
     activations = views.select_layers(extract(model, excerpt.ids), selected)
     symbols = views.Symbols()
     data: dict[str, Any] = {
-        "run": escape(views.run_name(checkpoint)),
+        "run": escape(checkpoint.run_name),
         "layers": selected,
         "heads": config.n_head,
         "levels": [round(level, 6) for level in LEVELS.tolist()],
@@ -82,7 +82,7 @@ def build_page(
     return assemble(
         data,
         to_png(grid_image(preview, selected, range(config.n_head))),
-        title=f"{views.run_name(checkpoint)}, step {checkpoint.metadata.step}",
+        title=f"{checkpoint.run_name}, step {checkpoint.metadata.step}",
         version=__version__,
         facts=_facts(checkpoint, excerpt),
         warnings=_warnings(checkpoint, excerpt, selected),
@@ -100,7 +100,7 @@ def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
     config, metadata = checkpoint.config.model, checkpoint.metadata
     loss = "not measured" if metadata.state.validation_loss is None else f"{metadata.state.validation_loss:.4f} nats"
     return {
-        "run": views.run_name(checkpoint),
+        "run": checkpoint.run_name,
         "step": f"{metadata.step:,}",
         "validation loss": loss,
         "model": f"{config.family}, {config.n_layer} layers × {config.n_head} heads, width {config.n_embd}, "

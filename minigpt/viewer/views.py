@@ -29,7 +29,6 @@ from minigpt.interpret.scores import (
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import apply_rope
 from minigpt.model.load import load_transformer
-from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.training.evaluate import evaluate
@@ -289,7 +288,7 @@ def training_view(
         if len(frames) == MAX_STEPS:
             raise ViewError(f"the page shows at most {MAX_STEPS} checkpoints of a run")
         if (checkpoint.config.model.n_layer, checkpoint.config.model.n_head) != shape:
-            name, step = run_name(checkpoint), checkpoint.metadata.step
+            name, step = checkpoint.run_name, checkpoint.metadata.step
             raise ViewError(f"the model of {name} at step {step} has a different number of layers or heads")
         activations = select_layers(extract(load_transformer(checkpoint), excerpt.ids), layers)
         scores = head_scores(activations.weights, excerpt.characters)
@@ -307,7 +306,7 @@ def compare_view(
     checkpoint: Checkpoint, other: Checkpoint, excerpt: Excerpt, layers: Sequence[int] | None = None
 ) -> Data:
     """Return the attention of the model `other` on the same text."""
-    name, config = run_name(other), other.config.model
+    name, config = other.run_name, other.config.model
     same = checkpoint.tokenizer.to_json() == other.tokenizer.to_json()
     try:
         ids = excerpt.ids if same else other.tokenizer.encode(checkpoint.tokenizer.decode(excerpt.ids))
@@ -332,12 +331,6 @@ def compare_view(
 
 
 # --- shared --------------------------------------------------------------------------------------------
-
-
-def run_name(checkpoint: Checkpoint) -> str:
-    """Return the name of the checkpoint's run, without its parent folders."""
-    folder = checkpoint.path.parent.parent if checkpoint.path.parent.name == CHECKPOINTS else checkpoint.path
-    return folder.name or folder.resolve().name
 
 
 def _loss(checkpoint: Checkpoint) -> float | None:

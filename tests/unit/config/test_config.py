@@ -53,6 +53,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "data.val_fraction": ("0.25", 0.25),
     "data.val_source": ("[a.txt, b.txt]", ("a.txt", "b.txt")),
     "data.encoding": ("latin-1", "latin-1"),
+    "data.unknown": ("skip", "skip"),
     "model.family": ("classic", "classic"),
     "model.n_layer": ("6", 6),
     "model.n_head": ("2", 2),

@@ -1,0 +1,153 @@
+"""`minigpt train --from`: a new run starts from the weights and the vocabulary of another."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import SMALL, VERSE, Cli, called
+from safetensors.numpy import load_file
+from small_runs import ending
+
+from minigpt.interpret.export import untrained_warning
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.metadata import OPTIMIZER, read_metadata
+from minigpt.storage.runs import checkpoint_steps, step_folder
+from minigpt.text.dataset import reload_dataset
+
+OTHER = "the darling buds of May are too short a date, and all the winds do shake\n" * 30
+pytestmark = pytest.mark.usefixtures("quick_and_clean")
+
+FAMILIES = {
+    "modern": ["-s", "train.ema=0.5"],
+    "lstm": ["-s", "model.family=lstm"],
+    "bytes": ["-s", "data.tokenizer=byte", "-s", "model.position=learned"],
+}
+NEW = [*SMALL[8:], "-s", "train.save_every=1", "-s", "train.keep_last=9", "-s", "model.dropout=0.1"]
+"""Settings of a short run. SMALL begins with four settings of the model."""
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two texts, and a run of each family."""
+    folder = tmp_path_factory.mktemp("from")
+    (folder / "verse.txt").write_text(VERSE, encoding="utf-8")
+    (folder / "other.txt").write_text(OTHER, encoding="utf-8")
+    for name, settings in FAMILIES.items():
+        called(folder, "train", "verse.txt", "--name", name, *SMALL, *settings)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the test in a copy of `trained`."""
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(copy)
+    return copy
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_run_starts_from_the_weights_that_sample_uses(cli: Cli, name: str) -> None:
+    done = cli("train", "other.txt", "--from", name, "--name", "new", *NEW)
+    assert done.code == 0, done.err
+    old, first = load_checkpoint(name), load_checkpoint("new", 0)
+    assert f"starting from the weights of {name}, step {old.metadata.step}\n" in done.err
+    assert {key: array.tobytes() for key, array in first.weights.items()} == {
+        key: array.tobytes() for key, array in old.weights.items()
+    }
+    assert not load_file(first.path / OPTIMIZER), "the optimizer is new"
+    assert first.config.model == old.config.model.model_copy(update={"dropout": 0.1})
+    assert first.tokenizer.to_json() == old.tokenizer.to_json()
+    last = load_checkpoint("new", "last")
+    for metadata in (first.metadata, last.metadata):
+        assert metadata.origin is not None
+        assert metadata.origin.model_dump() == {
+            "run": name, "step": old.metadata.step, "sha256": old.metadata.sha256["model.safetensors"]
+        }  # fmt: skip
+    assert any(not np.array_equal(last.weights[key], old.weights[key]) for key in old.weights)
+    assert untrained_warning(first) is None
+    assert [row["origin"] and row["origin"]["run"] for row in cli("runs", "--json").json][-1] == name
+    assert f"{name} step {old.metadata.step}" in cli("runs", "--diff").out
+    assert cli("runs", "--verify").code == 0
+
+
+def test_a_resumed_run_ends_in_the_same_bits(cli: Cli) -> None:
+    """It was stopped at step 0, as a kill before its first step leaves it, or at step 2."""
+    assert cli("train", "other.txt", "--from", "modern", "--name", "whole", *NEW).code == 0
+    shutil.rmtree("runs/modern")  # a resume does not need it
+    for step in (0, 2):
+        copy = shutil.copytree(Path("runs/whole"), Path(f"runs/stopped-{step}"))
+        for later in checkpoint_steps(copy):
+            if later > step:
+                shutil.rmtree(step_folder(copy, later))
+        done = cli("train", "--resume", copy)
+        assert "starting from" not in done.err
+        assert ending(copy) == ending(Path("runs/whole"))
+        assert read_metadata(step_folder(copy, 4)).origin == read_metadata(step_folder(copy, 0)).origin is not None
+
+
+def test_a_checkpoint_of_another_step_and_one_without_optimizer_state_are_accepted(cli: Cli) -> None:
+    checkpoint = shutil.copytree(step_folder(Path("runs/modern"), 2), Path("elsewhere"))
+    (checkpoint / OPTIMIZER).unlink()
+    assert cli("train", "other.txt", "--from", checkpoint, "--name", "new", *NEW).code == 0
+    origin = read_metadata(step_folder(Path("runs/new"), 0)).origin
+    assert origin is not None
+    assert (origin.run, origin.step) == ("elsewhere", 2)
+
+
+def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli) -> None:
+    text = OTHER.replace("winds", "wïnds").replace("May", "Mäy") + "☃123456789"
+    Path("strange.txt").write_text(text, encoding="utf-8")
+    line = cli("train", "strange.txt", "--from", "modern", *NEW).error
+    assert line == (
+        "the text has 12 characters outside the vocabulary of the run: 'ä', 'ï', '1', '2', '3', '4', '5', '6', ...; "
+        "to leave them out, add --unknown skip"
+    )
+    assert not Path("runs/strange-1").exists()
+    done = cli("train", "strange.txt", "--from", "modern", "--unknown", "skip", "-s", "train.steps=2", *NEW)
+    assert done.code == 0, done.err
+    assert f"skipped 70 of {len(text):,} characters: not in the vocabulary are 'ä', 'ï', " in done.err
+    loaded = load_checkpoint("strange-1")
+    data = reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
+    kept = loaded.tokenizer.encode(text, "skip")
+    assert np.array_equal(np.concatenate([data.train, data.validation]), kept)
+    assert data.characters == len(kept)
+    assert cli("train", "--resume", "strange-1", "-s", "train.steps=6").code == 0
+    assert cli("eval", "strange-1").code == 0
+    # The tokens are in the cache now. They must not hide the error.
+    assert "outside the vocabulary" in cli("train", "strange.txt", "--from", "modern", *NEW).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["other.txt", "-s", "model.n_layer=3", "-s", "data.tokenizer=byte"],
+            "data.tokenizer is char in the run but byte now (command line); model.n_layer is 1 in the run but 3 now",
+        ),
+        (["other.txt", "-c", "tiny"], "model.n_embd is 16 in the run but 32 now (preset tiny)"),
+        (["other.txt", "-s", "model.nlayer=3"], "model.nlayer: unknown key; did you mean model.n_layer?"),
+        (["short.txt"], "the context of the model is 16 tokens, and the text has 13 training tokens"),
+        ([], "--from needs a text to train on: minigpt train TEXT --from RUN"),
+        (["--resume", "modern"], "--resume keeps the text, configuration and name of the run"),
+        (["other.txt", "--from", "nothing"], "no run is named 'nothing'; available runs: "),
+    ],
+)
+def test_what_does_not_fit_is_one_line(cli: Cli, arguments: list[str], message: str) -> None:
+    Path("short.txt").write_text("the buds of May", encoding="utf-8")
+    assert message in cli("train", "--from", "modern", *arguments).error
+    assert len(list(Path("runs").iterdir())) == len(FAMILIES)
+
+
+def test_unknown_needs_from(cli: Cli) -> None:
+    assert cli("train", "other.txt", "--unknown", "skip").error.startswith("--unknown needs --from")
+
+
+def test_resume_auto_starts_from_a_run_once(cli: Cli) -> None:
+    command = ["train", "other.txt", "--from", "modern", "--name", "new", "--resume", "auto", *NEW]
+    assert "starting from the weights of modern" in cli(*command).err
+    again = cli(*command, "-s", "train.steps=5")
+    assert "with its own text and settings" in again.err
+    assert "starting from" not in again.err
+    assert json.loads(Path("runs/new/environment.jsonl").read_text().splitlines()[-1])["step"] == 4
