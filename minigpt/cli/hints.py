@@ -100,6 +100,8 @@ def hint(error: UserError, command: str) -> str:
             return "to evaluate on a different text: minigpt eval RUN TEXT"
         case TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
+        case TextMismatchError() if command == "sample":
+            return "put its text back where it was, or leave out --copied"
         case TextMismatchError() if command == "compare":
             return "put its text back where it was, or leave this run out"
         case RunNotFoundError(names=()):

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +23,8 @@ from minigpt.cli.options import (
     UnknownOption,
     checked_device,
 )
-from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, write
-from minigpt.errors import UserError, escape
+from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write
+from minigpt.errors import UserError, escape, sanitize_terminal
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
@@ -64,6 +65,9 @@ def sample(
         Literal["numpy", "torch"], Option(help="numpy, or torch: slower, but on any device.", metavar="NAME")
     ] = "numpy",
     device: Annotated[str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")] = None,
+    copied: Annotated[
+        bool, Option("--copied", help="Color what is copied from the training text, and print how much it is.")
+    ] = False,
     as_json: JsonOption = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
     no_stream: Annotated[
@@ -79,6 +83,7 @@ def sample(
       minigpt sample
       minigpt sample mine --prompt "Once upon a time" --length 300
       minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
+      minigpt sample mine --copied
     """
     from minigpt.sampling.generate import generate
     from minigpt.text.tokenizer import unix_newlines
@@ -92,6 +97,7 @@ def sample(
     check_writable(out, read=prompt_file, force=force)
     loaded = _load(run, checkpoint)
     refuse_trained_on(loaded.config.data, out)
+    known = _texts(loaded) if copied else None  # before generating
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -102,18 +108,28 @@ def sample(
     text = _known_prompt(loaded, unix_newlines(prompt), unknown)
     model = _make_engine(loaded, engine, device or "cpu")
     chars = generate(model, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
-    if num_samples == 1 and not (as_json or out or no_stream):
+    if num_samples == 1 and not (as_json or out or no_stream or copied):
         write(text)
         for char in chars:
             write(char.text)
         print()
         return
     samples, is_complete = _collect(chars, num_samples, settings.length)
+    found = _measure_copied(samples, known) if known else None
     if as_json:
         used = settings.model_dump(exclude={"prompt", "preview"})
-        write(json_text({"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}), out)
+        document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
+        write(json_text(document | ({"copied": found} if found else {})), out)
     else:
-        write("\n--------\n".join(text + one["text"] for one in samples) + "\n", out)
+        is_colored = copied and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        shown = [_colored(one) if is_colored else one["text"] for one in samples]
+        separated = "\n--------\n".join(text + one for one in shown) + "\n"
+        if is_colored:
+            print(separated, end="")
+        else:
+            write(separated, out)
+        if found:
+            _print_copied(found, is_colored)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         raise Exit(128 + signal.SIGINT)
@@ -168,6 +184,57 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
     except KeyboardInterrupt:
         return samples, False
     return samples, True
+
+
+def _texts(loaded: "Checkpoint") -> tuple[str, str]:
+    """Return the training and the validation text of the run. Raises UserError if it is missing or has changed."""
+    from minigpt.sampling.copied import texts_of
+    from minigpt.text.dataset import reload_dataset
+
+    return texts_of(reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer))
+
+
+def _measure_copied(samples: list[dict[str, Any]], known: tuple[str, str]) -> dict[str, Any]:
+    """Add the length of each character's match to `samples`. Return the shares, and those of the validation text."""
+    from minigpt.sampling.copied import excerpts, measure
+
+    training, validation = known
+    found = measure((one["text"] for one in samples), training)
+    for one, lengths in zip(samples, found.lengths, strict=True):
+        one["copied"] = lengths
+    baseline = measure(excerpts(validation, list(map(len, found.lengths))), training)
+    return {
+        name: {"texts": len(part.lengths), "characters": part.characters, "shares": part.shares()}
+        for name, part in (("samples", found), ("validation", baseline))
+    }
+
+
+TINTS = {40: "255;150;140", 20: "255;200;120", 10: "255;240;150"}
+"""The background of copied runs, as red, green and blue, by the least length."""
+
+
+def _tint(text: str, length: int) -> str:
+    color = next((color for least, color in TINTS.items() if length >= least), None)
+    return f"\x1b[48;2;{color}m\x1b[38;2;0;0;0m{text}\x1b[0m" if color else text
+
+
+def _colored(sample: dict[str, Any]) -> str:
+    """Return the text of a sample, with the copied runs on a colored background. Newlines have none."""
+    pairs = zip(sample["text"], sample["copied"], strict=True)
+    return "".join(_tint(sanitize_terminal(char), 0 if char == "\n" else length) for char, length in pairs)
+
+
+def _print_copied(found: dict[str, Any], is_colored: bool) -> None:
+    """Print the shares of copied characters, and those of the validation text."""
+    parts = [found["samples"], found["validation"]]
+    print()
+    rows = [
+        (f"copied in runs of {least}+", *(f"{part['shares'][least]:.1%}" for part in parts))
+        for least in parts[0]["shares"]
+    ]
+    table(("", "generated", "validation text"), [*rows, ("characters", *(f"{part['characters']:,}" for part in parts))])
+    if is_colored:
+        print("colors:", *(_tint(f" {least}+ ", least) for least in sorted(TINTS)))
 
 
 def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":

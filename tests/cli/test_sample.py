@@ -17,6 +17,9 @@ import pytest
 from command_line import VERSE, Cli
 
 from minigpt.sampling import generate as sampling
+from minigpt.sampling.copied import match_lengths, texts_of
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.text.dataset import reload_dataset
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -215,3 +218,49 @@ def test_sample_imports_nothing_that_is_slow_to_import(at_home: Path) -> None:
     slow = "{'torch', 'tensorboard', 'tqdm', 'PIL', 'asyncio', 'multiprocessing', 'numpy.random'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", f"{code}print({slow})"], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize("name", ["verse-1", "cjk"])
+def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str) -> None:
+    command = ["sample", name, "--copied", "-l", 30, "-n", 2]
+    document = cli(*command, "--json").json
+    training, _ = texts_of(known(name))
+    for sample in document["samples"]:
+        assert sample["copied"] == match_lengths(sample["text"], training)
+        assert len(sample["copied"]) == len(sample["text"])
+    total = sum(len(sample["text"]) for sample in document["samples"])
+    assert document["copied"]["samples"]["characters"] == total
+    if name == "verse-1":  # two lines that repeat: an excerpt of 30 characters is all in the training text
+        assert document["copied"]["validation"]["shares"] == {"10": 1.0, "20": 1.0, "40": 0.0}
+    done = cli(*command)
+    assert done.out.startswith(cli("sample", name, "-l", 30, "-n", 2).out)
+    for least, share in document["copied"]["samples"]["shares"].items():
+        assert re.search(rf"^copied in runs of {least}\+ +{share:.1%} ", done.out, re.M)
+
+
+def known(name: str) -> Any:
+    loaded = load_checkpoint(name)
+    return reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
+
+
+def test_copied_colors_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "minigpt.sampling.copied.match_lengths", lambda text, training: [9, 10, 20, 40, 99][: len(text)]
+    )
+    monkeypatch.setattr("minigpt.cli.sample.sys.stdout.isatty", lambda: True, raising=False)
+    command = ["sample", "-p", "and ", "-l", 5, "--copied"]
+    out = cli(*command).out
+    first = out.partition("\n\n")[0]
+    assert first.count("\x1b[0m") == 4
+    plain = re.sub(r"\x1b\[[\d;]*m", "", first)
+    assert plain.startswith("and ")
+    assert "40+" in out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[48" not in cli(*command).out
+
+
+def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path) -> None:
+    Path("verse.txt").write_text("another text\n" * 9, encoding="utf-8")
+    assert cli("sample", run, "--copied").error == (
+        "verse.txt is not the text that this run was trained on; put its text back where it was, or leave out --copied"
+    )

@@ -1,0 +1,77 @@
+"""Measure how much of a text is copied: the longest match of each character's surroundings in the training text."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.text.dataset import TokenDataset
+from minigpt.text.tokenizer import ByteTokenizer, Ids, Tokenizer, code_points
+
+RUNS = (10, 20, 40)
+"""Lengths of copied runs, in characters."""
+ENOUGH = 2_000
+"""Characters of validation text to measure."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """How much of some texts is copied."""
+
+    lengths: tuple[list[int], ...]
+    """For each character of each text, the length of its longest match."""
+
+    @property
+    def characters(self) -> int:
+        """The number of characters of all texts."""
+        return sum(map(len, self.lengths))
+
+    def shares(self) -> dict[int, float]:
+        """Return the share of characters in copied runs of at least each length in `RUNS`."""
+        return {
+            run: sum(length >= run for found in self.lengths for length in found) / max(1, self.characters)
+            for run in RUNS
+        }
+
+
+def measure(texts: Iterable[str], training: str) -> Copied:
+    """Measure how much of each text is copied from the training text."""
+    return Copied(tuple(match_lengths(text, training) for text in texts))
+
+
+def match_lengths(text: str, training: str) -> list[int]:
+    """Return, for each character, the length of the longest part of `text` around it that occurs in `training`.
+
+    Matches that start later never end earlier. So each start needs one pass over `training`, and no index.
+    """
+    lengths: NDArray[np.int64] = np.zeros(len(text), dtype=np.int64)
+    end = 0
+    for start in range(len(text)):
+        end, found = max(end, start), 0
+        # A longer match first occurs where the shorter one does, or later.
+        while end < len(text) and (found := training.find(text[start : end + 1], found)) >= 0:
+            end += 1
+        np.maximum(lengths[start:end], end - start, out=lengths[start:end])
+    return list(lengths.tolist())
+
+
+def excerpts(validation: str, lengths: Sequence[int]) -> list[str]:
+    """Return excerpts of the mean of `lengths`, spread evenly over the validation text. They do not overlap."""
+    length = max(1, round(sum(lengths) / max(1, len(lengths))))
+    count = max(1, min(-(-ENOUGH // length), len(validation) // length))
+    starts = np.linspace(0, max(0, len(validation) - length), count).astype(int).tolist()
+    return [validation[start : start + length] for start in starts]
+
+
+def texts_of(data: TokenDataset) -> tuple[str, str]:
+    """Return the training and the validation text of a dataset. They take one to four bytes per character."""
+    return to_text(data.train, data.tokenizer), to_text(data.validation, data.tokenizer)
+
+
+def to_text(tokens: Ids, tokenizer: Tokenizer) -> str:
+    """Return the text of many tokens (N,). `Tokenizer.decode` takes a hundred times as long."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return tokens.tobytes().decode("utf-8", "replace")
+    points = code_points(tokenizer.chars).take(tokens)
+    return points.tobytes().decode("ascii") if points.dtype == np.uint8 else points.tobytes().decode("utf-32-le")
