@@ -24,7 +24,7 @@ def export(
             autocompletion=complete_run,
         ),
     ],
-    to: Annotated[Literal["safetensors"], Option(help="Format: safetensors.", metavar="FORMAT")],
+    to: Annotated[Literal["hf", "safetensors"], Option(help="Format: hf or safetensors.", metavar="FORMAT")],
     checkpoint: CheckpointOption = None,
     force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,

@@ -62,3 +62,51 @@ _PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias")
 def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file. `save_file` would create one that only its owner can read."""
     path.write_bytes(safetensors.numpy.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
+
+
+def model_card(checkpoint: Checkpoint, architecture: str) -> str:
+    """Return the README.md of a folder for Hugging Face."""
+    is_byte = checkpoint.config.data.tokenizer == "byte"
+    unknown = (
+        "The tokenizer splits a text into its UTF-8 bytes, so it reads any text."
+        if is_byte
+        else "The tokenizer knows the characters of the training text. Any other character is an error."
+    )
+    context = checkpoint.config.model.context
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+license: unknown
+tags: [minigpt]
+---
+
+# A language model trained with minigpt
+
+A small language model, trained from scratch on one text. In transformers it is a
+`{architecture}`. It needs no remote code.
+
+{facts(checkpoint)}
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+ids = tokenizer("PROMPT", return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids)[0]))
+```
+
+{unknown}
+
+## Limits
+
+- The context is {context} tokens, and `generate` stops there. Past it, results differ from minigpt's:
+  minigpt drops the older half of the window and goes on.
+- It imitates its text, and knows nothing else. It may repeat parts of the text word for word.
+
+## License
+
+Not chosen yet: replace `unknown` at the top of this file. Check the license of the training text.
+"""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minigpt.config.schema import SampleConfig
 from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
 from minigpt.files import publish, read_within
-from minigpt.interop import plain
+from minigpt.interop import hf, plain
 from minigpt.interop.card import ABOUT, about
 from minigpt.model.load import load_model
 from minigpt.paths import containing_run
@@ -58,7 +58,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {"safetensors": plain}
+FORMATS: dict[str, Format] = {"hf": hf, "safetensors": plain}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,258 @@
+"""Hugging Face transformers: which architecture a model is, and how its settings and tensors are named there.
+
+`write` needs safetensors alone. Only `load` imports transformers.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.config.shapes import hidden_width, parameter_shapes
+from minigpt.errors import NoCounterpartError
+from minigpt.interop.card import WEIGHTS, model_card, save_arrays
+from minigpt.interop.hf_tokenizer import to_tokenizers
+from minigpt.storage.checkpoint import Arrays, Checkpoint
+
+EXTRA = "hf"
+PROGRAM = "transformers"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of transformers that computes exactly what some models of minigpt do."""
+
+    name: str
+    model_type: str
+    needs: Mapping[str, Any]
+    """The settings that it supports, where it supports only one value."""
+    activations: Mapping[str, str]
+    """The names of the activations that it supports."""
+    tensors: Mapping[str, tuple[str, ...]]
+    """Its names for each layer. Queries, keys and values may be apart; their common norm may be there twice."""
+    has_bias: bool
+    """Whether all linear layers and norms have biases, which are zero for models without."""
+    is_transposed: bool
+    """Whether matrices have the shape (in, out)."""
+
+
+GPT2 = Architecture(
+    name="GPT2LMHeadModel",
+    model_type="gpt2",
+    needs={"position": "learned", "norm": "layernorm", "qk_norm": False},
+    activations={"gelu": "gelu_new", "gelu_exact": "gelu", "relu2": "relu2"},
+    tensors={
+        "token_embedding": ("transformer.wte",),
+        "position_embedding": ("transformer.wpe",),
+        "norm1": ("transformer.h.{}.ln_1",),
+        "attention.qkv": ("transformer.h.{}.attn.c_attn",),
+        "attention.proj": ("transformer.h.{}.attn.c_proj",),
+        "norm2": ("transformer.h.{}.ln_2",),
+        "mlp.up": ("transformer.h.{}.mlp.c_fc",),
+        "mlp.down": ("transformer.h.{}.mlp.c_proj",),
+        "norm": ("transformer.ln_f",),
+    },
+    has_bias=True,
+    is_transposed=True,
+)
+_SHARED = {
+    "token_embedding": ("model.embed_tokens",),
+    "attention.qkv": tuple(f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv"),
+    "attention.qk_norm": tuple(f"model.layers.{{}}.self_attn.{part}_norm" for part in "qk"),
+    "attention.proj": ("model.layers.{}.self_attn.o_proj",),
+    "mlp.gate": ("model.layers.{}.mlp.gate_proj",),
+    "mlp.up": ("model.layers.{}.mlp.up_proj",),
+    "mlp.down": ("model.layers.{}.mlp.down_proj",),
+    "norm": ("model.norm",),
+}
+APERTUS = Architecture(
+    name="ApertusForCausalLM",
+    model_type="apertus",
+    needs={"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "bias": False},
+    activations={"gelu": "gelu_new", "gelu_exact": "gelu", "relu2": "relu2"},
+    tensors={
+        **_SHARED,
+        "norm1": ("model.layers.{}.attention_layernorm",),
+        "norm2": ("model.layers.{}.feedforward_layernorm",),
+    },
+    has_bias=False,
+    is_transposed=False,
+)
+QWEN3 = Architecture(
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    needs=APERTUS.needs,
+    activations={"swiglu": "silu"},
+    tensors={
+        **_SHARED,
+        "norm1": ("model.layers.{}.input_layernorm",),
+        "norm2": ("model.layers.{}.post_attention_layernorm",),
+    },
+    has_bias=False,
+    is_transposed=False,
+)
+ARCHITECTURES = {one.model_type: one for one in (GPT2, APERTUS, QWEN3)}
+
+
+def architecture(model: ModelConfig) -> Architecture:
+    """Return the architecture of a model. Raise NoCounterpartError if none computes the same."""
+    if model.is_recurrent:
+        raise NoCounterpartError(f"model.family={model.family} has no counterpart in transformers")
+    if model.position not in ("learned", "rotary"):
+        raise NoCounterpartError(f"model.position={model.position} has no counterpart in transformers")
+    rotary = QWEN3 if model.activation == "swiglu" else APERTUS
+    nearest = GPT2 if model.position == "learned" else rotary
+    for key, value in nearest.needs.items():
+        if (found := getattr(model, key)) != value:
+            problem = f"model.{key}={json.dumps(found)} with model.position={model.position}"
+            raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
+    if model.activation not in nearest.activations:
+        problem = f"model.activation={model.activation} with model.position={model.position}"
+        raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
+    return nearest
+
+
+def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    """Return the content of config.json. It sets everything that changes a result, even where it is the default."""
+    kind = architecture(model)
+    common = {
+        "architectures": [kind.name],
+        "model_type": kind.model_type,
+        "dtype": "float32",
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,  # the default ids are ordinary characters here
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    activation = kind.activations[model.activation]
+    if kind is GPT2:
+        return common | {
+            "n_positions": model.context,
+            "n_embd": model.n_embd,
+            "n_layer": model.n_layer,
+            "n_head": model.n_head,
+            "n_inner": None,  # 4 n_embd
+            "activation_function": activation,
+            "layer_norm_epsilon": 1e-5,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "embd_pdrop": model.dropout,
+            "attn_pdrop": model.dropout,
+            "resid_pdrop": model.dropout,
+        }
+    sliding = {"use_sliding_window": False} if kind is QWEN3 else {}
+    return common | {
+        "max_position_embeddings": model.context,
+        "hidden_size": model.n_embd,
+        "intermediate_size": hidden_width(model),
+        "num_hidden_layers": model.n_layer,
+        "num_attention_heads": model.n_head,
+        "num_key_value_heads": model.n_head,
+        "head_dim": model.head_size,
+        "hidden_act": activation,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "attention_dropout": model.dropout,
+        **sliding,
+    }
+
+
+def generation_json(sample: SampleConfig, context: int) -> dict[str, Any]:
+    """Return the content of generation_config.json: sample as `minigpt sample` does, up to the context."""
+    greedy: dict[str, Any] = {"do_sample": False}
+    sampled = {
+        "do_sample": True,
+        "temperature": sample.temperature,
+        "top_k": sample.top_k,  # 0 is off here too; without it, transformers would use 50
+        "top_p": sample.top_p,
+        **({"min_p": sample.min_p} if sample.min_p else {}),
+    }
+    penalty = {"repetition_penalty": sample.repetition_penalty}
+    return {"max_length": context, **(sampled if sample.temperature else greedy), **penalty}
+
+
+def their_names(kind: Architecture, ours: str) -> list[str]:
+    """Return the names of one of our tensors there."""
+    layer, part = re.fullmatch(r"(.*)\.(weight|bias)", ours).groups()  # type: ignore[union-attr]
+    block = re.fullmatch(r"blocks\.(\d+)\.(.*)", layer)
+    index, key = block.groups() if block else ("", layer)
+    return [f"{name.format(index)}.{part}" for name in kind.tensors[key]]
+
+
+def shapes(kind: Architecture, model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each of our tensors that the architecture has, by our name."""
+    return parameter_shapes(model.model_copy(update={"bias": kind.has_bias}), vocab_size)
+
+
+def to_theirs(weights: Arrays, model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the tensors under their names there. The tied output matrix is not repeated."""
+    kind = architecture(model)
+    for ours, shape in shapes(kind, model, vocab_size).items():
+        array = weights[ours] if ours in weights else np.zeros(shape, np.float32)
+        names = their_names(kind, ours)
+        pieces = [array] * len(names) if "qk_norm" in ours else np.split(array, len(names))
+        for name, piece in zip(names, pieces, strict=True):
+            yield name, piece.T if is_transposed(kind, ours) else piece
+
+
+def is_transposed(kind: Architecture, ours: str) -> bool:
+    """Return whether a tensor is the matrix of a linear layer that is (in, out) there."""
+    return kind.is_transposed and re.search(r"(attention|mlp)\.\w+\.weight", ours) is not None
+
+
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the files that `from_pretrained` reads, and a model card."""
+    model, tokenizer = checkpoint.config.model, checkpoint.tokenizer
+    config = config_json(model, tokenizer.vocab_size)  # raises before anything is written
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.context,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    documents = {
+        "config.json": config,
+        "generation_config.json": generation_json(checkpoint.config.sample, model.context),
+        "tokenizer.json": to_tokenizers(tokenizer),
+        "tokenizer_config.json": tokenizer_config,
+    }
+    for name, document in documents.items():
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    save_arrays(dict(to_theirs(checkpoint.weights, model, tokenizer.vocab_size)), folder / WEIGHTS, {"format": "pt"})
+    (folder / "README.md").write_text(model_card(checkpoint, config["architectures"][0]), "utf-8", newline="\n")
+
+
+def load(folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    """Load the folder with transformers. Return a function from ids (T,) to logits (T, V)."""
+    import torch
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+
+    def logits(ids: Sequence[int]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            result: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
+        return result
+
+    return logits
+
+
+def usage(folder: Path) -> str:
+    """Return the lines to paste that use the folder."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    prompt = "\n" if "\n" in vocabulary or len(vocabulary) == 256 else next(iter(vocabulary))
+    return f"""\
+from transformers import pipeline
+generate = pipeline("text-generation", model={str(folder)!r})
+print(generate({prompt!r})[0]["generated_text"])"""

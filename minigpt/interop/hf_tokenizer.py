@@ -1,0 +1,56 @@
+"""Vocabularies as tokenizer.json of the `tokenizers` library, which transformers reads."""
+
+from typing import Any
+
+from minigpt.text.tokenizer import CharTokenizer, Tokenizer
+
+_EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+
+
+def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of tokenizer.json.
+
+    A character outside the vocabulary is an error there too, because the vocabulary lacks the token for unknown ones.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        return {
+            **_EMPTY,
+            # Between any two characters is an empty match. The pattern "." would skip newlines.
+            "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+            "post_processor": None,
+            "decoder": {"type": "Fuse"},  # otherwise, spaces would separate the characters
+            "model": {
+                "type": "WordLevel",
+                "vocab": {char: index for index, char in enumerate(tokenizer.chars)},
+                "unk_token": "<unk>",
+            },
+        }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        **_EMPTY,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {symbol: byte for byte, symbol in enumerate(byte_symbols())},
+            "merges": [],
+        },
+    }
+
+
+def byte_symbols() -> str:
+    """Return the character for each byte 0 to 255 in GPT-2's tokenizer: printable ones stay, others start at U+0100.
+
+    See `bytes_to_unicode` in https://github.com/openai/gpt-2/blob/master/src/encoder.py.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
