@@ -217,10 +217,10 @@ def added_then_dropped() -> Finding:
 # --- trained models ----------------------------------------------------------------------------------
 
 NO_POSITIONS = Experiment(
-    "ablations",
-    "architecture",
-    "After a minute of training, a model of 4 layers without positions has a loss {no positions - learned positions} "
-    "above learned positions, and {no positions - baseline} above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found "
+    "positions-4",
+    "positions",
+    "After a minute of training, a model of 4 layers without positions has a loss {none - learned} "
+    "above learned positions, and {none - baseline} above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found "
     "only small differences. Their models have 125 million parameters or more, read words or subwords, and train far "
     "longer. This one has 0.8 million and reads characters.",
     lambda learned, rotary: min(learned, rotary) > 0.1,
@@ -238,21 +238,24 @@ ADDED_OR_CONCATENATED = tuple(
         f"With {layers}, concatenated positions have a loss of {{concatenated}}, added ones {{learned}}.",
         lambda concatenated, added: abs(concatenated - added) < 0.02,
     )
-    for question, layers in (("positions-1", "one layer"), ("positions-2", "two layers"))
+    for question, layers in (
+        ("positions-1", "one layer"),
+        ("positions-2", "two layers"),
+        ("positions-4", "four layers"),
+    )
 )
 LEARNED_OR_SINUSOIDAL = Experiment(
-    "ablations",
-    "architecture",
-    "After a minute of training, the loss is {learned positions} with learned positions and {sinusoidal positions} "
-    "with sinusoidal ones. The difference is {learned positions - sinusoidal positions}.",
+    "positions-4",
+    "positions",
+    "After a minute of training, the loss is {learned} with learned positions and {sinusoidal} with sinusoidal ones. "
+    "The difference is {learned - sinusoidal}.",
     lambda learned, sinusoidal, difference: abs(difference) < 0.02,
 )
 RELATIVE = Experiment(
-    "ablations",
-    "architecture",
+    "positions-4",
+    "positions",
     "With RoPE, positions enter a score only as the distance of the two tokens. After a minute of training, its "
-    "loss is {sinusoidal positions - baseline} below sinusoidal positions and {learned positions - baseline} below "
-    "learned ones.",
+    "loss is {sinusoidal - baseline} below sinusoidal positions and {learned - baseline} below learned ones.",
     lambda *gaps: min(gaps) > 0.02,
 )
 
