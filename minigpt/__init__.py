@@ -1,27 +1,33 @@
 """minigpt: train your own character-level GPT on any text, and look inside it.
 
-Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
+Load the run that was trained last, and generate text. This does not need PyTorch. Jupyter displays each result:
 
     import minigpt
+
+    model = minigpt.load("last")
+    text = model.generate("the ", length=100, temperature=0.7)
+    print(text)
+
+See how well the model predicts a text, and what its heads attend to:
+
+    loss = model.loss("the cat and the hat")  # loss.mean is in nats per character
+    attention = model.attention("the cat and the hat")  # attention.weights is (layers, heads, queries, keys)
+
+Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
 
     prepared = minigpt.prepare_run(["my.txt"], preset="tiny", assignments=["train.steps=100"])
     with minigpt.new_run("mine", prepared.stem) as (run, in_place):
         outcome = minigpt.train(prepared.config, run, prepared.data, in_place=in_place)
     print(outcome.state.best_loss)
 
-Load the best checkpoint and sample from it. This does not need PyTorch:
-
-    checkpoint = minigpt.load_checkpoint("runs/mine")
-    engine = minigpt.load_engine(checkpoint)
-    print("".join(sampled.text for sampled in minigpt.generate(engine, checkpoint.tokenizer, "the ")))
-
-Compute with the model in PyTorch:
+Compute with its best checkpoint in PyTorch:
 
     import torch
 
-    model = minigpt.load_model(checkpoint)
+    checkpoint = minigpt.load_checkpoint("runs/mine")
+    network = minigpt.load_model(checkpoint)
     ids = torch.from_numpy(checkpoint.tokenizer.encode("the "))
-    logits = model(ids[None])  # (1, 4, vocabulary size)
+    logits = network(ids[None])  # (1, 4, vocabulary size)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,6 +38,7 @@ __all__ = [
     "RunConfig",
     "UserError",
     "generate",
+    "load",
     "load_checkpoint",
     "load_engine",
     "load_model",
@@ -45,6 +52,7 @@ _HOME = {
     "RunConfig": "config.schema",
     "UserError": "errors",
     "generate": "sampling.generate",
+    "load": "notebook",
     "load_checkpoint": "storage.checkpoint",
     "load_engine": "sampling.load",
     "load_model": "model.load",
@@ -58,6 +66,7 @@ if TYPE_CHECKING:
     from minigpt.errors import UserError
     from minigpt.model.gpt import GPT
     from minigpt.model.load import load_model
+    from minigpt.notebook import load
     from minigpt.sampling.generate import generate
     from minigpt.sampling.load import load_engine
     from minigpt.storage.checkpoint import load_checkpoint

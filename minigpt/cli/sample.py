@@ -123,7 +123,8 @@ def sample(
     else:
         is_colored = copied and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         shown = [_colored(one) if is_colored else one["text"] for one in samples]
-        separated = "\n--------\n".join(text + one for one in shown) + "\n"
+        prompt = sanitize_terminal(text) if is_colored else text
+        separated = "\n--------\n".join(prompt + one for one in shown) + "\n"
         if is_colored:
             print(separated, end="")
         else:

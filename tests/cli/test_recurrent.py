@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, VERSE, Cli, called
 
+import minigpt
+from minigpt.errors import NoAttentionError
+
 pytestmark = pytest.mark.usefixtures("at_lstm")
 
 
@@ -62,3 +65,16 @@ def test_a_resumed_run_suggests_what_it_has(
 def test_heads_are_refused_in_one_line(cli: Cli) -> None:
     error = cli("train", "verse.txt", *SMALL, "-s", "model.family=gru", "-s", "model.n_head=2").error
     assert error == "configuration: model.n_head does not apply to model.family gru; remove it"
+
+
+def test_python_gives_text_and_losses_but_no_attention() -> None:
+    model = minigpt.load("lstm")
+    assert len(model.generate("and ", length=40).text) == 40
+    assert 0 < model.loss(VERSE[:50]).mean < 5
+    with pytest.raises(NoAttentionError, match="is a recurrent network and has no attention"):
+        model.attention("May")
+
+
+def test_copied_works_with_a_state_in_place_of_a_context(cli: Cli) -> None:
+    sample = cli("sample", "lstm", "--copied", "--json", "-l", 40).json["samples"][0]
+    assert len(sample["copied"]) == len(sample["text"]) == 40

@@ -1,0 +1,231 @@
+"""The simple API for notebooks: load a model, generate, and look at losses and attention. Results display in Jupyter.
+
+`load` and `generate` do not import torch.
+"""
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.config.resolve import flatten, resolve
+from minigpt.errors import TextError, sanitize_terminal
+from minigpt.interpret.excerpt import MAX_TOKENS, characters, glyph
+from minigpt.sampling.generate import generate
+from minigpt.sampling.load import AnyEngine, load_engine
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.text.tokenizer import Ids, unix_newlines
+
+BLOCK = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;padding:0.6em;background:#fff;color:#000">{}</pre>'
+
+
+@dataclass(frozen=True)
+class Text:
+    """A generated text. Jupyter shows the prompt in gray."""
+
+    prompt: str
+    text: str
+    """The continuation, without the prompt."""
+    logprobs: NDArray[np.float64]
+    """The log-probability of each generated character in nats, at temperature 1 and before filters, (N,)."""
+
+    def __str__(self) -> str:
+        return self.prompt + self.text
+
+    def _repr_html_(self) -> str:
+        prompt = f'<span style="color:#767676">{_escaped(self.prompt)}</span>'
+        return BLOCK.format(prompt + _escaped(self.text))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How well a model predicts a text of N characters. Jupyter colors each character by its loss."""
+
+    text: str
+    losses: NDArray[np.float64]
+    """The loss of each character in nats, (N,). The first one is NaN: nothing predicts it."""
+    uniform: float
+    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. It has the darkest color."""
+
+    @property
+    def mean(self) -> float:
+        """The mean loss, in nats per character."""
+        return float(self.losses[1:].mean())
+
+    def __float__(self) -> float:
+        return self.mean
+
+    def __repr__(self) -> str:
+        return f"Loss({self.mean:.4f} nats per character, {len(self.text):,} characters)"
+
+    def _repr_html_(self) -> str:
+        spans = [_colored(*pair, self.uniform) for pair in zip(self.text, self.losses.tolist(), strict=True)]
+        facts = f"{self.mean:.4f} nats per character. The darkest characters have {self.uniform:.2f} or more."
+        return BLOCK.format("".join(spans)) + f"<p>{facts}</p>"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of all heads for a text of T tokens. Jupyter shows each head as a small image."""
+
+    tokens: list[str]
+    """A string for each token: a character, or an escape such as \\xE6 for a byte above 127."""
+    weights: NDArray[np.float32]
+    """Attention weights by layer, head, query and key, (L, H, T, T). Each row sums to 1. Later keys have weight 0."""
+
+    def __repr__(self) -> str:
+        layers, heads, T, _ = self.weights.shape
+        return f"Attention({layers} layers, {heads} heads, {T} tokens)"
+
+    def _repr_html_(self) -> str:
+        import torch
+
+        from minigpt.interpret.images import grid_image, to_png
+
+        layers, heads, *_ = self.weights.shape
+        image = to_png(grid_image(torch.from_numpy(self.weights), range(layers), range(heads)))
+        data = base64.b64encode(image).decode("ascii")
+        about = (
+            f"{repr(self)[10:-1]}. A row of images for each layer. In each image, a row per query, a column per key."
+        )
+        return f'<img alt="attention weights" src="data:image/png;base64,{data}"><p>{about}</p>'
+
+
+class Model:
+    """A trained model, as `load` returns it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Wrap a checkpoint."""
+        self.checkpoint = checkpoint
+
+    def __repr__(self) -> str:
+        metadata, config = self.checkpoint.metadata, self.checkpoint.config.model
+        parts = (f"{self.checkpoint.run_name}, step {metadata.step}", config.family)
+        return f"Model({', '.join(parts)}, {metadata.parameters:,} parameters)"
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        length: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> Text:
+        """Continue a prompt. Omitted arguments default to the run's `sample` settings.
+
+        Args:
+            prompt: The text to continue.
+            length: The number of tokens to generate.
+            temperature: Higher is more random. 0: always the most likely token.
+            seed: The same seed gives the same text.
+            stop: End before this text, or before the first of several.
+            settings: Other settings of the section `sample`, such as `top_k`.
+
+        Raises:
+            UnknownCharacterError: The prompt has characters outside the vocabulary.
+            ConfigError: A setting is unknown or out of range.
+        """
+        given = {"length": length, "temperature": temperature, "seed": seed, **settings}
+        chosen = {f"sample.{key}": value for key, value in given.items() if value is not None}
+        stored = flatten(self.checkpoint.config)
+        sample = resolve(("run", stored), ("arguments", chosen)).config.sample
+        tokenizer = self.checkpoint.tokenizer
+        if prompt is None:  # not every text has the default, a newline
+            prompt = tokenizer.decode(tokenizer.encode(sample.prompt, "error" if sample.has_own_prompt else "replace"))
+        prompt = unix_newlines(prompt)
+        stops = (stop,) if isinstance(stop, str) else stop
+        chars = list(generate(self._engine, tokenizer, prompt, sample, stop=stops))
+        return Text(prompt, "".join(char.text for char in chars), np.array([char.logprob for char in chars]))
+
+    def loss(self, text: str) -> Loss:
+        """Measure how well the model predicts each character of a text.
+
+        A text longer than the context is cut into adjacent windows, as in `minigpt eval`. This imports torch.
+
+        Raises:
+            UnknownCharacterError: The text has characters outside the vocabulary.
+            TextError: The text has fewer than two characters.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from minigpt.text.batches import evaluation_windows
+
+        text = unix_newlines(text)
+        ids = self._encode(text)
+        if len(text) < 2:
+            raise TextError("the loss of a text needs at least two characters")
+        parts, context = [], self.checkpoint.config.model.context
+        with torch.no_grad():
+            for x, y, _ in evaluation_windows(ids, context, context, batch_size=max(1, 4096 // context)):
+                logits = self._torch_model(x)  # (B, T, V)
+                parts.append(cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double().numpy())
+        ends = np.cumsum([len(self._encode(char)) for char in text])  # a character may be several bytes
+        losses = np.add.reduceat(np.concatenate([[0.0], *parts]), [0, *ends[:-1]])
+        losses[0] = math.nan
+        return Loss(text, losses, math.log(self.checkpoint.tokenizer.vocab_size))
+
+    def attention(self, text: str) -> Attention:
+        """Return what each head attends to. This imports torch.
+
+        Raises:
+            NoAttentionError: The model is recurrent.
+            TextError: The text is empty, or longer than the context or than 512 tokens.
+            UnknownCharacterError: The text has characters outside the vocabulary.
+        """
+        from minigpt.interpret.extract import extract
+        from minigpt.model.load import load_transformer
+
+        model = load_transformer(self.checkpoint)
+        ids, most = self._encode(unix_newlines(text)), min(MAX_TOKENS, self.checkpoint.config.model.context)
+        if not 0 < len(ids) <= most:
+            raise TextError(f"attention needs a text of 1 to {most} tokens, got {len(ids):,}")
+        return Attention(characters(self.checkpoint.tokenizer, ids), extract(model, ids).weights.numpy())
+
+    def _encode(self, text: str) -> Ids:
+        return self.checkpoint.tokenizer.encode(text)
+
+    @cached_property
+    def _engine(self) -> AnyEngine:
+        return load_engine(self.checkpoint)
+
+    @cached_property
+    def _torch_model(self) -> Any:
+        from minigpt.model.load import load_model
+
+        return load_model(self.checkpoint)
+
+
+def load(run: str = "last", which: str | int | None = None) -> Model:
+    """Load a trained model.
+
+    Args:
+        run: The name or folder of a run, the folder of a checkpoint, or "last" for the run trained last.
+        which: "best" (the default), "last", or a step.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        CheckpointError: There is no such checkpoint, or it is damaged.
+    """
+    return Model(load_checkpoint(run, which))
+
+
+def _escaped(text: str) -> str:
+    return html.escape(sanitize_terminal(text))
+
+
+def _colored(char: str, loss: float, uniform: float) -> str:
+    """Return a character on a background that is darker for a higher loss."""
+    shown = html.escape(char if char == " " else glyph(char)) + "\n" * (char == "\n")
+    if math.isnan(loss):
+        return f"<span>{shown}</span>"
+    strength = min(1.0, loss / uniform) if uniform else 0.0
+    return f'<span style="background:rgba(213,94,0,{0.8 * strength:.2f})" title="{loss:.2f} nats">{shown}</span>'
