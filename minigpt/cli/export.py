@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from minigpt.cli.hints import shell_quote
 from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import UserError, escape
@@ -24,7 +25,10 @@ def export(
             autocompletion=complete_run,
         ),
     ],
-    to: Annotated[Literal["hf", "safetensors"], Option(help="Format: hf or safetensors.", metavar="FORMAT")],
+    to: Annotated[
+        Literal["gguf", "gguf-f16", "hf", "onnx", "safetensors"],
+        Option(help="Format: gguf, gguf-f16, hf, onnx or safetensors.", metavar="FORMAT"),
+    ],
     checkpoint: CheckpointOption = None,
     force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
@@ -53,7 +57,7 @@ def export(
         return
     table(("file", "bytes"), [(name, f"{size:,}") for name, size in sizes.items()])
     print()
-    _print_agreement(agreement, FORMATS[to].PROGRAM, FORMATS[to].EXTRA)
+    _print_agreement(agreement, FORMATS[to].PROGRAM, FORMATS[to].PACKAGE)
     print(f"\nTo use it:\n\n{usage}")
 
 
@@ -68,9 +72,9 @@ def _run_and_folder(names: list[str]) -> tuple[str, Path]:
     return names[0] if len(names) == 2 else "last", Path(names[-1])
 
 
-def _print_agreement(agreement: "Agreement | None", program: str, extra: str) -> None:
+def _print_agreement(agreement: "Agreement | None", program: str, package: str) -> None:
     if agreement is None:
-        print(f"not compared: {program} is not installed; to install it: pip install 'minigpt[{extra}]'")
+        print(f"not compared: {program} is not installed; to install it: pip install {shell_quote(package)}")
         return
     print(f"compared with        {program}, for {agreement.tokens} tokens")
     print(f"largest difference   {agreement.difference:.2g}, of logits up to {agreement.largest:.1f}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from minigpt.config.schema import SampleConfig
 from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
 from minigpt.files import publish, read_within
-from minigpt.interop import hf, plain
+from minigpt.interop import gguf, gguf_f16, hf, onnx, plain
 from minigpt.interop.card import ABOUT, about
 from minigpt.model.load import load_model
 from minigpt.paths import containing_run
@@ -31,8 +31,8 @@ CHECKED_TOKENS = 256
 class Format(Protocol):
     """A module that writes one format."""
 
-    EXTRA: str
-    """The optional extra of pyproject.toml that has the other program, or ""."""
+    PACKAGE: str
+    """The package that has the other program, such as "minigpt[hf]", or ""."""
     PROGRAM: str
     """The other program, as messages name it."""
 
@@ -58,7 +58,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {"hf": hf, "safetensors": plain}
+FORMATS: dict[str, Format] = {"gguf": gguf, "gguf-f16": gguf_f16, "hf": hf, "onnx": onnx, "safetensors": plain}
 
 
 @dataclass(frozen=True)

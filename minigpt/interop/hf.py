@@ -20,7 +20,7 @@ from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
-EXTRA = "hf"
+PACKAGE = "minigpt[hf]"
 PROGRAM = "transformers"
 
 

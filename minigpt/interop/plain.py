@@ -17,7 +17,7 @@ from minigpt.model.load import build_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import from_json
 
-EXTRA = ""
+PACKAGE = ""
 PROGRAM = "minigpt, from these files"
 
 MEANINGS = {

@@ -1,0 +1,191 @@
+"""Export to GGUF, the file format of llama.cpp.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md specifies the format. llama.cpp computes each architecture by
+code of its own. Three of them are the same function as a model of minigpt.
+"""
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigpt.config.schema import ModelConfig
+from minigpt.config.shapes import hidden_width
+from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import CharTokenizer, Tokenizer
+
+PACKAGE = "llama-cpp-python"
+PROGRAM = "llama.cpp"
+FILE = "model.gguf"
+
+ROTARY = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "bias": False}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "apertus": {**ROTARY, "activation": "relu2"},
+    "qwen3": {**ROTARY, "activation": "swiglu"},
+    "gpt2": {"position": "learned", "norm": "layernorm", "qk_norm": False, "activation": "gelu"},
+}
+"""Architectures of llama.cpp, and the settings of the models that they compute."""
+LAYERS = {
+    "norm1": "attn_norm",
+    "attention.qkv": "attn_qkv",
+    "attention.q": "attn_q",
+    "attention.k": "attn_k",
+    "attention.v": "attn_v",
+    "attention.q_norm": "attn_q_norm",
+    "attention.k_norm": "attn_k_norm",
+    "attention.proj": "attn_output",
+    "norm2": "ffn_norm",
+    "mlp.gate": "ffn_gate",
+    "mlp.up": "ffn_up",
+    "mlp.down": "ffn_down",
+}
+"""The layers of a block in minigpt and in llama.cpp."""
+XIELU_SCALE = 64
+"""The activation of apertus is xIELU (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010): p x^2 + b x above 0.
+
+llama.cpp computes p = b + softplus(alpha_p), which is exactly 64 for alpha_p = 64 and b = 0. Dividing `up` by 8 then
+gives x^2. Below 0, the factor b + softplus(alpha_n) is 0 for alpha_n = -200.
+"""
+
+
+def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
+    """Write `model.gguf` into `folder`.
+
+    Args:
+        checkpoint: The model.
+        folder: An existing folder.
+        half: Store matrices in float16 instead of float32.
+
+    Raises:
+        NoCounterpartError: llama.cpp has no architecture for these settings.
+        MissingPackageError: The package gguf is not installed.
+    """
+    try:
+        from gguf import GGUFWriter, LlamaFileType
+    except ImportError as error:
+        raise MissingPackageError("the package gguf is not installed", "gguf") from error
+    config, name = checkpoint.config.model, architecture(checkpoint.config.model)
+    writer = GGUFWriter(folder / FILE, name)
+    writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(hidden_width(config))
+    writer.add_head_count(config.n_head)
+    if name == "gpt2":
+        writer.add_layer_norm_eps(NORM_EPS["layernorm"])
+    else:
+        writer.add_layer_norm_rms_eps(NORM_EPS["rmsnorm"])
+        writer.add_rope_freq_base(POSITION_BASE)
+    if name == "apertus":
+        writer.add_xielu_alpha_p([float(XIELU_SCALE)] * config.n_layer)
+        writer.add_xielu_alpha_n([-200.0] * config.n_layer)
+        writer.add_xielu_beta([0.0] * config.n_layer)
+        writer.add_xielu_eps([-1e-6] * config.n_layer)
+    _add_tokenizer(writer, checkpoint.tokenizer)
+    for key, array in _tensors(checkpoint, name):
+        is_half = half and array.ndim == 2 and not key.startswith("position")  # as llama.cpp's own converter does
+        writer.add_tensor(key, np.ascontiguousarray(array, np.float16 if is_half else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def architecture(config: ModelConfig) -> str:
+    """Return the name of llama.cpp's architecture for a model. Raises NoCounterpartError if there is none."""
+    if config.is_recurrent:
+        raise NoCounterpartError(f"llama.cpp has no counterpart of model.family={config.family}")
+    wrong = {
+        name: [f"model.{key}={getattr(config, key)}" for key in needed if getattr(config, key) != needed[key]]
+        for name, needed in ARCHITECTURES.items()
+    }
+    nearest = min(wrong, key=lambda name: len(wrong[name]))
+    if wrong[nearest]:
+        raise NoCounterpartError(f"llama.cpp has no counterpart of {', '.join(wrong[nearest])}")
+    return nearest
+
+
+def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
+    """Add the vocabulary as llama.cpp's type "rwkv", which reads the longest token at each position.
+
+    It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp does
+    not return from a character outside the vocabulary that begins with the same byte as one in it.
+    """
+    tokens = [bytes([i]) for i in range(256)]
+    if isinstance(tokenizer, CharTokenizer):
+        tokens = [char.encode() for char in tokenizer.chars]
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list(["".join(f"\\x{byte:02x}" for byte in token) for token in tokens])
+    writer.add_token_types([1] * len(tokens))  # normal tokens
+    writer.add_unk_token_id(tokens.index(b" ") if b" " in tokens else 0)  # without it, an unknown byte aborts
+
+
+def _tensors(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Array]]:
+    """Yield the names and arrays of the file for an architecture."""
+    weights = checkpoint.weights
+    yield "token_embd.weight", weights["token_embedding.weight"]
+    yield "output.weight", weights["token_embedding.weight"]  # apertus does not tie them
+    yield from _layer(weights, "norm", "output_norm", name)
+    if name == "gpt2":
+        yield "position_embd.weight", weights["position_embedding.weight"]
+    for index in range(checkpoint.config.model.n_layer):
+        prefix = f"blocks.{index}."
+        block = {key.removeprefix(prefix): array for key, array in weights.items() if key.startswith(prefix)}
+        if name != "gpt2":
+            parts = np.split(block.pop("attention.qkv.weight"), 3)
+            block |= {f"attention.{part}.weight": array for part, array in zip("qkv", parts, strict=True)}
+            gain = block.pop("attention.qk_norm.weight")
+            block |= {"attention.q_norm.weight": gain, "attention.k_norm.weight": gain}
+        if name == "apertus":
+            block["mlp.up.weight"] = block["mlp.up.weight"] / math.sqrt(XIELU_SCALE)
+        for ours, theirs in LAYERS.items():
+            if f"{ours}.weight" in block:
+                yield from _layer(block, ours, f"blk.{index}.{theirs}", name)
+
+
+def _layer(weights: Mapping[str, Array], ours: str, theirs: str, name: str) -> Iterator[tuple[str, Array]]:
+    """Yield the weight of a layer. In gpt2 also its bias, which is zero in a model without biases."""
+    weight = weights[f"{ours}.weight"]
+    yield f"{theirs}.weight", weight
+    if name == "gpt2":
+        yield f"{theirs}.bias", weights.get(f"{ours}.bias", np.zeros(len(weight), np.float32))
+
+
+def load(folder: Path) -> Callable[[Sequence[int]], Array]:
+    """Return a function from token ids (T,) to logits (T, V), computed by llama.cpp with a KV cache in float32.
+
+    Raises:
+        ImportError: The package llama-cpp-python is not installed.
+    """
+    from llama_cpp import GGML_TYPE_F32, Llama
+
+    with contextlib.redirect_stderr(io.StringIO()):  # it warns that it rounds the context up to 256
+        model = Llama(
+            str(folder / FILE), n_ctx=0, logits_all=True, verbose=False, flash_attn=False,
+            type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32,
+        )  # fmt: skip
+
+    def logits(ids: Sequence[int]) -> Array:
+        model.n_tokens = 0  # start a new text
+        model.eval([int(i) for i in ids])
+        scores: Array = model.scores[: len(ids)].copy()
+        return scores
+
+    return logits
+
+
+def usage(folder: Path) -> str:
+    """Return three lines of Python that continue a text with llama-cpp-python."""
+    lines = (
+        "from llama_cpp import Llama",
+        f"model = Llama({str(folder / FILE)!r}, n_ctx=0, verbose=False)",
+        'print(model("\\n", max_tokens=100)["choices"][0]["text"])',
+    )
+    return "\n".join(lines)
