@@ -7,9 +7,9 @@ const state = {
   query: 0,
   key: null, // the selected key; null selects the strongest
   pinned: false, // whether the pointer leaves the query in place
-  mode: 'one', // what the text view shows: one head, several heads, their mean or max, or the rollout
+  mode: 'one', // what the text view shows: one head, also stripes of several, their mean or max, or the rollout
   scope: 'layer', // the heads in the mean and max: those of this layer or of all layers
-  several: [], // the heads shown together
+  several: [], // the heads that have stripes
   group: 'character', // what is shaded as a unit: a character, a word or a line
   byNorm: false, // shade by |a v W_O| instead of the weight a
   shading: 'root',
@@ -38,6 +38,9 @@ const CHOICES = {
   group: ['character', 'word', 'line'],
 };
 
+const INITIAL_MODE = H > 1 ? 'several' : 'one';
+const initialHeads = () => range(Math.min(H, HEAD_COLORS.length));
+
 let addressTimer; // browsers reject frequent address changes
 
 /** Change the selection, clamp it to its range, and redraw. */
@@ -60,9 +63,10 @@ const clamp = (number, count) => Math.min(Math.max(Math.round(number) || 0, 0), 
 function address() {
   const parts = [`l=${layerNumber(state.layer)}`, `h=${state.head}`, `q=${state.query}`, `v=${state.view}`];
   if (state.key !== null) parts.push(`k=${state.key}`);
-  if (state.mode !== 'one') parts.push(`m=${state.mode}`);
+  if (state.mode !== INITIAL_MODE) parts.push(`m=${state.mode}`);
   if (state.scope !== 'layer') parts.push(`c=${state.scope}`);
-  if (state.mode === 'several') parts.push(`s=${state.several.join('.')}`);
+  const heads = state.several.join('.');
+  if (state.mode === 'several' && heads !== initialHeads().join('.')) parts.push(`s=${heads}`);
   if (state.group !== 'character') parts.push(`g=${state.group}`);
   if (state.byNorm) parts.push('n=1');
   return '#' + parts.join('&');
@@ -71,8 +75,8 @@ function address() {
 /** Read an address such as #l=2&h=3&q=17&v=text. Missing or invalid parts get their initial values. */
 function fromAddress(hash) {
   const [layer, head, query] = page.scores.initial;
-  const found = { layer, head, query, key: null, several: range(Math.min(H, 4)), byNorm: false };
-  Object.assign(found, { view: 'text', mode: 'one', scope: 'layer', group: 'character' });
+  const found = { layer, head, query, key: null, several: initialHeads(), byNorm: false };
+  Object.assign(found, { view: 'text', mode: INITIAL_MODE, scope: 'layer', group: 'character' });
   for (const [letter, value] of new URLSearchParams(hash.replace(/^#/, ''))) {
     const name = ADDRESS[letter];
     if (name === 'view') found.view = value;

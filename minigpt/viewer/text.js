@@ -144,24 +144,26 @@ function shadeByAttention(cells, strip) {
   cells.forEach((cell, position) => {
     const isPast = position < row.length;
     cell.classList.toggle('query', isWithin(position, query));
-    cell.classList.toggle('key', isPast && !isSeveral && isWithin(position, key));
+    cell.classList.toggle('key', isPast && isWithin(position, key));
     cell.classList.toggle('future', !isPast);
-    fill(cell, isPast && !isSeveral ? ramp(depthOf(Math.min(row[position], 1))) : null);
-    if (isPast && isSeveral) cell.style.background = stripes(rows, position);
+    const color = isPast ? ramp(depthOf(Math.min(row[position], 1))) : null;
+    fill(cell, color);
+    if (color && isSeveral) cell.style.background = stripes(rows, position, css(color));
     const strongest = rows.filter(([head, row]) => strongestIn(row, head) === position).map(([head]) => head);
     if (strongest.length) cell.dataset.heads = strongest.join(',');
     else delete cell.dataset.heads;
   });
 }
 
-/** Return a background with a stripe per head, in the head's color; more opaque means more attention. */
-function stripes(rows, position) {
+/** Return a background of a color, and below it a stripe per head in the head's color: the more opaque, the more. */
+function stripes(rows, position, above) {
   const stripe = ([head, row], i) => {
     const opacity = Math.round(depthOf(row[position]) * 255);
     const color = headColor(head) + opacity.toString(16).padStart(2, '0');
     return `linear-gradient(${color}, ${color}) 0 calc(100% - ${(rows.length - 1 - i) * 6}px) / 100% 5px no-repeat`;
   };
-  return rows.map(stripe).join(', ');
+  const shading = `linear-gradient(${above}, ${above}) 0 0 / 100% calc(100% - ${rows.length * 6}px) no-repeat`;
+  return [...rows.map(stripe), shading].join(', ');
 }
 
 views.push({
@@ -177,21 +179,22 @@ views.push({
       ),
     );
     const title = 'Heads in this layer. Each has a stripe in its color. Its number marks its strongest key.';
-    const several = make('fieldset', {}, make('legend', { text: title }), ...heads);
+    const colors = make('fieldset', {}, make('legend', { text: title }), ...heads);
     const scope = choice('of', 'scope', { layer: 'this layer', all: 'all layers' });
     const setByNorm = byNorm => change({ byNorm });
     const byNorm = checkbox(() => state.byNorm, setByNorm, make('span', { text: 'Shade by output norm, |a·v·W_O|' }));
     updaters.push(() => {
       byNorm.hidden = state.mode === 'rollout';
-      several.hidden = state.mode !== 'several';
+      colors.hidden = state.mode !== 'several';
       scope.hidden = state.mode !== 'mean' && state.mode !== 'max';
     });
-    const modes = { one: 'one head', several: 'several heads', mean: 'mean of heads', max: 'maximum of heads' };
+    const several = 'one head, and a color per head';
+    const modes = { one: 'one head', several, mean: 'mean of heads', max: 'maximum of heads' };
     if (hasAllLayersBelow) modes.rollout = 'attention rollout up to this layer';
     panel.append(
       intro(
         'Point to a character, or select one and move with ← →. It becomes the query. The stronger the color of an ' +
-          'earlier character, the more this head attends to it.',
+          'earlier character, the more this head attends to it. Each head of the layer has a stripe in its color.',
       ),
       this.text.strip,
       controls(
@@ -201,7 +204,7 @@ views.push({
         choice('Group by', 'group', { character: 'character', word: 'word', line: 'line' }),
         byNorm,
       ),
-      several,
+      colors,
     );
   },
   draw() {

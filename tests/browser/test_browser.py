@@ -213,7 +213,7 @@ def test_every_shortcut_works(page: Shown, made: Made) -> None:
     page.press("Home", "ArrowLeft", "ArrowUp", "ArrowUp", "[", "[", "[")
     assert page.ask("[state.query, state.layer, state.head]") == [0, 0, 0]
     for key, what, value in (
-        ("a", "mode", "mean"), ("x", "mode", "max"), ("x", "mode", "one"), ("2", "mode", "several"),
+        ("a", "mode", "mean"), ("x", "mode", "max"), ("x", "mode", "several"), ("2", "mode", "several"),
         ("g", "group", "word"), ("g", "group", "line"), ("g", "group", "character"),
         ("Enter", "pinned", True), ("Escape", "pinned", False), ("m", "view", "matrix"),
     ):  # fmt: skip
@@ -325,6 +325,28 @@ def test_the_text_is_shaded_by_the_weights(page: Shown, made: Made) -> None:
         expected = page.ask("share => css(ramp(Math.sqrt(share)))", float(shown[place]))
         assert cells[place] == expected
     assert cells[41] == "rgba(0, 0, 0, 0)"
+
+
+def test_each_head_has_a_color_from_the_start(made: Made, opened: Opener) -> None:
+    """The query's character has the stripes of all heads of the layer, below the shading by the selected head."""
+    shown = opened(made.content, "#l=1&h=2&q=40")
+    layers = shown.ask("""[...document.querySelectorAll('#panel-text [role=option]')]
+        .map(c => [...getComputedStyle(c).backgroundImage.matchAll(/rgba?\\(([^)]*)\\)/g)].map(m => m[1]))""")
+    for key in (0, 7, 40):
+        colors = [[float(part) for part in color.split(",")] for color in layers[key][::2]]
+        for head in range(3):
+            share = packing.LEVELS[packing.to_levels(made.weights(1, head, 40))]
+            head_color = shown.ask("headColor", head)
+            assert colors[head][:3] == [int(head_color[at : at + 2], 16) for at in (1, 3, 5)]
+            opacity = (*colors[head], 1.0)[3]
+            assert opacity == pytest.approx((share[key] / share.max()) ** 0.5, abs=0.02)
+        assert colors[3] == shown.ask("share => ramp(Math.sqrt(share))", float(share[key]))
+    assert layers[41] == []
+    marks = shown.tab.locator("#panel-text [data-heads]").all()
+    assert sorted(",".join(str(mark.get_attribute("data-heads")) for mark in marks).split(",")) == ["0", "1", "2"]
+    single = checkpoint(layers=1, heads=1, width=16)
+    assert opened(build_page(single, excerpt(single, TEXT[:9]))).ask("state.mode") == "one"
+    shown.assert_quiet()
 
 
 @pytest.mark.parametrize("stage", ["raw", "scaled", "masked"])
@@ -455,7 +477,7 @@ def test_modes_and_groups_have_the_right_shares(page: Shown, made: Made) -> None
 def test_rollout_needs_all_layers(opened: Opener) -> None:
     loaded = checkpoint(layers=2)
     shown = opened(build_page(loaded, excerpt(loaded, TEXT[:9]), layers=[1]), "#m=rollout")
-    assert shown.ask("state.mode") == "one"
+    assert shown.ask("state.mode") == "several"
     assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
 
 
@@ -486,7 +508,7 @@ def test_the_address_restores_the_selection(made: Made, page: Shown, opened: Ope
     assert other.ask("state.several") == [0, 1]
     other.tab.goto(other.address + "#l=0&h=1&q=3&v=matrix")
     other.until("state.view === 'matrix'")
-    assert other.ask("[state.layer, state.head, state.query, state.mode]") == [0, 1, 3, "one"]
+    assert other.ask("[state.layer, state.head, state.query, state.mode]") == [0, 1, 3, "several"]
     for nonsense in ("#l=99&h=-1&q=1e9&v=__proto__&k=x", "#%E0%A4%A", "#q=&v=&l=constructor", "#<img src=x>"):
         other.tab.goto(other.address + nonsense)
         assert other.tab.locator("#panel-text").is_visible()
@@ -549,9 +571,9 @@ def test_axe_finds_nothing_serious(made: Made, opened: Opener, scheme: str) -> N
         skip("axe-playwright-python is not installed")
     shown = opened(made.content, color_scheme=scheme, bypass_csp=True)
     shown.ask(Path(AXE_FILE_PATH).read_text(encoding="utf-8"))
-    for view in (*VIEWS, "several"):
-        shown.go(**({"view": "text", "mode": "several"} if view == "several" else {"view": view}), query=40)
-        part = "document" if view == "text" else f"'#panel-{'text' if view == 'several' else view}'"
+    for view in (*VIEWS, "one"):
+        shown.go(**({"view": "text", "mode": "one"} if view == "one" else {"view": view}), query=40)
+        part = "document" if view == "text" else f"'#panel-{'text' if view == 'one' else view}'"
         found = shown.ask(f"async () => (await axe.run({part}, {{ resultTypes: ['violations'] }})).violations")
         bad = [(one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:200])
                for one in found if one["impact"] in SERIOUS]  # fmt: skip
@@ -563,7 +585,7 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(made: Made, opened: Opener)
     for view in VIEWS:
         shown.go(view=view, query=40)
         assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth"), view
-    shown.go(view="text", mode="several")
+    shown.go(view="text", mode="one")
     assert shown.ask("document.scrollingElement.scrollWidth <= innerWidth")
     shown.assert_quiet()
 
