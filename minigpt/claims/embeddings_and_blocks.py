@@ -110,6 +110,33 @@ OVERFITTING = Experiment(
     "to {baseline}. With dropout of 0.1, in the same time, the last loss is {dropout 0.1}.",
     lambda lowest, final, with_dropout: final > lowest + 0.5 and with_dropout < lowest,
 )
+SMALL_TEXT = Experiment(
+    "small-rivals",
+    "small-rivals",
+    "On 50,000 characters, the loss of a GPT falls to {baseline/best} and rises to {baseline}. An LSTM of the same "
+    "size rises from {lstm/best} to {lstm}. With dropout of 0.2, the last loss of the GPT is {dropout 0.2}.",
+    lambda lowest, final, lstm_lowest, lstm, with_dropout: (
+        final - lowest > lstm - lstm_lowest > 0.5 and with_dropout < lowest
+    ),
+)
+DISTANCE = Experiment(
+    "depth",
+    "depth",
+    "After a minute of training, the first of 4 layers attends {baseline/distance_without_first[1:1]} characters back "
+    "on average, and the last {baseline/distance_without_first[4:4]}. In a model of 8 layers, the first attends "
+    "{8 layers/distance_without_first[1:1]} characters back, and the last {8 layers/distance_without_first[8:8]}.",
+    lambda first, last, first_of_8, last_of_8: first > last and first_of_8 > last_of_8,
+)
+OUTSIDE_LINE = Experiment(
+    "depth",
+    "depth",
+    "The first layers give {baseline/outside_line[1:1]} and {8 layers/outside_line[1:1]} of their attention to earlier "
+    "lines, the last {baseline/outside_line[4:4]} and {8 layers/outside_line[8:8]}. Uniform attention gives "
+    "{baseline/outside_line[5:5]}.",
+    lambda first, first_of_8, last, last_of_8, uniform: (
+        abs(first - last) < 0.05 and abs(first_of_8 - last_of_8) < 0.05 and max(last, last_of_8) < uniform
+    ),
+)
 
 CLAIMS = (
     Claim(85, "A transformer also works on Chinese text: 我想吃酸菜鱼", ("003",), any_alphabet),
@@ -150,6 +177,14 @@ CLAIMS = (
         "A GPT that reads a small text many times overfits, unless dropout prevents it",
         ("000",),
         notes_say="Attention overfits on small data.",
-        trained=(OVERFITTING,),
+        trained=(OVERFITTING, SMALL_TEXT),
+    ),
+    Claim(
+        110,
+        "Deeper layers need not look further back, nor across more line borders",
+        ("000",),
+        notes_say="Deeper layers look further back, outside the sentence.",
+        mistake="In models of 4 and 8 layers, trained for a minute, the first layer looks further back than the last.",
+        trained=(DISTANCE, OUTSIDE_LINE),
     ),
 )
