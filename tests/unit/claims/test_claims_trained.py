@@ -153,12 +153,12 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
 
 def test_windows_without_links_are_skipped() -> None:
     """Only some windows of the stories have a pronoun's link, and a verdict needs many that do."""
-    text = "".join(stories(20_000, seed=1))
+    text = "".join(stories(40_000, seed=1))
     chars = "".join(sorted(set(text)))
     loaded = of_stories(untrained(context=192))
     weights = {**loaded.weights, "token_embedding.weight": np.eye(len(chars), 32, dtype=np.float32)}
     seen = Evidence(replace(loaded, tokenizer=CharTokenizer(chars), weights=weights), CharTokenizer(chars).encode(text))
-    kinds = [{link.kind for link in links(text[192 * i : 192 * (i + 1)])} for i in range(104)]
+    kinds = [{link.kind for link in links(text[192 * i : 192 * (i + 1)])} for i in range(208)]
     expected = [192 * i for i, found in enumerate(kinds) if found == {"copy", "pronoun"}][:LINKED_WINDOWS]
     assert len(expected) == LINKED_WINDOWS
     assert [seen.loaded.tokenizer.decode(window) for window in seen.linked_windows] == [
