@@ -92,6 +92,8 @@ def hint(error: UserError, command: str) -> str:
             return f"to train with it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
             return "to leave them out, add --unknown skip"
+        case UnknownCharacterError() if command.startswith("import"):
+            return "name the text that the model was trained on"
         case UnknownCharacterError():
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):

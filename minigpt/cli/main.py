@@ -27,6 +27,7 @@ from minigpt.cli.data import data_app
 from minigpt.cli.evaluate import evaluate
 from minigpt.cli.export import export
 from minigpt.cli.hints import error_line
+from minigpt.cli.import_ import import_app
 from minigpt.cli.inspect import inspect
 from minigpt.cli.options import GROUP
 from minigpt.cli.runs import runs
@@ -40,7 +41,7 @@ PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
-    "Manage": {"runs": runs, "data": data_app, "config": config_app, "bench": bench_app},
+    "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app, "bench": bench_app},
 }
 for panel, commands in PANELS.items():
     for name, command in commands.items():
@@ -88,7 +89,7 @@ def _check_current_folder() -> None:
 def _command_name(arguments: Sequence[str]) -> str:
     """Return the command in `arguments`, such as "train" or "data info"."""
     words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["bench"]) else 1])
+    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["bench"], ["import"]) else 1])
 
 
 def _prepare_streams() -> None:

@@ -13,6 +13,8 @@ from minigpt.storage.checkpoint import Checkpoint
 
 ABOUT = "minigpt.json"
 """The file in every export that describes the model, and that `minigpt import` reads."""
+EXPORTED = "an export of minigpt"
+"""The origin of a model that minigpt exported and imported again. Its next export does not mention it."""
 WEIGHTS = "model.safetensors"
 CHARACTERS = {"char": "one token per character", "byte": "one token per UTF-8 byte"}
 
@@ -25,6 +27,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "corpus": public_name(checkpoint),
         "fingerprint": checkpoint.metadata.fingerprint,
+        "origin": "" if checkpoint.metadata.imported == EXPORTED else checkpoint.metadata.imported,
         "step": checkpoint.metadata.step,
         "validation_loss": checkpoint.metadata.state.validation_loss,
         "settings": settings,
@@ -51,6 +54,8 @@ def facts(checkpoint: Checkpoint) -> str:
         "vocabulary": f"{tokens} tokens, {CHARACTERS[config.data.tokenizer]}",
         **{key: str(getattr(model, key)) for key in _PARTS[model.is_recurrent]},
     }
+    if not checkpoint.metadata.step:
+        del rows["steps"]  # another program trained it
     lines = [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 

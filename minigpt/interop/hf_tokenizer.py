@@ -1,8 +1,12 @@
 """Vocabularies as tokenizer.json of the `tokenizers` library, which transformers reads."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from minigpt.text.tokenizer import CharTokenizer, Tokenizer
+from minigpt.errors import UserError, escape
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, from_json
 
 _EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
@@ -44,6 +48,27 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
             "merges": [],
         },
     }
+
+
+def from_tokenizers(document: Mapping[str, Any], origin: Path) -> Tokenizer:
+    """Return the tokenizer that `to_tokenizers` wrote, perhaps saved again by transformers.
+
+    Raises:
+        UserError: It is any other tokenizer.
+    """
+    model = document.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    tokenizer: Tokenizer = ByteTokenizer()
+    if isinstance(model, dict) and isinstance(vocabulary, dict) and model.get("type") == "WordLevel":
+        tokenizer = from_json(json.dumps({"kind": "char", "chars": "".join(vocabulary)}), str(origin))
+    for key, value in to_tokenizers(tokenizer).items():
+        # transformers adds a post-processor without effect
+        is_same = (
+            "SpecialToken" not in str(document.get(key)) if key == "post_processor" else document.get(key) == value
+        )
+        if not is_same:
+            raise UserError(f"{escape(origin)}: {key} is not that of a tokenizer of characters or bytes")
+    return tokenizer
 
 
 def byte_symbols() -> str:

@@ -221,12 +221,18 @@ def load_optimizer(checkpoint: Checkpoint) -> Arrays:
 def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
     """Read arrays from a file after checking its hash. Parse the hashed bytes, as the file may change in between."""
     try:
-        arrays = safetensors.numpy.load(read_checked(path, name, metadata))
+        return parse_arrays(read_checked(path, name, metadata), path / name)
     except MemoryError as error:
         raise InsufficientMemoryError(f"{escape(path / name)} does not fit in memory") from error
+
+
+def parse_arrays(content: bytes, path: Path) -> Arrays:
+    """Return the arrays of a safetensors file, read from `path`. Raise CheckpointError if they are not float32."""
+    try:
+        arrays = safetensors.numpy.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{escape(path / name)} is not a valid safetensors file: {reason(error)}") from error
+        raise CheckpointError(f"{escape(path)} is not a valid safetensors file: {reason(error)}") from error
     for key, array in arrays.items():
         if array.dtype != np.float32 or not np.isfinite(array).all():
-            raise CheckpointError(f"{escape(path / name)}: {escape(key)[:80]} must contain finite float32 values")
+            raise CheckpointError(f"{escape(path)}: {escape(key)[:80]} must contain finite float32 values")
     return arrays

@@ -120,6 +120,8 @@ class Metadata(_Part):
     fingerprint: str
     """The fingerprint of the dataset."""
     origin: Origin | None = None
+    imported: str = ""
+    """The program that an imported model came from. Its checkpoint has no optimizer state."""
     vocab_size: Annotated[Count, Field(ge=1)]
     parameters: int = Field(ge=1, lt=1 << 32)  # so that reading a forged file cannot exhaust memory
     runtime: Environment

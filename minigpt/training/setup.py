@@ -10,7 +10,15 @@ from typing import Any
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, ConfigAsTextError, ConfigError, TextError, UserError, escape
+from minigpt.errors import (
+    CheckpointError,
+    ConfigAsTextError,
+    ConfigError,
+    NoOptimizerError,
+    TextError,
+    UserError,
+    escape,
+)
 from minigpt.model.device import pick_device
 from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkpoint
 from minigpt.storage.metadata import verify
@@ -121,6 +129,8 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     """
     refuse_several_processes()
     checkpoint, notices = newest_intact(run)
+    if checkpoint.metadata.imported:
+        raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
     if problem := changed_settings(run, checkpoint.path):
         notices.append(f"{problem}; using the checkpoint's settings")
     overrides = resolve.parse_overrides(assignments)

@@ -1,0 +1,117 @@
+"""Turn a model from another program into a run with one checkpoint, which has no optimizer state."""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minigpt.config.resolve import dotted, resolve
+from minigpt.config.schema import ModelConfig, RunConfig, RuntimeConfig
+from minigpt.errors import UserError, escape
+from minigpt.files import read_text_within
+from minigpt.interop.card import ABOUT, EXPORTED
+from minigpt.model.device import choose_runtime
+from minigpt.storage.checkpoint import Arrays, save_checkpoint
+from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainState
+from minigpt.storage.runs import new_run, record_start
+from minigpt.text.corpus import Scan
+from minigpt.text.dataset import scan_cached
+from minigpt.text.sources import open_corpus
+from minigpt.text.tokenizer import ByteTokenizer, Tokenizer
+from minigpt.training.setup import name_stem
+
+
+class About(BaseModel):
+    """The content of minigpt.json, checked field by field. Unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    corpus: str = Field(max_length=10_000)
+    fingerprint: str = Field(max_length=1000)
+    origin: str = Field("", max_length=100)
+    step: Count
+    validation_loss: float | None
+    settings: dict[str, Any]
+
+    @property
+    def config(self) -> RunConfig:
+        """All settings. The text is named as the training run named it, without its folder."""
+        values = dotted(self.settings, ABOUT) | {"data.source": [self.corpus or "unknown"]}
+        return resolve((ABOUT, values)).config
+
+
+def read_about(folder: Path) -> About | None:
+    """Return what an export says of its model, or None if another program wrote the folder. Raises UserError."""
+    if not (folder / ABOUT).exists():
+        return None
+    text = read_text_within(folder / ABOUT, folder, LIMITS[METADATA])
+    try:
+        return About.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(f"{escape(folder / ABOUT)} is not valid: {escape(problem)}") from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that another program saved."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    weights: Arrays
+    origin: str
+    """The program, as the metadata of the run names it."""
+    about: About | None = None
+    step: int = 0
+    batch_size: int | None = None
+
+
+def read_text(source: str, encoding: str) -> Scan:
+    """Read the text that a model was trained on. Raises TextError."""
+    return scan_cached(open_corpus([source], encoding))
+
+
+def create_run(found: Found, text: Scan | None, source: str | None, encoding: str, name: str | None, stem: str) -> Path:
+    """Write a new run with the model as its only checkpoint. Return its folder.
+
+    Args:
+        text: The training text, read from `source`. Its last tenth is the validation split, unless the model came
+            with its own settings.
+        name: The name of the run, or None for `stem` and a number.
+
+    Raises:
+        UnknownCharacterError: The text has characters outside the vocabulary.
+        RunExistsError: The name is taken.
+    """
+    about, tokenizer = found.about, found.tokenizer
+    values: dict[str, Any] = {"data.tokenizer": "byte" if isinstance(tokenizer, ByteTokenizer) else "char"}
+    values |= {f"model.{key}": value for key, value in found.model}
+    if found.batch_size:
+        values["train.batch_size"] = found.batch_size
+    if found.step:
+        values["train.steps"] = found.step
+    if text is not None:
+        tokenizer.encode("".join(text.counts))
+        values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
+    elif about is None:
+        values["data.source"] = ["unknown"]
+    base = {f"{section}.{key}": value for section, part in about.config for key, value in part} if about else {}
+    config = resolve((ABOUT, base), ("import", values)).config
+    step, loss = (about.step, about.validation_loss) if about else (found.step, None)
+    metadata = Metadata(
+        corpus=escape(source or config.data.source[0]),
+        fingerprint=text.fingerprint if text else about.fingerprint if about else "",
+        imported=(about.origin or EXPORTED) if about else found.origin,
+        vocab_size=tokenizer.vocab_size,
+        parameters=sum(math.prod(array.shape) for array in found.weights.values()),
+        runtime=choose_runtime(RuntimeConfig(dtype="float32", compile=False)).environment(),
+        state=TrainState(step=step, validation_loss=loss, best_loss=loss, best_step=step if loss is not None else 0),
+    )
+    with new_run(name, name_stem(stem)) as (run, in_place):
+        save_checkpoint(run, config, tokenizer, metadata, found.weights, {}, in_place=in_place)
+        record_start(run, step, sys.argv, metadata.runtime)
+    return run

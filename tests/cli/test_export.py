@@ -1,0 +1,44 @@
+"""`minigpt export` and `minigpt import`."""
+
+from pathlib import Path
+from typing import get_args
+
+from command_line import VERSE, Cli
+from exports import made, nanogpt_file
+
+from minigpt.cli.export import export
+from minigpt.interop.export import FORMATS
+from minigpt.text.tokenizer import CharTokenizer
+
+
+def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -> None:
+    done = cli("export", "verse-1", "--to", "hf", "out", "--json").json
+    assert set(done["bytes"]) == {path.name for path in Path("out").iterdir()}
+    assert "pipeline" in done["usage"]
+    assert "add --force" in cli("export", "--to", "hf", "out").error
+    assert cli("export", "--to", "safetensors", "out", "--force").code == 0
+    assert "is a run; name the folder" in cli("export", "--to", "hf", "verse-1").error
+    assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints").error
+    assert "available runs: verse-1" in cli("export", "no", "--to", "hf", "other").error
+    cli("export", "--to", "hf", "again")
+    assert "imported" in cli("import", "hf", "again", "--text", "verse.txt", "--name", "back").err
+    losses = [cli("eval", name, "--json").json["loss"] for name in ("verse-1", "back")]
+    assert losses[0] == losses[1]
+    assert cli("inspect", "back", "-o", "page.html").code == 0
+    assert "minigpt train --from back" in cli("train", "--resume", "back").error
+    Path("other.txt").write_text("Ω", encoding="utf-8")
+    assert "name the text" in cli("import", "hf", "again", "--text", "other.txt").error
+
+
+def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    made_up = made(CharTokenizer(VERSE), family="classic", activation="gelu_exact")
+    nanogpt_file(Path("ckpt.pt"), made_up)
+    assert cli("import", "nanogpt", "ckpt.pt", "--text", "verse.txt").code == 0
+    assert len(cli("sample", "-l", "30", "-p", "Rough").out) == len("Rough") + 30 + 1
+    assert cli("eval").code == cli("train", "verse.txt", "--from", "verse-1", "-s", "train.steps=1").code == 0
+
+
+def test_every_format_is_an_option() -> None:
+    option = export.__annotations__["to"]
+    assert set(get_args(get_args(option)[0])) == set(FORMATS)

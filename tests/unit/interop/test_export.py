@@ -1,0 +1,102 @@
+"""What every export promises: a complete folder, or none."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exports import SETTINGS, made
+from small_models import FAMILY_NAMES
+
+from minigpt.errors import FolderNotEmptyError, NoCounterpartError, UserError
+from minigpt.interop import plain
+from minigpt.interop.export import FORMATS, check, export
+from minigpt.model.load import load_model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *SETTINGS,
+        *({"family": name} for name in FAMILY_NAMES),
+        {"family": "classic", "position": "sinusoidal"},
+        {"family": "modern", "position": "none", "qk_norm": False},
+        {"family": "lstm", "bias": False},
+    ],
+    ids=str,
+)
+def test_the_program_in_the_readme_computes_the_logits(
+    settings: dict[str, Any], empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = made(**settings)
+    export(checkpoint, "safetensors", Path("out"))
+    agreement = check(checkpoint, "safetensors", Path("out"))
+    assert agreement is not None
+    assert agreement.difference == 0
+    readme = Path("out/README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|", readme)) == set(checkpoint.weights)
+    monkeypatch.chdir("out")
+    program: dict[str, Any] = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], program)  # noqa: S102 - our own program
+    ids = [3, 1, 4, 1, 5, 9]
+    with torch.inference_mode():
+        expected = load_model(checkpoint)(torch.tensor([ids]))[0].numpy()
+    assert np.abs(program["logits"](ids) - expected).max() < 1e-4
+
+
+def test_an_export_names_no_folder_of_the_user(tmp_path: Path) -> None:
+    for to in ("safetensors", "hf"):
+        export(made(), to, tmp_path / to)
+        for path in (tmp_path / to).iterdir():
+            assert b"a/folder" not in path.read_bytes(), path
+
+
+def test_only_an_unchanged_export_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    export(made(), "hf", out)
+    with pytest.raises(FolderNotEmptyError) as caught:
+        export(made(), "safetensors", out)
+    assert caught.value.is_export
+    export(made(), "safetensors", out, force=True)
+    assert not (out / "config.json").exists()
+    before = (out / "README.md").read_text(encoding="utf-8")
+    (out / "README.md").write_text(f"{before}my license\n", encoding="utf-8")
+    with pytest.raises(FolderNotEmptyError, match=r"README\.md"):
+        export(made(), "hf", out, force=True)
+    (out / "README.md").write_text(before, encoding="utf-8")
+    (out / "mine").mkdir()
+    with pytest.raises(FolderNotEmptyError, match="mine"):
+        export(made(), "hf", out, force=True)
+    assert {path.name for path in out.iterdir()} >= {"mine", "config.yaml"}
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arrays: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plain, "save_arrays", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(made(), "safetensors", tmp_path / "out")
+    with pytest.raises(NoCounterpartError):
+        export(made(family="gru"), "hf", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file/out", tmp_path / "no/out"):
+        with pytest.raises(UserError, match="cannot write"):
+            export(made(), "safetensors", folder)
+
+
+def test_without_the_other_program_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(folder: Path) -> None:
+        raise ImportError
+
+    export(made(), "hf", tmp_path / "out")
+    monkeypatch.setattr(FORMATS["hf"], "load", absent)
+    assert check(made(), "hf", tmp_path / "out") is None

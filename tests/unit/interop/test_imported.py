@@ -1,0 +1,155 @@
+"""Import of models from nanoGPT and transformers, and of files that try to do harm."""
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exports import SETTINGS, made, nanogpt_file
+from forgery import entry, safetensors
+from random_models import TEXT
+
+from minigpt.errors import UserError
+from minigpt.interop import hf, nanogpt
+from minigpt.interop.export import export
+from minigpt.interop.imported import create_run, read_text
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.metadata import verify
+from minigpt.text.tokenizer import ByteTokenizer
+from minigpt.training.setup import prepare_resume
+
+NANOGPT = {"family": "classic", "activation": "gelu_exact"}
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("byte", [False, True], ids=["char", "byte"])
+def test_an_export_of_an_imported_export_is_the_same_files(
+    settings: dict[str, Any], byte: bool, empty_folder: Path
+) -> None:
+    export(made(ByteTokenizer() if byte else None, **settings), "hf", Path("out"))
+    run = create_run(hf.read(Path("out")), None, None, "utf-8", None, "out")
+    loaded = load_checkpoint(run)
+    verify(loaded.path)
+    assert loaded.metadata.imported
+    export(loaded, "hf", Path("again"))
+    for path in Path("out").iterdir():
+        assert path.read_bytes() == Path("again", path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_nanogpt_has_the_same_weights(bias: bool, empty_folder: Path) -> None:
+    checkpoint = made(**NANOGPT, bias=bias)
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    text = read_text("text.txt", "utf-8")
+    found = nanogpt.read(nanogpt_file(Path("ckpt.pt"), checkpoint), text)
+    run = create_run(found, text, "text.txt", "utf-8", "mine", "text")
+    loaded = load_checkpoint(run)
+    assert loaded.weights.keys() == checkpoint.weights.keys()
+    assert all(np.array_equal(loaded.weights[name], array) for name, array in checkpoint.weights.items())
+    assert loaded.config.model == checkpoint.config.model
+    assert (loaded.metadata.step, loaded.config.train.batch_size, loaded.metadata.imported) == (7, 24, "nanoGPT")
+    with pytest.raises(UserError, match="no optimizer state"):
+        prepare_resume(run, [])
+
+
+class Trap:
+    """An object whose unpickling creates a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("trapped",)
+
+
+def _rezip(path: Path, **options: Any) -> None:
+    with zipfile.ZipFile(path) as archive:
+        files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path) -> None:
+    checkpoint, path = made(**NANOGPT), Path("ckpt.pt")
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    text = read_text("text.txt", "utf-8")
+
+    def refused(problem: str) -> None:
+        with pytest.raises(UserError, match=problem):
+            nanogpt.read(path, text)
+        assert not Path("trapped").exists()
+
+    nanogpt_file(path, checkpoint, config=Trap())
+    refused("runs no code")
+    path.write_bytes(pickle.dumps(Trap()))
+    refused("runs no code")
+    torch.save({"model": Trap()}, path, _use_new_zipfile_serialization=False)
+    refused("runs no code")
+    nanogpt_file(path, checkpoint)
+    whole = path.read_bytes()
+    for size in (0, 100, len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:size])
+        refused("ckpt.pt")
+    path.write_bytes(whole)
+    _rezip(path, compression=zipfile.ZIP_DEFLATED)
+    refused("compressed")
+    nanogpt_file(path, checkpoint, model_args=None)
+    refused("model_args")
+    arguments = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "bias": True}
+    for changes, problem in [
+        ({"vocab_size": 50304}, "BPE"),
+        ({"vocab_size": 12}, "name the text"),
+        ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 10**9}, "n_layer"),
+        ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_embd": "16"}, "n_embd"),
+        ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_embd": 90_000}, "shape"),
+        ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 3}, "missing"),
+        ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 1}, "no counterpart"),
+    ]:
+        nanogpt_file(path, checkpoint, model_args=arguments | changes)
+        refused(problem)
+
+
+def test_hostile_folders_are_refused(empty_folder: Path) -> None:
+    export(made(), "hf", Path("good"))
+
+    def refused(problem: str) -> None:
+        with pytest.raises(UserError, match=problem):
+            hf.read(Path("bad"))
+
+    def change(name: str, content: bytes | dict[str, Any] | None) -> None:
+        shutil.rmtree("bad", ignore_errors=True)
+        shutil.copytree("good", "bad")
+        if isinstance(content, dict):
+            content = json.dumps(json.loads(Path("good", name).read_bytes()) | content).encode()
+        Path("bad", name).unlink()
+        if content is not None:
+            Path("bad", name).write_bytes(content)
+
+    weights = Path("good/model.safetensors").read_bytes()
+    huge = {"model.norm.weight": entry(shape=(1 << 40,), offsets=(0, 1 << 42))}
+    for name, content, problem in [
+        ("config.json", None, "config.json"),
+        ("config.json", b"[" * 100_000, "JSON"),
+        ("config.json", b"[]", "object"),
+        ("config.json", {"model_type": "llama"}, "model_type"),
+        ("config.json", {"hidden_size": 10**9}, "hidden_size"),
+        ("config.json", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("config.json", b" " * (1 << 20), "larger"),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "normalizer"),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "characters or bytes"),
+        ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"b": 0, "a": 1}}}, "tokenizer"),
+        ("minigpt.json", {"step": -1}, "step"),
+        ("minigpt.json", {"settings": {"model": {"n_layer": 10**12}}}, "n_layer"),
+        ("model.safetensors", weights[:1000], "safetensors"),
+        ("model.safetensors", safetensors(huge), "safetensors"),
+        ("model.safetensors", weights + b"x" * (3 << 20), "larger"),
+    ]:
+        change(name, content)
+        refused(problem)
+    change("model.safetensors", None)
+    Path("bad/model.safetensors").symlink_to(Path("good/model.safetensors").absolute())
+    refused("link")
