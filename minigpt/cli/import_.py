@@ -67,5 +67,5 @@ def _finish(found: "Found", scan: "Scan | None", text: str | None, encoding: str
     from minigpt.interop.imported import create_run
 
     run = as_argument(create_run(found, scan, text, encoding, name, stem))
-    notice(f"imported {found.origin} as run {escape(run)}", f"  sample:  minigpt sample {run}")
+    notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
     notice(f"  measure: minigpt eval {run}{'' if scan else ' TEXT'}", f"  train:   minigpt train TEXT --from {run}")
