@@ -1,14 +1,20 @@
-"""Sampling with NumPy, compared with transformers if it is installed."""
+"""Sampling with NumPy, compared with transformers, llama.cpp and ONNX Runtime, where they are installed.
+
+All sides continue a prompt of one token on the CPU, in float32, and sample with the same temperature and no filter. All
+may use as many threads as torch does. Set OMP_NUM_THREADS to change that.
+"""
 
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
+from io import StringIO
+from itertools import count, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +24,15 @@ from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes
-from minigpt.errors import ConfigError
+from minigpt.errors import ConfigError, UserError
+from minigpt.interop import gguf, onnx
 from minigpt.model.memory import peak_memory
 from minigpt.sampling.generate import generate_ids
-from minigpt.sampling.load import build_engine, load_engine
+from minigpt.sampling.load import load_engine
 from minigpt.seeds import mix_seed
-from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.metadata import Environment, Metadata, TrainState
+from minigpt.text.tokenizer import CharTokenizer
 
 Ints = NDArray[np.int64]
 
@@ -41,6 +50,12 @@ DEFAULTS: ConfigSource = (
     },
 )
 """The settings of a new model. Its random weights do not affect the speed."""
+OTHERS = {
+    "transformers": ("transformers", "build_transformers"),
+    "llama.cpp": ("llama_cpp", "build_llama"),
+    "ONNX Runtime": ("onnxruntime", "build_onnx"),
+}
+"""The package and the function for each other side."""
 
 
 def run(
@@ -56,41 +71,50 @@ def run(
         if trained or not key.startswith("model."):
             allowed = "" if trained else "; use model.*"
             raise ConfigError(f"{key} has no effect on this benchmark{allowed}")
-    config, vocab_size = resolve(DEFAULTS, overrides).config, VOCABULARY
-    loaded = load_checkpoint(trained) if trained else None
-    if loaded:
-        config, vocab_size = config.model_copy(update={"model": loaded.config.model}), loaded.tokenizer.vocab_size
-    context = config.model.context
-    length = length or min(LENGTH, context)
-    if length > context and not config.model.is_recurrent:  # beyond the context, the sides would use different windows
-        raise ConfigError(f"a length of {length} exceeds the context of {context} (model.context)")
-    common = (config, length, num_samples)
+    checkpoint = load_checkpoint(trained) if trained else new_checkpoint(resolve(DEFAULTS, overrides).config)
+    model = checkpoint.config.model
+    length = length or min(LENGTH, model.context)
+    if length > model.context and not model.is_recurrent:  # beyond the context, the sides would use different windows
+        raise ConfigError(f"a length of {length} exceeds the context of {model.context} (model.context)")
+    common = (checkpoint, length, num_samples)
     with ExitStack() as stack:
-        ours = start_side("minigpt", f"{__name__}.build_minigpt", *common, loaded and loaded.path, log=log)
-        sides = [stack.enter_context(ours)]
-        if config.model.is_recurrent:
-            log(f"transformers has no {config.model.family}, so the comparison does not include it")
-        elif find_spec("transformers"):
-            theirs = start_side("transformers", f"{__name__}.build_transformers", *common, vocab_size, log=log)
-            sides.append(stack.enter_context(theirs))
-        else:
-            log("transformers is not installed, so the comparison does not include it")
-        shape = f"{config.model.n_layer}/{config.model.n_head}/{config.model.n_embd}, {config.model.family}"
+        sides = [stack.enter_context(start_side("minigpt", f"{__name__}.build_minigpt", *common, log=log))]
+        if model.is_recurrent:
+            log(f"the other programs have no {model.family}, so there is no comparison")
+        for name, (package, build) in {} if model.is_recurrent else OTHERS.items():
+            try:
+                if not find_spec(package):
+                    raise UserError(f"{name} is not installed")
+                sides.append(stack.enter_context(start_side(name, f"{__name__}.{build}", *common, log=log)))
+            except UserError as error:
+                log(f"{error}, so the comparison does not include {name}")
+        shape = f"{model.n_layer}/{model.n_head}/{model.n_embd}, {model.family}"
         what = f"{shape}, {num_samples} x {length} characters"
         comparison = measure_interleaved(sides, rounds, "characters_per_second", what=what)
-        settings = {"run": trained, "model": config.model.model_dump(), "length": length, "num_samples": num_samples}
+        settings = {"run": trained, "model": model.model_dump(), "length": length, "num_samples": num_samples}
         return report("sample", settings, [comparison], "cpu")
 
 
-def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path | None, log: Log) -> Workload:
-    """Build the side that samples as `minigpt sample` does, from the checkpoint at `path` or with random weights."""
-    if path:
-        engine = load_engine(load_checkpoint(path))
-    else:
-        rng = np.random.default_rng(mix_seed(config.train.seed, "weights"))
-        shapes = parameter_shapes(config.model, VOCABULARY)
-        weights = {name: rng.normal(0, 0.02, shape).astype("f4") for name, shape in shapes.items()}
-        engine = build_engine(config.model, weights)
+def new_checkpoint(config: RunConfig) -> Checkpoint:
+    """Return a model with random weights."""
+    rng = np.random.default_rng(mix_seed(config.train.seed, "weights"))
+    shapes = parameter_shapes(config.model, VOCABULARY)
+    weights = {name: rng.normal(0, 0.02, shape).astype("f4") for name, shape in shapes.items()}
+    tokenizer = CharTokenizer(map(chr, range(32, 32 + VOCABULARY)))
+    metadata = Metadata(
+        corpus="",
+        fingerprint="",
+        vocab_size=VOCABULARY,
+        parameters=sum(array.size for array in weights.values()),
+        runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
+        state=TrainState(),
+    )
+    return Checkpoint(config, tokenizer, metadata, weights, Path())
+
+
+def build_minigpt(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) -> Workload:
+    """Build the side that samples as `minigpt sample` does."""
+    engine = load_engine(checkpoint)
     prompt = np.zeros(1, dtype=np.int64)
 
     def sample(length: int, seed: int) -> Ints:
@@ -100,17 +124,17 @@ def build_minigpt(config: RunConfig, length: int, num_samples: int, path: Path |
     return _measurement(sample, length), {"about": f"NumPy {np.__version__}, float32, with its KV cache"}
 
 
-def build_transformers(config: RunConfig, length: int, num_samples: int, vocab_size: int, log: Log) -> Workload:
+def build_transformers(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) -> Workload:
     """Build the side that samples from a GPT-2 of the same shape in transformers, with its KV cache."""
     import torch
 
     warnings.simplefilter("ignore")
     transformers = import_module("transformers")
     transformers.logging.set_verbosity_error()
-    shape = config.model
+    shape = checkpoint.config.model
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=vocab_size,
+            vocab_size=checkpoint.tokenizer.vocab_size,
             n_positions=shape.context,
             n_layer=shape.n_layer,
             n_head=shape.n_head,
@@ -137,6 +161,64 @@ def build_transformers(config: RunConfig, length: int, num_samples: int, vocab_s
         return sampled
 
     about = f"transformers {transformers.__version__}, GPT-2 of this shape, float32, with its KV cache"
+    return _measurement(sample, length), {"about": about}
+
+
+def build_llama(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) -> Workload:
+    """Build the side that samples from the model's export to GGUF with llama-cpp-python, with its KV cache.
+
+    Raises:
+        NoCounterpartError: llama.cpp has no architecture for the model.
+        UserError: There is more than one sample.
+    """
+    import torch
+
+    if num_samples > 1:
+        raise UserError("llama-cpp-python generates one sample at a time")
+    llama_cpp = import_module("llama_cpp")
+    threads = torch.get_num_threads()
+    with TemporaryDirectory() as folder, redirect_stderr(StringIO()):  # it warns that it rounds the context up to 256
+        gguf.write(checkpoint, Path(folder))
+        model = llama_cpp.Llama(
+            f"{folder}/{gguf.FILE}", n_ctx=0, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False
+        )
+
+    def sample(length: int, seed: int) -> Ints:
+        model.set_seed(seed)
+        tokens = model.generate([0], top_k=0, top_p=1.0, min_p=0.0, temp=SampleConfig().temperature)
+        return np.fromiter(islice(tokens, length), np.int64, length)[None]
+
+    about = f"llama-cpp-python {llama_cpp.__version__}, the exported model, float32, with its KV cache in float16"
+    return _measurement(sample, length), {"about": about}
+
+
+def build_onnx(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) -> Workload:
+    """Build the side that samples from the model's export to ONNX as the exported sample.py does.
+
+    Raises:
+        MissingPackageError: The package onnx is not installed.
+    """
+    import torch
+
+    onnxruntime = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with TemporaryDirectory() as folder:
+        onnx.write(checkpoint, Path(folder))
+        session = onnxruntime.InferenceSession(f"{folder}/step.onnx", options, providers=["CPUExecutionProvider"])
+    layers, two, _, heads, context, size = session.get_inputs()[2].shape
+
+    def sample(length: int, seed: int) -> Ints:
+        rng = np.random.default_rng(seed)
+        cache = np.zeros((layers, two, num_samples, heads, context, size), np.float32)
+        ids = np.zeros((num_samples, length + 1), dtype=np.int64)
+        for position in range(length):
+            feed = {"ids": ids[:, position], "position": np.array(position), "cache": cache}
+            logits, cache = session.run(None, feed)
+            ids[:, position + 1] = (logits + SampleConfig().temperature * rng.gumbel(size=logits.shape)).argmax(1)
+        return ids[:, 1:]
+
+    about = f"ONNX Runtime {onnxruntime.__version__}, the exported step, float32; each call copies its whole KV cache"
     return _measurement(sample, length), {"about": about}
 
 

@@ -51,7 +51,7 @@ def bench_sample(
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare sampling with the transformers library, if it is installed."""
+    """Compare sampling with transformers, llama.cpp and ONNX Runtime, where they are installed."""
     from minigpt.bench import sample
 
     _print_report(sample.run(run, set_ or [], num_samples, length, rounds, notice), as_json)

@@ -1,8 +1,10 @@
 """`minigpt export` and `minigpt import`."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from command_line import VERSE, Cli
 from exports import made, nanogpt_file
 
@@ -42,3 +44,16 @@ def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> N
 def test_every_format_is_an_option() -> None:
     option = export.__annotations__["to"]
     assert set(get_args(get_args(option)[0])) == set(FORMATS)
+
+
+@pytest.mark.parametrize(("to", "package"), [("gguf", "llama_cpp"), ("onnx", "onnxruntime")])
+def test_an_export_prints_how_well_the_other_program_agrees(cli: Cli, run: Path, to: str, package: str) -> None:
+    pytest.importorskip("gguf" if to == "gguf" else "onnx")
+    done = cli("export", "--to", to, "out")
+    assert done.code == 0
+    assert f"wrote out from {run}" in done.err
+    if find_spec(package):
+        assert "greedy text          equal" in done.out
+        assert float(done.out.split("largest difference   ")[1].split(",")[0]) < 0.01
+    else:
+        assert "not compared: " in done.out

@@ -2,17 +2,21 @@
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from exports import made
 from typer.testing import CliRunner
 
 from minigpt.bench import data, sample
 from minigpt.cli.main import app
 from minigpt.config.resolve import parse_overrides, resolve
+from minigpt.config.schema import SampleConfig
 from minigpt.errors import UserError
+from minigpt.storage.checkpoint import Checkpoint
 
 SHAPE = ["-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"]
 MIXED = "Grüße, 世界 🎉\r\nthe quick brown fox\n" * 200
@@ -67,11 +71,15 @@ def test_training_computes_the_same_on_both_sides(tmp_path: Path) -> None:
     assert flops[0] == pytest.approx(flops[1])
 
 
+def untrained() -> Checkpoint:
+    """Return a small model with random weights."""
+    return sample.new_checkpoint(resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config)
+
+
 def test_each_round_of_sampling_has_its_own_seed() -> None:
-    config = resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config
     checksums = []
     for _ in range(2):
-        measure, facts = sample.build_minigpt(config, 16, 2, None, print)
+        measure, facts = sample.build_minigpt(untrained(), 16, 2, print)
         rounds = [measure() for _ in range(3)]
         assert {one["characters"] for one in rounds} == {2 * 16}
         checksums.append([one["crc32"] for one in rounds])
@@ -92,7 +100,10 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def test_a_trained_run_is_sampled_up_to_its_context(monkeypatch: pytest.MonkeyPatch, trained: str) -> None:
     monkeypatch.setattr(sample, "find_spec", lambda name: None)
-    document = found("sample", trained, "--rounds", 2, "--num-samples", 2)
+    lines: list[str] = []
+    document = sample.run(trained, [], 2, None, 2, lines.append)
+    for name in sample.OTHERS:
+        assert f"{name} is not installed, so the comparison does not include {name}" in lines
     assert document["settings"]["length"] == 16  # the context, which is shorter than 256
     (rounds,) = (side["rounds"] for side in document["comparisons"][0]["sides"].values())
     assert {one["characters"] for one in rounds} == {2 * 16}
@@ -107,12 +118,31 @@ def test_a_recurrent_network_is_sampled_beyond_its_context() -> None:
 
 def test_transformers_samples_as_many_characters_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    config = resolve(sample.DEFAULTS, parse_overrides(SHAPE[1::2])).config
     with warnings.catch_warnings():
-        measure, facts = sample.build_transformers(config, 16, 2, sample.VOCABULARY, print)
+        measure, facts = sample.build_transformers(untrained(), 16, 2, print)
         assert measure()["characters"] == 2 * 16  # up to the end of the context
     assert "GPT-2" in facts["about"]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "build", "num_samples"),
+    [("llama_cpp", sample.build_llama, 1), ("onnxruntime", sample.build_onnx, 2)],
+)
+def test_programs_that_sample_an_export_have_the_same_greedy_text(
+    package: str, build: Any, num_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.setattr(sample, "SampleConfig", partial(SampleConfig, temperature=0.0))
+    checkpoint = made(family="classic")
+    length = checkpoint.config.model.context
+    ours, theirs = (one(checkpoint, length, num_samples, print)[0]() for one in (sample.build_minigpt, build))
+    assert (theirs["characters"], theirs["crc32"]) == (length * num_samples, ours["crc32"])
+
+
+def test_llama_cpp_has_no_row_for_several_samples() -> None:
+    with pytest.raises(UserError, match="one sample at a time"):
+        sample.build_llama(untrained(), 16, 2, print)
 
 
 def test_encoding_gives_the_same_tokens_on_both_sides(tmp_path: Path) -> None:
