@@ -30,7 +30,7 @@ from minigpt.training.evaluate import evaluate
 
 WINDOWS, MAX_LENGTH = 8, 256
 """The number of windows, and the maximum number of tokens in each."""
-LINKED_WINDOWS = 48
+LINKED_WINDOWS = 32
 """The number of windows for the links of `builtin:stories`. Some windows have none."""
 MIN_CONTEXT = 4
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE = "SUPPORTED", "NOT SUPPORTED", "INCONCLUSIVE"

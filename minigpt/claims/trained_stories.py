@@ -2,7 +2,7 @@
 
 There the text shows what a head must look for: a repeated name or word, and whom a pronoun means. As in
 `trained_heads.py`, half of the windows select a head, and the other half measure it. These are the first windows with
-both kinds of links.
+links of both kinds.
 """
 
 import torch
@@ -23,29 +23,45 @@ def some_head_copies(evidence: Evidence) -> tuple[str, str]:
     if len(evidence.linked_windows) < 2:
         return TOO_SHORT
     now, then, uniform = evidence.link_scores("copy")
-    return _best_head(now, then, uniform, uniform[:, None, None].expand_as(now), "of its attention")
+    return _best_head(now, then, uniform, uniform[:, None, None].expand_as(now), "of its attention")[1:]
 
 
 def some_head_links(evidence: Evidence) -> tuple[str, str]:
-    """Look for a head that finds the name of the person that a pronoun means.
+    """Look for a head that finds the name of the person whom He, or She, means.
 
     After `He says: "I am `, the name of the boy is next. The head must attend to his earlier names there, 0.15 more
-    than uniform attention, and 0.15 more than to the girl's names.
+    than uniform attention, and 0.15 more than to the girl's names. A head that follows one of the two pronouns is
+    enough.
     """
     if not evidence.is_on_stories:
         return ELSEWHERE
     if len(evidence.linked_windows) < 2:
         return TOO_SHORT
-    now, then, uniform = evidence.link_scores("pronoun")
-    other, _, _ = evidence.link_scores("other person")
-    return _best_head(now, then, uniform, other, "of its attention on the right name", "on the other name")
+    found = []
+    for pronoun in ("he", "she"):
+        now, then, uniform = evidence.link_scores(pronoun)
+        other, _, _ = evidence.link_scores(f"not {pronoun}")
+        of = f"of its attention on the name that {pronoun.title()} means"
+        found.append(_best_head(now, then, uniform, other, of, "on the other name"))
+    return max(found)[1:]
 
 
-def _best_head(now: Tensor, then: Tensor, uniform: Tensor, rival: Tensor, of: str, on: str = "") -> tuple[str, str]:
-    """Judge the head that is furthest above its rival scores, (N, L, H) each."""
+def _best_head(
+    now: Tensor, then: Tensor, uniform: Tensor, rival: Tensor, of: str, on: str = ""
+) -> tuple[float, str, str]:
+    """Judge the head that is furthest above its rival scores, (N, L, H) each. Windows without the link are NaN.
+
+    Returns:
+        How far it is above them in the windows that select it, the verdict, and what the other windows measure.
+    """
+    occurs = uniform.isfinite()
+    now, then, uniform, rival = now[occurs], then[occurs], uniform[occurs], rival[occurs]
     half = len(now) // 2
-    layer, head = divmod(int((now - rival)[:half].mean(0).argmax()), now.size(2))
+    if half == 0:
+        return -1.0, *TOO_SHORT
+    lead = (now - rival)[:half].mean(0)
+    layer, head = divmod(int(lead.argmax()), now.size(2))
     found, before, other = (scores[half:, layer, head] for scores in (now, then, rival))
     measured = f"head {layer}.{head}: {fmt(found.mean())} {of}, " + (f"{fmt(other.mean())} {on}, " if on else "")
     measured += f"uniform {fmt(uniform[half:].mean())}, before training {fmt(before.mean())}"
-    return judge(found - torch.maximum(other, uniform[half:]) - MIN_MARGIN), measured
+    return lead.max().item(), judge(found - torch.maximum(other, uniform[half:]) - MIN_MARGIN), measured

@@ -8,25 +8,31 @@ from minigpt.text.stories import links
 
 LINKS = {
     "copy": "what followed the same character of the same invented word, earlier in the story",
-    "pronoun": "before a name, the earlier names of the person that the last pronoun means",
-    "other person": "at the same positions, the names of the other person",
+    "he": "before a name to which He leads, the earlier names of the boy",
+    "not he": "at the same positions, the names of the girl",
+    "she": "before a name to which She leads, the earlier names of the girl",
+    "not she": "at the same positions, the names of the boy",
 }
 """The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
 
 
 def has_links(text: str) -> bool:
-    """Whether each link of LINKS occurs in a text."""
-    return {link.kind for link in links(text)} == {"copy", "pronoun"}
+    """Whether a text has links of an invented word and of a pronoun."""
+    return {link.kind for link in links(text)} > {"copy"}
 
 
 def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
-    """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of LINKS."""
-    T = len(text)
+    """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of LINKS.
+
+    A score is NaN if the text has no such link.
+    """
+    T, weights = len(text), weights.double()
     masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in LINKS}
     for link in links(text):
         masks[link.kind][link.query, list(link.keys)] = True
-        masks["other person"][link.query, list(link.rivals)] = True
+        if link.rivals:
+            masks[f"not {link.kind}"][link.query, list(link.rivals)] = True
     return {
-        name: Score(attention_share(weights.double(), keys), attention_share(uniform_attention(T), keys).item())
+        name: Score(attention_share(weights, keys), attention_share(uniform_attention(T), keys).item())
         for name, keys in masks.items()
     }

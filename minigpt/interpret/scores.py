@@ -94,7 +94,7 @@ def attention_share(weights: Tensor, keys: Tensor) -> Tensor:
     """Return the share of `weights` (..., T, S) on `keys` (T, S, bool), averaged over queries that have a key."""
     queries = keys.any(-1)  # (T,)
     queries[:1] = False
-    return (weights * keys).sum(-1)[..., queries].mean(-1)
+    return (weights[..., queries, :] * keys[queries]).sum(-1).mean(-1)
 
 
 def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:

@@ -135,14 +135,14 @@ WORDS = re.compile(rf"\n+|\b(?:{'|'.join(WHO)}|[KMVWZbdfgklmnprstvz][aeiou](?:[b
 class Link:
     """A position from which a reader must look back to predict the next character."""
 
-    kind: Literal["copy", "pronoun"]
-    """`copy`: within an invented word that occurred before. `pronoun`: before the name of the person whom the last
+    kind: Literal["copy", "he", "she"]
+    """`copy`: within an invented word that occurred before. `he`, `she`: before the name of the person whom the last
     pronoun in the sentence means, as before "Jakob" in `He says: "I am Jakob`."""
     query: int
     keys: tuple[int, ...]
-    """For `copy`, the next character in the earlier words. For `pronoun`, the characters of the earlier names."""
+    """For `copy`, the next character in the earlier words. Otherwise, the characters of the person's earlier names."""
     rivals: tuple[int, ...] = ()
-    """For `pronoun`, the characters of the other person's earlier names."""
+    """After a pronoun, the characters of the other person's earlier names."""
 
 
 def links(text: str) -> Iterator[Link]:
@@ -165,5 +165,5 @@ def links(text: str) -> Iterator[Link]:
         else:
             own, other = names[who], names[BOYS if who is GIRLS else GIRLS]
             if meant is who and own and other:
-                yield Link("pronoun", first - 1, tuple(own), tuple(other))
+                yield Link("she" if who is GIRLS else "he", first - 1, tuple(own), tuple(other))
             own += range(first, found.end())
