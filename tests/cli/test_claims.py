@@ -22,7 +22,7 @@ def test_a_claim_shows_what_the_notes_say_and_what_was_measured(cli: Cli) -> Non
     assert re.search(
         r"wrong: A softmax never .* measured: largest factor .* source: minigpt/claims/\S+, notes", shown[9]
     )
-    assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/architecture.md, notes 003", shown[58])
+    assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md, notes 003", shown[58])
 
 
 def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:
