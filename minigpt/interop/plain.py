@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.shapes import parameter_shapes
 from minigpt.interop.card import WEIGHTS, facts, public_name, save_arrays
-from minigpt.interop.program import numpy_program
 from minigpt.model.load import build_model
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import from_json
@@ -88,6 +87,9 @@ def _readme(checkpoint: Checkpoint) -> str:
         if checkpoint.config.data.tokenizer == "char"
         else "Token i is the byte i of the text in UTF-8."
     )
+    engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
+    if config.is_recurrent:
+        engine, network = "minigpt/sampling/recurrent.py", "minigpt/model/recurrent.py"
     tensors = "\n".join(["| tensor | shape | meaning |", "|---|---|---|", *rows])
     return f"""# A model trained with minigpt
 
@@ -110,10 +112,8 @@ A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`.
 
 ## Compute with them
 
-This program needs NumPy and safetensors. It returns the logits of the next token at each position.
-
-```python
-{numpy_program(config, checkpoint.tokenizer.vocab_size)}```
+`{engine}` of minigpt computes the logits from these names, with NumPy alone. `{network}` does it
+with PyTorch.
 """
 
 
