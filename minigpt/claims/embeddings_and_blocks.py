@@ -125,7 +125,7 @@ DISTANCE = Experiment(
     "After a minute of training, the first of 4 layers attends {baseline/distance_without_first[1:1]} characters back "
     "on average, and the last {baseline/distance_without_first[4:4]}. In a model of 8 layers, the first attends "
     "{8 layers/distance_without_first[1:1]} characters back, and the last {8 layers/distance_without_first[8:8]}.",
-    lambda first, last, first_of_8, last_of_8: first > last and first_of_8 > last_of_8,
+    lambda first, last, first_of_8, last_of_8: first >= last and first_of_8 >= last_of_8,
 )
 OUTSIDE_LINE = Experiment(
     "depth",
@@ -184,7 +184,7 @@ CLAIMS = (
         "Deeper layers need not look further back, nor across more line borders",
         ("000",),
         notes_say="Deeper layers look further back, outside the sentence.",
-        mistake="In models of 4 and 8 layers, trained for a minute, the first layer looks further back than the last.",
+        mistake="In models of 4 and 8 layers, after a minute, the last layer looks no further back than the first.",
         trained=(DISTANCE, OUTSIDE_LINE),
     ),
 )

@@ -312,12 +312,12 @@ CLAIMS = (
     ),
     Claim(
         79,
-        "A small LSTM learns one megabyte of text at least as fast as a GPT of its size",
+        "In a minute on a CPU, a small LSTM learns Tiny Shakespeare faster than a GPT of its size",
         ("001",),
         trained=(LSTM_AGAINST_GPT,),
         notes_say="Attention replaces recurrent networks because these forget.",
-        mistake="They do forget: their gradients vanish with distance, also after training. But the next character "
-        "of a small text depends mostly on the last word.",
+        mistake="Not at this scale. They do forget: their gradients vanish with distance, also after training. But the "
+        "next character of this text depends mostly on the last 16.",
     ),
     Claim(
         81,

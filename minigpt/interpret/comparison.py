@@ -293,6 +293,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
             yield f"their validation parts differ in length ({sizes})"
     if contexts := listed(lambda run: run.settings["model.context"]):
         yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
+    if steps := listed(lambda run: f"{run.settings['train.batch_size'] * run.settings['model.context']:,} tokens"):
+        yield f"a step reads different amounts of text ({steps}), so compare the curves by time"
     if dtypes := listed(lambda run: run.metadata.runtime.dtype):
         yield f"the runs were trained in different precisions ({dtypes})"
     if machines := listed(lambda run: run.machine):

@@ -5,7 +5,7 @@ Each layer keeps one state vector per sequence and updates it with every token, 
 - `rnn`: h = tanh(W x + U h) (Elman 1990, https://doi.org/10.1207/s15516709cog1402_1)
 - `lstm`: gates decide what a second state, the cell, forgets and adds (Hochreiter and Schmidhuber 1997,
   https://doi.org/10.1162/neco.1997.9.8.1735; the forget gate is by Gers et al. 2000)
-- `gru`: two gates and no cell (Cho et al. 2014, https://arxiv.org/abs/1406.1078)
+- `gru`: two gates and no cell (Cho et al. 2014, https://arxiv.org/abs/1406.1078; in PyTorch's variant)
 
 Layers above the first add to the output of the layer below (Wu et al. 2016, https://arxiv.org/abs/1609.08144).
 PyTorch computes the layers. `sampling/recurrent.py` has the same steps in NumPy.
@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
     def init_weights(self) -> None:
         """Draw the embeddings from N(0, 1 / sqrt(C)). The layers keep PyTorch's initial weights.
 
-        The forget gates of an LSTM start nearly open (Jozefowicz et al. 2015,
+        The forget gates of an LSTM start more open than closed (Jozefowicz et al. 2015,
         https://proceedings.mlr.press/v37/jozefowicz15.html).
         """
         C = self.config.n_embd

@@ -93,6 +93,7 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
     ])  # fmt: skip
     notes = "\n".join(found.notes)
     assert "contexts differ (16: a, short; 8: b)" in notes
+    assert re.search(r"different amounts of text \([\d,]+ tokens: a, short; [\d,]+ tokens: b\)", notes)
     assert "different precisions (float32: a, short; bfloat16: b)" in notes
     assert "cpu, 4 threads, Z80: b" in notes
     assert "no loss by position for short" in notes
