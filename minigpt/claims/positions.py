@@ -1,7 +1,8 @@
 """Positions: how a transformer knows the order of its tokens.
 
-Attention is a weighted sum, and a sum does not depend on the order of its terms. So the model adds a vector for
-the position of each token to its embedding. The first transformer used sines and cosines of many wavelengths:
+Attention is a weighted sum, and a sum does not depend on the order of its terms. So the model needs
+the position of each token. It adds a vector for it to the embedding, or it rotates queries and keys (RoPE). The first
+transformer added sines and cosines of many wavelengths:
 
     PE(p, 2i) = sin(p / 10000^(2i/d)),    PE(p, 2i+1) = cos(p / 10000^(2i/d))      (Vaswani et al. 2017, section 3.5)
 
