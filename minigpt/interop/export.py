@@ -95,6 +95,7 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
             FORMATS[to].write(checkpoint, building)
             document = {"format": to, **about(checkpoint), "sha256": _hashes(building)}
             (building / ABOUT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
+            _check_free(folder, force)  # someone may have made it meanwhile
     except OSError as error:
         raise UserError(f"cannot write {escape(folder)}: {reason(error)}") from error
 
@@ -130,6 +131,8 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
 
 def _check_free(folder: Path, force: bool) -> None:
     """Raise UserError if `folder` may not be created or replaced."""
+    if any("\udc80" <= char <= "\udcff" for char in str(folder)):  # bytes that are not UTF-8
+        raise UserError(f"cannot write {escape(folder)}: its name is not valid UTF-8")
     if run := containing_run(folder / METADATA):
         raise UserError(f"cannot write {escape(folder)}: it belongs to run {escape(run.name)}")
     if not os.path.lexists(folder):
@@ -142,7 +145,8 @@ def _check_free(folder: Path, force: bool) -> None:
         return
     written = _written(folder)
     for path in sorted(folder.iterdir()):
-        if path.name != ABOUT and written.get(path.name) != _hash(path):
+        found = _hash(path)
+        if not written or not found or (path.name != ABOUT and written.get(path.name) != found):
             whose = "is not part of the export there, or has changed since"
             raise FolderNotEmptyError(f"{escape(folder)} is not empty: {escape(path.name)} {whose}")
     if not force:

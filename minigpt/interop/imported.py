@@ -39,7 +39,7 @@ class About(BaseModel):
     @property
     def config(self) -> RunConfig:
         """All settings. The text is named as the training run named it, without its folder."""
-        values = dotted(self.settings, ABOUT) | {"data.source": [self.corpus or "unknown"]}
+        values = dotted(self.settings, ABOUT) | {"data.source": [self.corpus or "unknown"], "data.val_source": []}
         return resolve((ABOUT, values)).config
 
 
@@ -52,7 +52,7 @@ def read_about(folder: Path) -> About | None:
         return About.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        problem = ": ".join([*(".".join(map(str, first["loc"])),) * bool(first["loc"]), first["msg"]])
         raise UserError(f"{escape(folder / ABOUT)} is not valid: {escape(problem)}") from error
 
 

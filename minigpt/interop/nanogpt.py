@@ -4,6 +4,7 @@ nanoGPT keeps the vocabulary in a pickle, which minigpt never opens. The text ha
 sorted.
 """
 
+import pickletools
 import re
 import zipfile
 from dataclasses import replace
@@ -20,6 +21,16 @@ from minigpt.interop.imported import Found
 from minigpt.text.corpus import Scan
 from minigpt.text.tokenizer import CharTokenizer
 
+GLOBALS = {
+    "collections OrderedDict",
+    "torch BFloat16Storage",
+    "torch FloatStorage",
+    "torch HalfStorage",
+    "torch._utils _rebuild_tensor_v2",
+}
+"""What the file may name. torch allows more, some of which takes any amount of memory or time."""
+PICKLE_LIMIT = 4 << 20
+"""The maximum size of the part that is not tensors, in bytes. A model of GPT-2's size needs a tenth of it."""
 COMPILED = "_orig_mod."
 """The prefix that torch.compile gives to the names of tensors."""
 ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "context", "bias": "bias"}
@@ -35,17 +46,14 @@ def read(path: Path, text: Scan) -> Found:
     Raises:
         UserError: The file is not a checkpoint of nanoGPT, its vocabulary is not that of the text, or it is damaged.
     """
-    stored = _load(path)
+    stored, damaged = _load(path), f"{escape(path)} is not a checkpoint of nanoGPT:"
     match stored:
-        case {"model": dict(tensors), "model_args": dict(arguments)} if all(
-            isinstance(tensor, torch.Tensor) and tensor.is_floating_point() for tensor in tensors.values()
-        ):
+        case {"model": dict(tensors), "model_args": dict(arguments)} if all(map(_is_tensor, tensors.items())):
             pass
         case _:
-            raise UserError(f"{escape(path)} is not a checkpoint of nanoGPT: it lacks 'model' or 'model_args'")
-    absent = [key for key in (*ARGUMENTS, "vocab_size") if key not in arguments]
-    if absent:
-        raise UserError(f"{escape(path)} is not a checkpoint of nanoGPT: its model_args lack {', '.join(absent)}")
+            raise UserError(f"{damaged} its 'model' has no tensors, or its 'model_args' no values")
+    if wrong := [key for key in (*ARGUMENTS, "vocab_size") if not isinstance(arguments.get(key), int)]:
+        raise UserError(f"{damaged} its model_args lack {', '.join(wrong)}")
     values = {f"model.{ours}": arguments[theirs] for theirs, ours in ARGUMENTS.items()}
     classic = {"model.family": "classic", "model.activation": "gelu_exact"}
     model = resolve((path.name, {**classic, **values})).config.model
@@ -66,6 +74,17 @@ def read(path: Path, text: Scan) -> Found:
     return Found(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
 
 
+def _is_tensor(item: tuple[Any, Any]) -> bool:
+    """Return whether a name and a value are those of a tensor that is as large as its part of the file."""
+    name, tensor = item
+    return (
+        isinstance(name, str)
+        and isinstance(tensor, torch.Tensor)
+        and tensor.is_floating_point()
+        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    )
+
+
 def _load(path: Path) -> Any:
     """Return the content of a file of torch.save: tensors and plain values. Nothing else can be in it."""
     try:
@@ -76,18 +95,24 @@ def _load(path: Path) -> Any:
                     raise UserError(f"{escape(path)} is compressed, which torch.save never does")
                 if size > path.stat().st_size:
                     raise UserError(f"{escape(path)} says that it is larger than it is")
+                (values,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
+                if values.file_size > PICKLE_LIMIT:
+                    raise UserError(f"{escape(path)} has {values.file_size:,} bytes besides its tensors")
+                for opcode, argument, _ in pickletools.genops(archive.read(values)):
+                    if opcode.name == "GLOBAL" and argument not in GLOBALS:
+                        raise UserError(f"{escape(path)} names {escape(argument)[:80]}, which nanoGPT does not save")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251 - it runs no code
     except UserError:
         raise
     except Exception as error:  # torch raises many types for damaged files
         problem = "is not a file of torch.save with nothing but tensors and plain values"
-        raise UserError(f"{escape(path)} {problem}; minigpt runs no code from files") from error
+        raise UserError(f"{escape(path)} {problem}; no code from it runs") from error
 
 
 def _step(stored: dict[str, Any]) -> int:
     step = stored.get("iter_num")
-    return step if isinstance(step, int) and 0 < step < 10**12 else 0
+    return step if type(step) is int and 0 < step < 10**12 else 0
 
 
 def _batch_size(stored: dict[str, Any]) -> int | None:

@@ -38,9 +38,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-prompt, length, temperature, *_ = *sys.argv[1:], *("\\n", "200", "0.8")[len(sys.argv) - 1 :]
 folder = Path(__file__).resolve().parent
 chars = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("chars")  # none: tokens are bytes
+defaults = (chars[0] if chars else "\\n", "200", "0.8")
+prompt, length, temperature, *_ = *sys.argv[1:], *defaults[len(sys.argv) - 1 :]
+if chars and (unknown := {*prompt} - {*chars}):
+    sys.exit(f"not in the vocabulary: {unknown}")
 session = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])
 layers, two, _, heads, context, size = session.get_inputs()[2].shape
 cache = np.zeros((layers, two, 1, heads, context, size), np.float32)  # keys and values of one text
@@ -257,4 +260,4 @@ def load(folder: Path) -> Callable[[Sequence[int]], Array]:
 
 def usage(folder: Path) -> str:
     """Return the lines to paste that continue a text with NumPy and ONNX Runtime alone."""
-    return f"pip install numpy onnxruntime\npython {shlex.quote(str(folder / 'sample.py'))} 'Once' 200"
+    return f"pip install numpy onnxruntime\npython {shlex.quote(str(folder / 'sample.py'))}"

@@ -223,8 +223,11 @@ def test_the_numbers_on_the_page_are_the_records(example: Any) -> None:
     assert longer["steps"] == 2 * runs_of("LSTM")[0]["steps"]
     assert "get at least 99% right" in text
     assert all(run["accuracy"]["16"] >= 0.99 for name in NAMES[1:] for run in runs_of(name))
+    at_20 = (share(name, 20) for name in ("transformer", "LSTM", "LSTM with attention"))
     assert (
-        f"the transformer gets {share('transformer', 20)} right. The LSTM without attention gets {share('LSTM', 20)}."
+        "At 20 letters, it gets {} right. The LSTM without attention gets {}, and the one with attention {}.".format(
+            *at_20
+        )
         in text
     )
     for verb, accuracies in (("copies", copied["accuracy"]), ("reverses", first)):

@@ -84,7 +84,9 @@ def run(command: str) -> None:
         run_name = words[words.index("--resume") + 1]
         words += ["-s", f"train.steps={(newest_step(find_run(run_name)) or 0) + 2}"]
     elif words[0] == "train":
-        words += [] if "model.family=lstm" in words else ["-s", "model.n_head=2"]  # a recurrent network has no heads
+        words += (
+            [] if any("lstm" in word for word in words) else ["-s", "model.n_head=2"]
+        )  # a recurrent network has no heads
         words += [*SHORT, "-s", "data.source=my.txt"] if "--config" in words or "-c" in words else SHORT
         words += [] if "=0.01" in " ".join(words) else ["-s", "train.steps=2"]
     result = CliRunner().invoke(app, words, input=TEXT)

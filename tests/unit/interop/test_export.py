@@ -10,7 +10,9 @@ from small_models import FAMILY_NAMES
 
 from minigpt.errors import FolderNotEmptyError, NoCounterpartError, UserError
 from minigpt.interop import plain
+from minigpt.interop.card import ABOUT
 from minigpt.interop.export import FORMATS, check, export
+from minigpt.storage.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,6 +64,22 @@ def test_only_an_unchanged_export_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(FolderNotEmptyError, match="mine"):
         export(made(), "hf", out, force=True)
     assert {path.name for path in out.iterdir()} >= {"mine", "config.yaml"}
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / ABOUT).write_text("{}")
+    with pytest.raises(FolderNotEmptyError, match=ABOUT):
+        export(made(), "hf", notes, force=True)
+
+
+def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(checkpoint: Checkpoint, folder: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/precious").write_text("x")
+
+    monkeypatch.setattr(plain, "write", slow)
+    with pytest.raises(FolderNotEmptyError, match="precious"):
+        export(made(), "safetensors", tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
 
 
 def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

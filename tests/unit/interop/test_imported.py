@@ -65,6 +65,13 @@ class Trap:
         return os.mkdir, ("trapped",)
 
 
+class Bomb:
+    """An object whose unpickling takes 8 GB. torch allows it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, (1 << 33,)
+
+
 def _rezip(path: Path, **options: Any) -> None:
     with zipfile.ZipFile(path) as archive:
         files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
@@ -84,11 +91,18 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
         assert not Path("trapped").exists()
 
     nanogpt_file(path, checkpoint, config=Trap())
-    refused("runs no code")
+    refused("mkdir")
+    nanogpt_file(path, checkpoint, config=Bomb())
+    refused("bytearray")
+    nanogpt_file(path, checkpoint, config="x" * (5 << 20))
+    refused("besides its tensors")
+    for tensor in (torch.ones(1).expand(20_000, 40_000), torch.ones(2, dtype=torch.int64)):
+        nanogpt_file(path, checkpoint, model={"more": tensor})
+        refused("not a|names")
     path.write_bytes(pickle.dumps(Trap()))
-    refused("runs no code")
+    refused("no code")
     torch.save({"model": Trap()}, path, _use_new_zipfile_serialization=False)
-    refused("runs no code")
+    refused("no code")
     nanogpt_file(path, checkpoint)
     whole = path.read_bytes()
     for size in (0, 100, len(whole) // 2, len(whole) - 30):
@@ -105,6 +119,7 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
         ({"vocab_size": 12}, "name the text"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 10**9}, "n_layer"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_embd": "16"}, "n_embd"),
+        ({"vocab_size": torch.ones(3)}, "vocab_size"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_embd": 90_000}, "shape"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 3}, "missing"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 1}, "no counterpart"),
