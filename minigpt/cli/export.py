@@ -20,7 +20,7 @@ def export(
     folder: Annotated[
         list[str],
         Argument(
-            help="The folder to write, after the run. Without a run: the newest.",
+            help="The run, then the folder to write. Without a run: the newest.",
             metavar="[RUN] FOLDER",
             autocompletion=complete_run,
         ),

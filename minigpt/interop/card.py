@@ -1,4 +1,4 @@
-"""What every export says of its model: settings, loss and text."""
+"""The description of the model in every export: settings, loss and text."""
 
 import re
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ print(tokenizer.decode(model.generate(**ids)[0]))
 ## Limits
 
 - The context is {context} tokens, and `generate` stops there. Past it, results differ from minigpt's:
-  minigpt drops the older half of the window and goes on.
+  minigpt drops the older half of the window and continues.
 - It imitates its text, and knows nothing else. It may repeat parts of the text word for word.
 
 ## License

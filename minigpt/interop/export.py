@@ -103,8 +103,8 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
 def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     """Compare an exported model with minigpt's own. Return None if the other program is not installed.
 
-    The logits are compared for a sampled text, and for the greedy text that minigpt continues a prompt with. Another
-    program has the same greedy text if each of these tokens is its most likely one after those before.
+    It compares the logits of a sampled text and of minigpt's greedy text. The other program's greedy text is equal if
+    it ranks each of these tokens first, given the tokens before.
     """
     try:
         other = FORMATS[to].load(folder)

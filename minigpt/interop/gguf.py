@@ -115,8 +115,8 @@ def architecture(config: ModelConfig) -> str:
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     """Add the vocabulary as llama.cpp's type "rwkv", which reads the longest token at each position.
 
-    It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp does
-    not return from a character outside the vocabulary that begins with the same byte as one in it.
+    It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp
+    hangs on an out-of-vocabulary character whose first byte also begins a character of the vocabulary.
     """
     tokens = [bytes([i]) for i in range(256)]
     if isinstance(tokenizer, CharTokenizer):

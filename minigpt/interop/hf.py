@@ -40,7 +40,7 @@ class Architecture:
     activations: Mapping[str, str]
     """The names of the activations that it supports."""
     tensors: Mapping[str, tuple[str, ...]]
-    """Its names for each layer. Queries, keys and values may be apart; their common norm may be there twice."""
+    """Its names for each layer. Queries, keys and values may be separate. Their common norm may appear twice."""
     has_bias: bool
     """Whether all linear layers and norms have biases, which are zero for models without."""
     is_transposed: bool

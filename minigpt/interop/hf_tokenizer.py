@@ -19,7 +19,7 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, CharTokenizer):
         return {
             **_EMPTY,
-            # Between any two characters is an empty match. The pattern "." would skip newlines.
+            # The empty pattern matches between any two characters. The pattern "." would skip newlines.
             "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
             "post_processor": None,
             "decoder": {"type": "Fuse"},  # otherwise, spaces would separate the characters

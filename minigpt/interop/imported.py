@@ -44,7 +44,7 @@ class About(BaseModel):
 
 
 def read_about(folder: Path) -> About | None:
-    """Return what an export says of its model, or None if another program wrote the folder. Raises UserError."""
+    """Return the description of a model in an export, or None if another program wrote it. Raises UserError."""
     if not (folder / ABOUT).exists():
         return None
     text = read_text_within(folder / ABOUT, folder, LIMITS[METADATA])

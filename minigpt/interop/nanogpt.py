@@ -75,7 +75,7 @@ def read(path: Path, text: Scan) -> Found:
 
 
 def _is_tensor(item: tuple[Any, Any]) -> bool:
-    """Return whether a name and a value are those of a tensor that is as large as its part of the file."""
+    """Return whether an item is a named floating-point tensor that fits into its storage."""
     name, tensor = item
     return (
         isinstance(name, str)
@@ -94,7 +94,7 @@ def _load(path: Path) -> Any:
                 if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                     raise UserError(f"{escape(path)} is compressed, which torch.save never does")
                 if size > path.stat().st_size:
-                    raise UserError(f"{escape(path)} says that it is larger than it is")
+                    raise UserError(f"{escape(path)} is damaged: its parts are larger than the file")
                 (values,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
                 if values.file_size > PICKLE_LIMIT:
                     raise UserError(f"{escape(path)} has {values.file_size:,} bytes besides its tensors")

@@ -85,7 +85,7 @@ def _readme(checkpoint: Checkpoint) -> str:
     ids = (
         "Token i is the character `chars[i]` in `tokenizer.json`."
         if checkpoint.config.data.tokenizer == "char"
-        else "Token i is the byte i of the text in UTF-8."
+        else "Token i is the UTF-8 byte with the value i."
     )
     engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
     if config.is_recurrent:

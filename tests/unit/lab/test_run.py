@@ -30,7 +30,7 @@ QUESTION = {
     "seeds": 2,
     "evaluations": 2,
     "variants": {
-        "large": {"train": {"batch_size": 512}},
+        "large": {"train": {"batch_size": 2048}},
         "bigrams": {"patches": {"bigram_embeddings": True}},
         "lower rate": {"optim": {"lr": 1e-4}},
     },
