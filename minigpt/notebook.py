@@ -79,9 +79,13 @@ class Attention:
     weights: NDArray[np.float32]
     """Attention weights by layer, head, query and key, (L, H, T, T). Each row sums to 1. Later keys have weight 0."""
 
-    def __repr__(self) -> str:
+    @property
+    def _size(self) -> str:
         layers, heads, T, _ = self.weights.shape
-        return f"Attention({layers} layers, {heads} heads, {T} tokens)"
+        return f"{layers} layers, {heads} heads, {T} tokens"
+
+    def __repr__(self) -> str:
+        return f"Attention({self._size})"
 
     def _repr_html_(self) -> str:
         import torch
@@ -91,9 +95,7 @@ class Attention:
         layers, heads, *_ = self.weights.shape
         image = to_png(grid_image(torch.from_numpy(self.weights), range(layers), range(heads)))
         data = base64.b64encode(image).decode("ascii")
-        about = (
-            f"{repr(self)[10:-1]}. A row of images for each layer. In each image, a row per query, a column per key."
-        )
+        about = f"{self._size}. A row of images for each layer. In each image, a row per query, a column per key."
         return f'<img alt="attention weights" src="data:image/png;base64,{data}"><p>{about}</p>'
 
 

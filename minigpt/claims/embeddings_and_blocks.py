@@ -123,8 +123,9 @@ DISTANCE = Experiment(
     "depth",
     "depth",
     "After a minute of training, the first of 4 layers attends {baseline/distance_without_first[1:1]} characters back "
-    "on average, and the last {baseline/distance_without_first[4:4]}. In a model of 8 layers, the first attends "
-    "{8 layers/distance_without_first[1:1]} characters back, and the last {8 layers/distance_without_first[8:8]}.",
+    "on average. The last attends {baseline/distance_without_first[4:4]} characters back. In a model of 8 layers, the "
+    "first attends {8 layers/distance_without_first[1:1]} characters back. The last attends "
+    "{8 layers/distance_without_first[8:8]} characters back.",
     lambda first, last, first_of_8, last_of_8: first >= last and first_of_8 >= last_of_8,
 )
 OUTSIDE_LINE = Experiment(

@@ -193,8 +193,8 @@ def one_head_reference() -> Finding:
 NUMBER_OF_HEADS = Experiment(
     "heads",
     "heads",
-    "After a minute of training at equal size and time, a model 128 wide has a loss of {1 head} with one head, "
-    "{2 heads} with two, {baseline} with four and {8 heads} with eight.",
+    "A model 128 wide trains for a minute, at equal size and time. With one head, its loss is {1 head}. With two and "
+    "four heads, it is {2 heads} and {baseline}. With eight, it is {8 heads}.",
     lambda one, two, four, eight: max(two, four) < one and max(two, four) < eight,
 )
 

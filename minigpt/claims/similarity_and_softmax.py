@@ -277,9 +277,9 @@ def shape_is_kept() -> Finding:
 UNSCALED = Experiment(
     "scale",
     "scaling",
-    "If the initial weights of queries, keys and values are ten times as large, a GPT-2 that trains for half a minute "
-    "without the scale has a loss of {unscaled, large weights}, and {large weights} with it. With the usual small "
-    "weights, the scores are small anyway: the loss is {unscaled} without the scale, and {baseline} with it.",
+    "A GPT-2 trains for half a minute. With initial weights of queries, keys and values that are ten times as large, "
+    "its loss is {unscaled, large weights} without the scale. With the scale, it is {large weights}. With the usual "
+    "small weights, the scores are small anyway. Then the loss is {unscaled} without the scale and {baseline} with it.",
     lambda unscaled_large, large, unscaled, scaled: unscaled_large > large + 0.1 and unscaled < scaled,
 )
 WITHOUT_SOFTMAX = Experiment(

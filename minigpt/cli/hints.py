@@ -125,7 +125,7 @@ def hint(error: UserError, command: str) -> str:
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):
-            return f"to install it: pip install {shell_quote(f'minigpt[{extra}]')}"
+            return f"to install it, in minigpt's folder: pip install {shell_quote(f'.[{extra}]')}"
         case FolderNotEmptyError(is_export=True):
             return "to replace it, add --force"
         case FolderNotEmptyError():

@@ -32,7 +32,7 @@ class Format(Protocol):
     """A module that writes one format."""
 
     PACKAGE: str
-    """The package that has the other program, such as "minigpt[hf]", or ""."""
+    """What pip installs to get the other program, such as "transformers", or ""."""
     PROGRAM: str
     """The other program, as messages name it."""
 
@@ -115,9 +115,10 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     length = min(config.model.context, CHECKED_TOKENS)
     prompt = checkpoint.tokenizer.encode(config.sample.prompt or "\n", "replace")[: max(1, length // 4)]
     texts, difference, largest, same_text = [prompt], 0.0, 0.0, True
+    engine = load_engine(checkpoint)
     for temperature in (1.0, 0.0) if length > len(prompt) else ():
         settings = SampleConfig(temperature=temperature, length=length - len(prompt))
-        tokens = [ids[0] for ids, _ in generate_ids(load_engine(checkpoint), prompt, settings)]
+        tokens = [ids[0] for ids, _ in generate_ids(engine, prompt, settings)]
         texts.append(np.concatenate((prompt, tokens)))
     for ids in texts:
         with torch.inference_mode():

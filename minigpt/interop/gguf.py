@@ -99,7 +99,7 @@ def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
 
 
 def architecture(config: ModelConfig) -> str:
-    """Return the name of llama.cpp's architecture for a model. Raises NoCounterpartError if there is none."""
+    """Return the name of llama.cpp's architecture for a model. Raises NoCounterpartError if none fits."""
     if config.is_recurrent:
         raise NoCounterpartError(f"llama.cpp has no counterpart of model.family={config.family}")
     wrong = {

@@ -25,7 +25,7 @@ from minigpt.interop.imported import Found, read_about
 from minigpt.storage.checkpoint import Arrays, Checkpoint, parse_arrays
 from minigpt.storage.metadata import LIMITS
 
-PACKAGE = "minigpt[hf]"
+PACKAGE = "transformers"
 PROGRAM = "transformers"
 
 

@@ -28,7 +28,7 @@ GLOBALS = {
     "torch HalfStorage",
     "torch._utils _rebuild_tensor_v2",
 }
-"""What the file may name. torch allows more, some of which takes any amount of memory or time."""
+"""The names that the file may contain. torch allows more, and some of those can take any amount of memory or time."""
 PICKLE_LIMIT = 4 << 20
 """The maximum size of the part that is not tensors, in bytes. A model of GPT-2's size needs a tenth of it."""
 COMPILED = "_orig_mod."

@@ -23,7 +23,7 @@ from minigpt.errors import MissingPackageError, NoCounterpartError
 from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
-PACKAGE = "minigpt[onnx]"
+PACKAGE = "onnxruntime"
 PROGRAM = "ONNX Runtime"
 OPSET, IR_VERSION = 20, 9
 """The first set of operators with GELU, and the version of the file format that came with it (2023)."""

@@ -99,7 +99,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingPackageError) as missing:
         gguf.write(checkpoint(ALPHABET), tmp_path)
-    assert "minigpt[gguf]" in str(error_line(missing.value, "export"))
+    assert "pip install '.[gguf]'" in str(error_line(missing.value, "export"))
 
 
 @pytest.mark.parametrize("name", MODELS)

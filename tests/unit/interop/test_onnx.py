@@ -86,4 +86,4 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingPackageError) as missing:
         onnx.write(checkpoint(TEXT), tmp_path)
-    assert "minigpt[onnx]" in str(error_line(missing.value, "export"))
+    assert "pip install '.[onnx]'" in str(error_line(missing.value, "export"))
