@@ -21,6 +21,7 @@ ALIASES = {
     "adam_beta1": "optim.beta1",
     "adam_beta2": "optim.beta2",
     "eval_steps": "train.eval_every",
+    "gradient_checkpointing": "runtime.activation_checkpointing",
     "hidden_size": "model.n_embd",
     "logging_steps": "train.log_every",
     "lr_scheduler_type": "optim.schedule",

@@ -183,9 +183,15 @@ def contradictions(config: RunConfig) -> list[str]:
         found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")
     if model.position == "sinusoidal" and model.n_embd % 2:
         found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
-    if train.micro_batch_size and train.batch_size % train.micro_batch_size:
-        micro = train.micro_batch_size
-        found.append(f"train.batch_size ({train.batch_size}) must be a multiple of train.micro_batch_size ({micro})")
+    shards, micro = train.shards, train.micro_batch_size
+    if train.batch_size % shards:
+        found.append(f"train.batch_size ({train.batch_size}) must be a multiple of train.shards ({shards})")
+    elif micro and train.batch_size // shards % train.sequences_at_once:
+        what = "train.batch_size / train.shards" if shards > 1 else "train.batch_size"
+        size = train.batch_size // shards
+        found.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({micro})")
+    if config.runtime.activation_checkpointing and model.is_recurrent:
+        found.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
     if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
         found.append("optim.warmup and optim.decay must not add up to more than 1")
     return found

@@ -149,7 +149,9 @@ class TrainConfig(Section):
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Sequences per forward pass (default: `batch_size`). Fewer need less memory but change the dropout masks."""
+    """Sequences per forward pass (default: a whole shard). Fewer need less memory but change the dropout masks."""
+    shards: int = Field(1, ge=1, le=1_000_000)
+    """Parts of each batch, with their own dropout masks. Processes divide them: with 8, 1 to 8 give the same bits."""
     seed: int = Field(1337, ge=0)
     """Seed of the run: initial weights, batches and dropout."""
     log_every: int = Field(10, ge=1)
@@ -177,8 +179,9 @@ class TrainConfig(Section):
 
     @property
     def sequences_at_once(self) -> int:
-        """Sequences per forward pass."""
-        return self.micro_batch_size or self.batch_size
+        """Sequences per forward pass: a micro-batch, or the whole shard if that is smaller."""
+        shard = self.batch_size // self.shards
+        return min(self.micro_batch_size or shard, shard)
 
 
 class SampleConfig(Section):
@@ -221,7 +224,15 @@ class RuntimeConfig(Section):
     kernels: Literal["auto", "torch", "cpu"] = "auto"
     """`torch`: PyTorch operations. `cpu`: faster CPU kernels that round dropout probabilities to multiples of 1/256."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
-    """Number of CPU threads."""
+    """Number of CPU threads of each process."""
+    activation_checkpointing: bool = False
+    """Recompute the activations of each block in the backward pass: less memory, more time, the same bits."""
+    parallel: Literal["auto", "data", "fsdp"] = "auto"
+    """`data`: each process has a copy of the model. `fsdp`: each has a part. `auto`: `fsdp` if a copy does not fit."""
+    exact: bool = True
+    """Several processes give the bits of one process. `false`: plain all-reduce, which is faster with many of them."""
+    timeout: float = Field(600.0, gt=0, le=1_000_000)
+    """Seconds to wait for another process before training ends."""
 
 
 class RunConfig(Section):

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import hidden_width
@@ -131,6 +132,8 @@ class GPT(nn.Module):
 
     positions: Tensor | None
     cos_sin: Tensor | None
+    checkpoints_activations = False
+    """Recompute each block in the backward pass instead of keeping its activations (Chen et al. 2016)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -174,7 +177,10 @@ class GPT(nn.Module):
         x = self.dropout(self.embed(ids))  # (B, T, C)
         cos_sin = None if self.cos_sin is None else self.cos_sin[:, :T]  # (2, T, D / 2)
         for block in self.blocks:
-            x = block(x, cos_sin)
+            if self.checkpoints_activations and self.training:
+                x = checkpoint(block, x, cos_sin, use_reentrant=False)
+            else:
+                x = block(x, cos_sin)
         return self.unembed(x)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
-from minigpt.model.gpt import eval_mode, use_kernels
+from minigpt.model.gpt import GPT, eval_mode, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
 from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
@@ -141,6 +141,8 @@ class Training:
         configure_torch(self.runtime)
         self.model.to(self.runtime.device)
         use_kernels(self.model, self.runtime.model_kernels)
+        if isinstance(self.model, GPT):
+            self.model.checkpoints_activations = config.runtime.activation_checkpointing
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
