@@ -118,6 +118,14 @@ class DivergedError(TrainingError):
     """A run whose loss or gradient is not finite."""
 
 
+class LostProcessError(TrainingError):
+    """Another process of the run has ended or hangs."""
+
+
+class OtherProcessError(UserError):
+    """Another process of the run has failed. It prints the problem."""
+
+
 class DeviceError(UserError):
     """A device that is not available."""
 

@@ -24,6 +24,7 @@ from minigpt.errors import (
     NoAttentionError,
     NoCounterpartError,
     NoOptimizerError,
+    OtherProcessError,
     RunExistsError,
     RunFinishedError,
     RunNotFoundError,
@@ -45,6 +46,10 @@ def error_line(error: Exception, command: str) -> str | None:
     match error:
         case TyperException():
             return _usage_line(error)
+        case OtherProcessError():  # which prints the line
+            return ""
+        case DivergedError() | RunFinishedError() if _rank():  # every process raises it
+            return ""
         case UserError():
             problem = f"{escape(error)}; {hint(error, command)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
@@ -59,7 +64,13 @@ def error_line(error: Exception, command: str) -> str | None:
             problem = "out of memory; everything saved so far is intact"
         case _:
             return None
-    return f"minigpt: {problem}"
+    return f"minigpt: {f'process {rank}: ' if (rank := _rank()) else ''}{problem}"
+
+
+def _rank() -> int:
+    """Return the number of this process among those that torchrun started. Process 0 is the main one."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
 
 
 def _usage_line(error: TyperException) -> str:

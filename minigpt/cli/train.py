@@ -1,5 +1,6 @@
 """`minigpt train`."""
 
+import os
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Probe
     from minigpt.training.outcome import Outcome
+    from minigpt.training.parallel import Processes
     from minigpt.training.setup import PreparedRun
 
 
@@ -45,6 +47,10 @@ def train(
         Literal["error", "skip"] | None,
         Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
     ] = None,
+    processes: Annotated[
+        int | None,
+        Option(min=1, help="Train in this many processes on this machine, as torchrun does.", metavar="N"),
+    ] = None,
     resume: Annotated[
         str | None,
         Option(
@@ -64,50 +70,104 @@ def train(
       minigpt train --config shakespeare-cpu --set train.steps=500
       minigpt train other.txt --from mine
       minigpt train --resume mine
+      minigpt train my.txt --processes 4
 
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
-    from minigpt.storage import runs
-    from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.training.setup import prepare_resume, prepare_run
+    config_name = only_config(config)
+    if processes and processes > 1 and not os.environ.get("WORLD_SIZE"):
+        from minigpt.cli.launch import launch
 
-    is_auto = resume == "auto"
-    if is_auto:
+        raise typer.Exit(launch(processes))
+    from minigpt.training.parallel import join
+
+    with join() as joined:
+        joined.together(lambda: _check(text, config, name, from_, unknown, resume))
+        if processes not in (None, joined.size):
+            notice(f"torchrun has started {joined.size} processes; ignoring --processes {processes}")
+        is_auto = resume == "auto"
+        if is_auto:
+            resume = joined.share(name if is_run(RUNS / str(name)) else None)
+        if resume is not None:
+            code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_), is_auto)
+        else:
+            assignments = [*(set_ or []), *([f"data.unknown={unknown}"] if unknown else [])]
+            code = _start(joined, text or [], config_name, assignments, name, from_)
+    raise typer.Exit(code)
+
+
+def _check(
+    text: list[str] | None,
+    config: list[str] | None,
+    name: str | None,
+    from_: str | None,
+    unknown: str | None,
+    resume: str | None,
+) -> None:
+    """Raise UserError if the arguments contradict each other."""
+    if resume == "auto":
         if name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
-        resume = name if is_run(RUNS / name) else None
-        if resume is not None and (text or config or from_):
-            notice(f"resuming {as_argument(RUNS / name)} with its own text and settings")
     elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
-    if resume is not None:
-        run = runs.find_run(resume)
-        with runs.lock(run) as in_place:
-            try:
-                _train(run, in_place, prepare_resume(run, set_ or []))
-            except RunFinishedError as error:
-                if not is_auto:
-                    raise
+    if unknown and from_ is None:
+        raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
+    if from_ is not None and not (text or config):
+        raise UserError("--from needs a text to train on: minigpt train TEXT --from RUN")
+
+
+def _resume(processes: "Processes", resume: str, assignments: list[str], has_own: bool, is_auto: bool) -> int:
+    from minigpt.storage import runs
+    from minigpt.training.setup import prepare_resume
+
+    run = processes.together(lambda: runs.find_run(resume))
+    if has_own and processes.is_main:
+        notice(f"resuming {as_argument(run)} with its own text and settings")
+    with processes.on_main(lambda: runs.lock(run)) as in_place:
+        try:
+            prepared = processes.together(lambda: prepare_resume(run, assignments, processes.size))
+            return _train(run, in_place or (lambda: True), prepared, processes)
+        except RunFinishedError as error:
+            if not is_auto:
+                raise
+            if processes.is_main:
                 notice(error.problem)
-    else:
+            return 0
+
+
+def _start(
+    processes: "Processes",
+    text: list[str],
+    config: str | None,
+    assignments: list[str],
+    name: str | None,
+    from_: str | None,
+) -> int:
+    from minigpt.storage import runs
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.training.setup import prepare_run
+
+    def prepare() -> "PreparedRun":
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
-        if unknown and from_ is None:
-            raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
-        if from_ is not None and not (text or config):
-            raise UserError("--from needs a text to train on: minigpt train TEXT --from RUN")
         start = load_checkpoint(from_) if from_ is not None else None
-        assignments = [*(set_ or []), *([f"data.unknown={unknown}"] if unknown else [])]
-        prepared = prepare_run(text or [], only_config(config), assignments, start)
-        with runs.new_run(name, prepared.stem) as (run, in_place):
-            _train(run, in_place, prepared)
+        return prepare_run(text, config, assignments, start, processes.size)
+
+    prepared = processes.together(prepare)
+    with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as new:
+        run, in_place = new or (Path(), lambda: True)
+        return _train(processes.share(run), in_place, prepared, processes)
 
 
-def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
+def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun", processes: "Processes") -> int:
+    """Train, and return the exit code: 0, or that of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
 
     config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
+    if not processes.is_main:
+        outcome = train(config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
+        return 128 + outcome.signal if outcome.signal else 0
     notice(*prepared.notices)
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
     if start := prepared.start:
@@ -122,14 +182,14 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun") -> None:
     try:
         outcome = train(
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            in_place=in_place,
+            in_place=in_place, processes=processes,
         )  # fmt: skip
     except KeyboardInterrupt:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
-    _report(run, outcome, has_attention=not config.model.is_recurrent)
+    return _report(run, outcome, has_attention=not config.model.is_recurrent)
 
 
 def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
@@ -160,14 +220,14 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, outcome: "Outcome", has_attention: bool) -> None:
-    """Print how the run ended and what to type next. If a signal stopped it, exit with that signal's code."""
+def _report(run: Path, outcome: "Outcome", has_attention: bool) -> int:
+    """Print how the run ended and what to type next. Return the exit code."""
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
         _suggest(resume=resume_command(run), sample=f"minigpt sample {name}")
-        raise typer.Exit(128 + outcome.signal)
+        return 128 + outcome.signal
     ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
@@ -181,6 +241,7 @@ def _report(run: Path, outcome: "Outcome", has_attention: bool) -> None:
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         longer=resume_command(run, outcome.resume_settings),
     )
+    return 0
 
 
 def _suggest(**commands: str) -> None:

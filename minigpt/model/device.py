@@ -91,7 +91,7 @@ def choose_runtime(
     """
     device = pick_device(config.device, saved)
     kind = torch.device(device).type
-    kept = saved if saved and saved.device == device else None
+    kept = saved if saved and torch.device(saved.device).type == kind else None
     threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * (os.cpu_count() or 1) else torch.get_num_threads()
@@ -108,17 +108,23 @@ def choose_runtime(
     return replace(runtime, compile=compile is True)
 
 
-def pick_device(wanted: str, saved: Environment | None = None) -> str:
+def pick_device(wanted: str, saved: Environment | None = None, local_rank: int = 0) -> str:
     """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU.
+
+    Each of several processes on a machine (`local_rank`) has a GPU of its own.
 
     Raises:
         DeviceError: The device is not available.
     """
     devices = available_devices()
     if wanted == "auto":
-        return saved.device if saved and saved.device in devices else devices[0]
-    device = "cuda:0" if wanted == "cuda" else wanted
+        device = saved.device if saved and saved.device in devices else devices[0]
+    else:
+        device = "cuda:0" if wanted == "cuda" else wanted
+    if local_rank and device.startswith("cuda"):
+        device = f"cuda:{local_rank}"
     if device not in devices:
+        wanted = device if local_rank else wanted
         raise DeviceError(f"runtime.device={wanted} is not available; PyTorch finds {', '.join(devices)}")
     return device
 

@@ -14,11 +14,13 @@ from minigpt.seeds import mix_seed, permute
 from minigpt.text.tokenizer import Ids
 
 
-def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and targets (B, T) of a training step. They depend only on the arguments.
+def batch_at(
+    tokens: Ids, context: int, batch_size: int, seed: int, step: int, part: slice = slice(None)
+) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets (B, T) of a training step, or part of its sequences.
 
     An epoch cuts `tokens` into adjacent windows of T tokens and visits each window once, in random order.
-    Each epoch has a different order and offset, and skips at most 2 T tokens.
+    Each epoch has a different order and offset, and skips at most 2 T tokens. So a batch depends only on the arguments.
 
     Args:
         tokens: The training tokens, (N,), with N > context.
@@ -26,6 +28,7 @@ def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -
         batch_size: Sequences per batch, B.
         seed: Seed of the run.
         step: Number of training steps before this one.
+        part: The sequences to return, out of B.
     """
     # Use one window fewer than would fit, to leave room for a random offset.
     windows = max(1, (len(tokens) - 1) // context - 1)
@@ -38,7 +41,7 @@ def batch_at(tokens: Ids, context: int, batch_size: int, seed: int, step: int) -
         offset = generator.integers(len(tokens) - windows * context)
         order_seed = mix_seed(seed, "order", int(epoch))
         starts[in_epoch] = offset + context * permute(indices[in_epoch], windows, order_seed)
-    ids = tokens[starts[:, None] + np.arange(context + 1)]  # (B, T + 1)
+    ids = tokens[starts[part, None] + np.arange(context + 1)]  # (B, T + 1)
     sequences = torch.from_numpy(ids.astype(np.int64))
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.text.batches import evaluation_windows
 from minigpt.text.tokenizer import Ids, Tokenizer
+from minigpt.training.parallel import ONE, Processes
 
 MAX_TOKENS = {"cpu": 4_096, "cuda": 16_384, "mps": 16_384}
 """Tokens per batch, by device type. On a CPU, larger batches leave its cache and take 1.2 to 1.9 times as long."""
@@ -48,11 +49,14 @@ def evaluate(
     by_position: bool = False,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Callable[[int], object] = lambda tokens: None,
+    processes: Processes = ONE,
 ) -> EvalResult:
     """Score every token but the first once, given the tokens before it in its window, without dropout.
 
     Windows start `stride` tokens apart, by default a full context. With a smaller stride, each token has at least
     `context - stride` tokens before it, which usually lowers the loss. `progress` receives the tokens of each batch.
+
+    Several `processes` share the batches. Each returns the result of one process, bit for bit.
 
     With `by_position`, the same pass measures the loss at each position. It leaves out the last window if it is
     shorter than the context, so that each position has the same number of tokens.
@@ -71,18 +75,26 @@ def evaluate(
         raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")
     device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
     batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
-    total, position_sums, full = 0.0, torch.zeros(context, dtype=torch.float64), 0
+    sums = list[float]()
+    position_sums, full = torch.zeros(context, dtype=torch.float64), 0
+    windows = evaluation_windows(tokens, context, stride, batch_size)
     with eval_mode(model):
-        for x, y, new in evaluation_windows(tokens, context, stride, batch_size):
+        while batches := list(islice(windows, processes.size)):
+            # In the last round some processes repeat a batch: with FSDP, all must run the network together.
+            x, y, new = batches[min(processes.rank, len(batches) - 1)]
             with autocast():
                 logits = model(x.to(device))[:, -new:]  # (B, new, V)
             targets = y[:, -new:].to(device)  # (B, new)
             pairs = logits.float().flatten(0, 1), targets.flatten()
-            total += F.cross_entropy(*pairs, reduction="sum").item()
+            loss_sum = F.cross_entropy(*pairs, reduction="sum").item()
+            sums.append(loss_sum if processes.rank < len(batches) else 0.0)
             if by_position and new == context:
                 position_sums += F.cross_entropy(*pairs, reduction="none").view_as(targets).sum(0).cpu()
                 full += len(targets)
             progress(targets.numel())
+    total = 0.0
+    for loss_sum in chain.from_iterable(zip(*processes.gather(sums), strict=True)):  # in the order of the batches
+        total += loss_sum
     loss, characters = total / (len(tokens) - 1), tokenizer.characters(tokens[1:])
     perplexity = math.inf if loss > 700 else math.exp(loss)  # exp overflows beyond 709
     means = tuple((position_sums / full).tolist()) if full else ()

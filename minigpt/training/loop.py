@@ -42,6 +42,7 @@ from minigpt.training.outcome import (
     resume_settings,
     settings_card,
 )
+from minigpt.training.parallel import ONE, Processes, add_shards, as_process_error
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
 
@@ -63,6 +64,7 @@ def train(
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     in_place: InPlace = lambda: True,
+    processes: Processes = ONE,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
@@ -72,29 +74,33 @@ def train(
     Args:
         command: Recorded in the run.
         in_place: Returns whether `run` is still the folder that this process has locked, as in `runs.lock`.
+        processes: The processes that train together. Each calls this function; the main one logs and saves.
 
     Raises:
         RunFinishedError: There is nothing left to do.
         TrainingError: The loss or gradient is not finite, or a write fails. Saved checkpoints are kept.
         InsufficientMemoryError: The model or the batch does not fit.
+        LostProcessError: Another process has ended or hangs.
     """
     try:
-        training = Training(config, run, data, resume, start=start, in_place=in_place)
-        if newest_step(run) == training.state.step:  # nothing to quarantine
+        processes.connect(config)
+        training = Training(config, run, data, resume, start=start, in_place=in_place, processes=processes)
+        if processes.is_main and newest_step(run) == training.state.step:  # nothing to quarantine
             repair(run, training.state)  # remove what a killed save left, even if the run is finished
         refuse_if_finished(config, run, training.length, training.state)
-        quarantined = repair(run, training.state)  # newer checkpoints, which are damaged
+        quarantined = repair(run, training.state) if processes.is_main else []  # newer checkpoints, which are damaged
         if resume is None:
             training.save()
-        with Metrics(run, resume.metadata if resume else None) as training.metrics:
+        with Metrics(run if processes.is_main else None, resume.metadata if resume else None) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             training.prepare()
-            record_start(run, training.state.step, command, training.runtime.environment())
+            if processes.is_main:
+                record_start(run, training.state.step, command, training.runtime.environment())
             training.metrics.to_tensorboard("add_text", "settings", settings_card(config), training.state.step)
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
-        problem = as_memory_error(error, config)
+        problem = as_memory_error(error, config) or as_process_error(error, run, newest_step(run))
         if problem is None:
             raise
         raise problem from error
@@ -119,8 +125,10 @@ class Training:
         metrics: Metrics | None = None,
         in_place: InPlace = lambda: True,
         start: Checkpoint | None = None,
+        processes: Processes = ONE,
     ) -> None:
         self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
+        self.processes = processes
         saved = checkpoint.metadata.runtime if checkpoint else None
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.in_place, self.saved_step = in_place, self.state.step if checkpoint else None
@@ -129,7 +137,8 @@ class Training:
         self.eval_steps = self.length.eval_steps(tokens, len(data.validation)) if every == "auto" else every
         """Steps between evaluations. None: they follow the clock."""
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
-        check_model(self.parameters, pick_device(config.runtime.device, saved), has_average=config.train.ema > 0)
+        device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
+        processes.together(lambda: check_model(self.parameters, device, has_average=config.train.ema > 0))
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         self.model = build_model(config.model, data.tokenizer.vocab_size)
         self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
@@ -137,12 +146,14 @@ class Training:
             load_weights(self.model, start)
         self.flops_per_token = flops_per_token(self.model)
         flops = (self.length.steps or 0) * tokens * self.flops_per_token
-        self.runtime = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
+        chosen = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
+        self.runtime = replace(processes.share(chosen), device=device)
         configure_torch(self.runtime)
         self.model.to(self.runtime.device)
         use_kernels(self.model, self.runtime.model_kernels)
         if isinstance(self.model, GPT):
             self.model.checkpoints_activations = config.runtime.activation_checkpointing
+        processes.install(self.model.state_dict())
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
@@ -158,16 +169,16 @@ class Training:
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
         train, state = self.config.train, self.state
-        with Interrupts(self.clock.skip) as interrupts:
+        with Interrupts(self.clock.skip, is_silent=not self.processes.is_main) as interrupts:
             self.clock.restart()
             if state.step == 0:
                 self.evaluate(probes)
                 self.clock.restart()  # the first evaluation does not count
             self.logged = (self.clock.training, state.tokens_seen, seconds_waited())
-            is_done = False
-            while not (is_done or interrupts.signal):
+            is_done, signal = False, None
+            while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
-                is_done = self.length.is_reached(state.step, self.clock.total)
+                is_done = self.length.is_reached(state.step, self._main_clock(self.clock.total))
                 if is_done or state.step % train.log_every == 0:
                     self.log()
                 is_best = False
@@ -180,7 +191,7 @@ class Training:
                 self.save()
         if train.hparams and is_done:
             self.metrics.add_hparams(hparams(self.config), state)
-        signal = None if is_done else interrupts.signal
+        signal = None if is_done else signal
         is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)
         return Outcome(state, step_folder(self.run, state.step), signal, is_early, settings)
@@ -191,17 +202,15 @@ class Training:
         Raises:
             DivergedError: The loss or gradient is not finite. The weights are as before.
         """
-        train, state, device = self.config.train, self.state, self.runtime.device
-        x, y = batch_at(self.data.train, self.config.model.context, train.batch_size, train.seed, state.step)
-        reseed(self.runtime, mix_seed(train.seed, "dropout", state.step, 0))  # 0: the rank
-        self.optimizer.zero_grad()
-        self.lr_factor = lr_factor(self.length.progress(state.step, self.clock.total), self.config.optim)
-        loss = self._backward(x.to(device), y.to(device))
+        train, state = self.config.train, self.state
+        progress = self.length.progress(state.step, self._main_clock(self.clock.total))
+        self.lr_factor = lr_factor(progress, self.config.optim)
+        loss = self._backward()
         max_norm = self.config.optim.grad_clip or math.inf
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the only wait for the device in a step
         state.step += 1
-        state.tokens_seen += x.numel()
+        state.tokens_seen += train.batch_size * self.config.model.context
         if not math.isfinite(loss_value + self.gradient_norm):
             self._skip_or_stop(loss_value)
             return
@@ -222,14 +231,36 @@ class Training:
             logits = self.model(x)  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
-    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add up the gradients of the mean loss over the batch, one micro-batch at a time. Return that loss."""
-        micro = self.config.train.sequences_at_once
+    def _backward(self) -> Tensor:
+        """Compute the gradients of the mean loss over the batch. Return that loss. All processes have the same."""
+        train, parameters = self.config.train, self.optimizer.names
+        own, each = self.processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
+        part = slice(own.start * each, own.stop * each)
+        x, y = batch_at(
+            self.data.train, self.config.model.context, train.batch_size, train.seed, self.state.step, part=part
+        )
+
+        def gradients(shard: int) -> list[Tensor]:
+            self.optimizer.zero_grad()
+            reseed(self.runtime, mix_seed(train.seed, "dropout", self.state.step, shard))
+            rows = slice((shard - own.start) * each, (shard - own.start + 1) * each)
+            loss = self._accumulate(x[rows].to(self.runtime.device), y[rows].to(self.runtime.device))
+            return [*(p.grad for p in parameters if p.grad is not None), loss]
+
+        *sums, loss = add_shards(own.start, len(own), gradients)
+        self.processes.sum([*sums, loss])
+        for parameter, total in zip(parameters, sums, strict=True):
+            parameter.grad = total
+        return loss
+
+    def _accumulate(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the gradients of a shard, one micro-batch at a time. Return its part of the mean loss of the batch."""
+        train = self.config.train
         total = torch.zeros((), device=x.device)
-        for x_part, y_part in zip(x.split(micro), y.split(micro), strict=True):
+        for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):
             loss = self.loss(x_part, y_part)
-            if len(x_part) < len(x):
-                loss = loss * (len(x_part) / len(x))
+            if len(x_part) < train.batch_size:
+                loss = loss * (len(x_part) / train.batch_size)
             loss.backward()
             total += loss.detach()
         return total
@@ -262,7 +293,9 @@ class Training:
             "optimizer/clipped_share": state.clipped_count / state.loss_count,
             "speed/characters_per_second": characters_per_second,
             "speed/flops": tokens_per_second * self.flops_per_token,
-            "speed/share_of_matmul": tokens_per_second * self.flops_per_token / self.matmul_speed,
+            "speed/share_of_matmul": tokens_per_second
+            * self.flops_per_token
+            / (self.matmul_speed * self.processes.size),
             "time/seconds": self.clock.total,
             "memory/bytes": peak_memory(self.runtime.device) or math.nan,
         }
@@ -279,7 +312,8 @@ class Training:
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
         model = self.average or self.model
-        result = evaluate(model, self.data.validation, self.data.tokenizer, autocast=self.runtime.autocast)
+        text = (self.data.validation, self.data.tokenizer)
+        result = evaluate(model, *text, autocast=self.runtime.autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self._diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
@@ -289,7 +323,7 @@ class Training:
         best = ", the best so far" if is_best else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
-            for probe in probes:
+            for probe in probes if self.processes.is_main else ():
                 probe(state.step, model, self.metrics)
         if self.config.train.histograms:
             self.metrics.add_histograms(self.model, state.step)
@@ -301,12 +335,19 @@ class Training:
         """Return whether to evaluate after the current step."""
         if self.eval_steps is not None:
             return self.state.step % self.eval_steps == 0
-        return self.clock.training - self.clock.evaluated_at >= self.length.eval_seconds(self.clock.last_evaluation)
+        pause = self._main_clock(self.clock.training - self.clock.evaluated_at)
+        return pause >= self.length.eval_seconds(self._main_clock(self.clock.last_evaluation))
+
+    def _main_clock(self, seconds: float) -> float:
+        """Return the seconds of the main process, if the run follows the clock: processes must decide alike."""
+        return seconds if self.length.steps is not None else self.processes.share(seconds)
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk."""
         state, data = self.state, self.data
-        state.seconds = self.clock.total
+        state.seconds, self.saved_step = self.clock.total, state.step
+        if not self.processes.is_main:
+            return
         self.metrics.flush()
         weights, optimizer_state = self.model.state_dict(), self.optimizer.state_dict()
         if self.average is not None:
@@ -334,12 +375,12 @@ class Training:
             self.metrics.copy_to(moved)
             checkpoints.save_checkpoint(moved, *content)
             raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
-        self.saved_step = state.step
 
     def prepare(self) -> None:
         """Report what runs where, check that a batch fits, and compile the loss if chosen."""
         state, log = self.state, self.metrics.message
-        log(f"{self.parameters:,} parameters on {self.runtime.describe()}")
+        several = f"{self.processes.size} processes, each on " if self.processes.size > 1 else ""
+        log(f"{self.parameters:,} parameters on {several}{self.runtime.describe()}")
         if state.step:
             log(f"resuming at step {state.step}")
         weights = list(self.model.parameters())
@@ -347,7 +388,8 @@ class Training:
         copies = 1 if self.optimizer.state_dict() else 3
         fixed = copies * sum(weight.nbytes for weight in weights)
         one = self._example(1, self.config.model.context)
-        check_batch(self.config, self.runtime.device, fixed, backward_bytes(lambda: self.mean_loss(*one), weights))
+        each = backward_bytes(lambda: self.mean_loss(*one), weights)
+        self.processes.together(lambda: check_batch(self.config, self.runtime.device, fixed, each))
         self.matmul_speed = measure_matmul(self.runtime)
         self.compile()
         if self.drift:
@@ -361,7 +403,9 @@ class Training:
         is_optional = self.config.runtime.compile == "auto" and self.state.step == 0
         self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
         self.optimizer.zero_grad()  # compiling ran a backward pass
-        self.runtime = replace(self.runtime, compile=self.loss != self.mean_loss)
+        self.runtime = replace(self.runtime, compile=self.processes.share(self.loss != self.mean_loss))
+        if not self.runtime.compile:
+            self.loss = self.mean_loss
         configure_torch(self.runtime)
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -1,6 +1,5 @@
 """Preparation of a new or resumed run: its configuration and its text."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ def prepare_run(
     preset: str | None = None,
     assignments: Sequence[str] = (),
     start: Checkpoint | None = None,
+    processes: int = 1,
 ) -> PreparedRun:
     """Prepare a new run on `text`, or on the text of a preset. Without a preset, fit the settings to the text.
 
@@ -58,12 +58,13 @@ def prepare_run(
         preset: The name of a preset, or the path of a YAML file.
         assignments: Settings as KEY=VALUE.
         start: A checkpoint to start from. The new run has its weights, vocabulary and model settings.
+        processes: The number of processes that will train it. It is the default of `train.shards`.
 
     Raises:
         ConfigError: Settings are wrong, or would change the model of `start`.
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
-    refuse_several_processes()
+    _refuse_standard_input(text, processes)
     for name in filter(presets.is_config, text):
         raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
     layers: list[ConfigSource] = []
@@ -75,12 +76,16 @@ def prepare_run(
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
+    notices = list[str]()
+    if processes > 1 and not any("train.shards" in values for _, values in layers):
+        layers.insert(0, (f"{processes} processes", {"train.shards": processes}))
+        notices.append(f"train.shards={processes}, one for each process: the run cannot be resumed on more processes")
     kept = _kept_settings(start, layers) if start else {}
     if start:
         layers.append((f"run {start.run_name}", kept))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
-    notices = list(data.notices)
+    notices += data.notices
     if data.characters < ENOUGH_TEXT:
         notices.append(f"the text has only {data.characters:,} characters; the model can hardly learn from it")
     if is_fitted:
@@ -119,7 +124,7 @@ def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[st
     return kept
 
 
-def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
+def prepare_resume(run: Path, assignments: Sequence[str], processes: int = 1) -> PreparedRun:
     """Prepare to resume a run from its newest intact checkpoint.
 
     Raises:
@@ -127,7 +132,6 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
         ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
-    refuse_several_processes()
     checkpoint, notices = newest_intact(run)
     if checkpoint.metadata.imported:
         raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
@@ -137,6 +141,7 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
+    _refuse_standard_input(config.data.source, processes)
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     if len(data.train) <= config.model.context:
         needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
@@ -144,10 +149,9 @@ def prepare_resume(run: Path, assignments: Sequence[str]) -> PreparedRun:
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 
-def refuse_several_processes() -> None:
-    """Raise UserError if a launcher such as torchrun has started several processes. Each would train its own run."""
-    if (size := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
-        raise UserError(f"training in several processes (WORLD_SIZE={escape(size)}) is not supported; start only one")
+def _refuse_standard_input(text: Sequence[str], processes: int) -> None:
+    if processes > 1 and "-" in text:
+        raise TextError(f"{processes} processes cannot share standard input; save the text to a file")
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:

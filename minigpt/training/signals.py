@@ -34,10 +34,12 @@ class Interrupts:
 
     Args:
         on_continue: Called when the process continues after it was stopped.
+        is_silent: Do not say what Ctrl-C does.
     """
 
-    def __init__(self, on_continue: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_continue: Callable[[], None] = lambda: None, is_silent: bool = False) -> None:
         self.signal: int | None = None
+        self.is_silent = is_silent
         self.noted, self.is_over, self.on_continue = 0.0, False, on_continue
         self.previous: dict[int, Any] = {}
 
@@ -63,7 +65,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal in (None, SIGHUP) and not self.is_over:
             self.noted, self.signal = time.monotonic(), number
-            if number == signal.SIGINT and sys.stderr.isatty():
+            if number == signal.SIGINT and sys.stderr.isatty() and not self.is_silent:
                 STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
         elif time.monotonic() >= self.noted + PAIR and (self.is_over or number != SIGHUP):
             if self.is_over:

@@ -83,6 +83,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.minutes": ("1.5", 1.5),
     "train.batch_size": ("1_000", 1000),
     "train.micro_batch_size": ("8", 8),
+    "train.shards": ("2", 2),
     "train.seed": ("7", 7),
     "train.log_every": ("1", 1),
     "train.eval_every": ("3", 3),
@@ -109,6 +110,10 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "runtime.compile": ("false", False),
     "runtime.kernels": ("torch", "torch"),
     "runtime.threads": ("2", 2),
+    "runtime.activation_checkpointing": ("on", True),
+    "runtime.parallel": ("fsdp", "fsdp"),
+    "runtime.exact": ("false", False),
+    "runtime.timeout": ("60", 60.0),
 }
 
 
@@ -457,6 +462,8 @@ def configurations(draw: st.DrawFn) -> RunConfig:
     values["model.n_embd"] = 2 * values["model.n_head"] * draw(st.integers(1, 9))
     if values["model.family"] in RECURRENT:
         values |= {f"model.{key}": value for key, value in NO_ATTENTION.items()}
+        values["runtime.activation_checkpointing"] = False
+    values["train.shards"] = draw(st.sampled_from([1, values["train.batch_size"]]))
     values["train.micro_batch_size"] = draw(st.none() | st.just(values["train.batch_size"]))
     values["optim.warmup"] = min(values["optim.warmup"], 1 - values["optim.decay"])
     kept = draw(st.sampled_from(c.LENGTHS))

@@ -38,10 +38,10 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
     steps = checkpoint_steps(run)
     batch_at = training.batch_at
 
-    def interrupted(tokens: Any, context: int, batch_size: int, seed: int, step: int) -> Any:
+    def interrupted(tokens: Any, context: int, batch_size: int, seed: int, step: int, **part: slice) -> Any:
         if seed == config.train.seed and step + 1 == stop:
             signal.raise_signal(random.Random(stop).choice((signal.SIGINT, signal.SIGTERM)))
-        return batch_at(tokens, context, batch_size, seed, step)
+        return batch_at(tokens, context, batch_size, seed, step, **part)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "batch_at", interrupted)

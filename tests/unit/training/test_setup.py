@@ -65,15 +65,6 @@ GO_ON = ["-s", "train.steps=8"]
 # --- a new run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_several_processes_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch, resumes: bool) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"several processes \(WORLD_SIZE=2\) is not supported; start only one"):
-        prepare_resume(run, []) if resumes else prepare_run(["verse.txt"], "tiny", [])
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert prepare_run(["verse.txt"], "tiny", []).stem == "tiny"
-
-
 def test_a_short_text_gives_a_warning() -> None:
     for size, is_short in ((999, True), (1000, False)):
         Path("a.txt").write_text("ab" * (size // 2) + "a" * (size % 2), encoding="utf-8")

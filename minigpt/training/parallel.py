@@ -1,0 +1,215 @@
+"""Several processes that train one model, as torchrun starts them. One process needs none of this.
+
+Each process works on its shards of every batch, and gradients are summed so that the number of processes does not
+change a bit. A sum of floating-point numbers depends on its order, so the order is fixed: shards are added in pairs,
+pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each has
+two terms, and a + b equals b + a.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minigpt.config.schema import RunConfig
+from minigpt.errors import ConfigError, LostProcessError, OtherProcessError, UserError, escape, reason
+
+T = TypeVar("T")
+PATIENCE = timedelta(days=7)
+"""How long processes wait for each other before training: one of them may be encoding a long text."""
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+"""Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
+
+
+class Processes:
+    """The processes that train a run, seen from one of them. Without arguments: a single process.
+
+    Methods marked "collective" must be called by every process, in the same order.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.group: Any = None  # the default group until `connect`
+        self.pairs: list[Any] = []
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints, logs and saves."""
+        return self.rank == 0
+
+    # --- before training ---------------------------------------------------------------------------------
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Call `work` on every process, and return its own result (collective). If it fails on one, end all.
+
+        On each machine, one process goes first, so that the others find what it has cached.
+
+        Raises:
+            UserError: `work` raised it here. Only the first of several processes with the same message raises it.
+            OtherProcessError: `work` failed on another process, which prints the message.
+        """
+        if self.size == 1:
+            return work()
+        results: list[T] = []
+        error: UserError | None = None
+        for is_turn in (self.local_rank == 0, self.local_rank != 0):
+            try:
+                results += [work()] if is_turn else []
+            except UserError as problem:
+                error = problem
+            problems = self.gather(str(error) if error else None)
+        if any(problem is not None for problem in problems):
+            if error and problems.index(str(error)) == self.rank:
+                raise error
+            raise OtherProcessError("another process failed")
+        return results[0]
+
+    @contextmanager
+    def on_main(self, enter: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
+        """Enter a context on the main process only. Yield None on the others (collective)."""
+        with ExitStack() as stack:
+            yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
+
+    def check_same(self, settings: Mapping[str, object]) -> None:
+        """Check that every process has the settings of the main process (collective).
+
+        Raises:
+            ConfigError: One has not.
+        """
+        main, *others = self.gather(dict(settings))
+        for rank, own in enumerate(others, 1):
+            changed = [
+                f"{key} {own.get(key)} instead of {value}" for key, value in main.items() if own.get(key) != value
+            ]
+            if changed:
+                raise ConfigError(f"process {rank} differs from process 0: {escape('; '.join(changed))[:500]}")
+
+    def connect(self, config: RunConfig) -> None:
+        """Create the groups for training, whose operations fail after `runtime.timeout` (collective).
+
+        Raises:
+            ConfigError: The settings do not allow this number of processes.
+        """
+        if self.size == 1:
+            return
+        self.together(lambda: check_count(self.size, config))
+        wait = timedelta(seconds=config.runtime.timeout)
+        self.group = dist.new_group(timeout=wait)
+        for distance in (1 << level for level in range((self.size - 1).bit_length())):
+            pair = sorted((self.rank, self.rank ^ distance))
+            if config.runtime.exact and self.size & (self.size - 1) == 0:
+                self.pairs.append(dist.new_group(pair, timeout=wait, use_local_synchronization=True))
+
+    # --- messages ----------------------------------------------------------------------------------------
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in order of rank (collective)."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values = [None] * self.size
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def share(self, value: T) -> T:
+        """Return the value of the main process (collective)."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0, group=self.group)
+        main: T = values[0]
+        return main
+
+    def agree(self, signal: int | None) -> int | None:
+        """Return a signal that any process has received (collective). Cheaper than `gather`."""
+        if self.size == 1:
+            return signal
+        received = torch.tensor(signal or 0)
+        dist.all_reduce(received, dist.ReduceOp.MAX, group=self.group)
+        return int(received) or None
+
+    # --- tensors -----------------------------------------------------------------------------------------
+
+    def shards(self, count: int) -> range:
+        """Return the shards of this process, out of `count` in each batch."""
+        each = count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes (collective)."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        for group in self.pairs or [self.group]:
+            dist.all_reduce(flat, group=group)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+
+    def install(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give every process the values that the tensors have on the main process (collective)."""
+        if self.size > 1:
+            for name in sorted(tensors):
+                dist.broadcast(tensors[name].detach(), src=0, group=self.group)
+
+
+ONE = Processes()
+"""The only process."""
+
+
+@contextmanager
+def join() -> Iterator[Processes]:
+    """Join the processes that torchrun started, or yield `ONE`.
+
+    Raises:
+        UserError: The others cannot be found.
+    """
+    if (size := os.environ.get("WORLD_SIZE", "1")) in ("", "1"):
+        yield ONE
+        return
+    try:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
+        processes = Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    except (ValueError, RuntimeError) as error:
+        problem = f"cannot join the other processes (WORLD_SIZE={escape(size)}): {reason(error).splitlines()[0][:200]}"
+        raise UserError(f"{problem}; start them with torchrun, or with minigpt train --processes") from error
+    try:
+        yield processes
+        processes.gather(None)  # a process that ends early would look like one that failed
+    finally:
+        dist.destroy_process_group()
+
+
+def check_count(size: int, config: RunConfig) -> None:
+    """Check that `size` processes can divide the shards of a batch. Raises ConfigError."""
+    shards, is_exact = config.train.shards, config.runtime.exact and config.runtime.parallel != "fsdp"
+    allowed = [n for n in range(1, shards + 1) if shards % n == 0 and not (is_exact and n & (n - 1))]
+    if size in allowed:
+        return
+    *most, last = map(str, allowed)
+    counts = f"{', '.join(most)} or {last} processes" if most else "one process"
+    problem = f"{size} processes cannot divide train.shards={shards}; use {counts}"
+    if is_exact and shards % size == 0:
+        problem += ", or runtime.exact=false (the bits then depend on the number of processes)"
+    raise ConfigError(problem)
+
+
+def as_process_error(error: Exception, run: Path, saved_step: int | None) -> LostProcessError | None:
+    """Return an error that says that another process has ended or hangs; None for other errors."""
+    if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in LOST):
+        return None
+    return LostProcessError("lost contact with another process: it ended, or hangs", run, saved_step)
+
+
+def add_shards(first: int, count: int, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
+    """Return the sums of the tensors that `compute` returns for `count` shards, added as a balanced binary tree."""
+    if count == 1:
+        return compute(first)
+    left = add_shards(first, count // 2, compute)
+    right = add_shards(first + count // 2, count - count // 2, compute)
+    torch._foreach_add_(left, right)
+    return left
