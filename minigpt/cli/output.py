@@ -77,7 +77,7 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
             `read`, or exists without `force`. A page that minigpt wrote may always be replaced.
     """
     from minigpt.paths import containing_run
-    from minigpt.storage.metadata import FILES, METADATA
+    from minigpt.storage.metadata import METADATA, is_checkpoint_file
 
     taken = {os.path.realpath(read)} if read else set()
     for out in outs:
@@ -98,7 +98,7 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
                 raise _cannot_write(out, "this command reads it or writes it twice")
             if run := containing_run(file):
                 raise _cannot_write(out, f"it belongs to run {run.name}")
-            if file.name in (METADATA, *FILES) and (file.parent / METADATA).exists():
+            if is_checkpoint_file(file.name) and (file.parent / METADATA).exists():
                 raise _cannot_write(out, "it belongs to a checkpoint")
             if file.exists() and not (force or _is_page(file)):
                 raise _cannot_write(out, "it exists; to replace it, add --force")

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -118,14 +119,17 @@ def _check(
 
 def _resume(processes: "Processes", resume: str, assignments: list[str], has_own: bool, is_auto: bool) -> int:
     from minigpt.storage import runs
-    from minigpt.training.setup import prepare_resume
+    from minigpt.training.setup import newest_intact, prepare_resume
 
     run = processes.together(lambda: runs.find_run(resume))
     if has_own and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)) as in_place:
         try:
-            prepared = processes.together(lambda: prepare_resume(run, assignments, processes.size))
+            own = processes.together(lambda: newest_intact(run) if processes.is_main else None)
+            shared = processes.share(own and (replace(own[0], weights={}), list[str]()))  # only one needs the weights
+            found = own or shared
+            prepared = processes.together(lambda: prepare_resume(run, assignments, found, processes.size))
             return _train(run, in_place or (lambda: True), prepared, processes)
         except RunFinishedError as error:
             if not is_auto:

@@ -194,6 +194,8 @@ def contradictions(config: RunConfig) -> list[str]:
         found.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
     if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
         found.append("optim.warmup and optim.decay must not add up to more than 1")
+    if config.runtime.parallel == "fsdp" and model.is_recurrent:
+        found.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
     return found
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from minigpt.errors import UserError, escape
 from minigpt.files import read_text_within
 from minigpt.interop.card import ABOUT, EXPORTED
 from minigpt.model.device import choose_runtime
-from minigpt.storage.checkpoint import Arrays, save_checkpoint
+from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
 from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainState
 from minigpt.storage.runs import new_run, record_start
 from minigpt.text.corpus import Scan
@@ -112,6 +113,7 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         state=TrainState(step=step, validation_loss=loss, best_loss=loss, best_step=step if loss is not None else 0),
     )
     with new_run(name, name_stem(stem)) as (run, in_place):
-        save_checkpoint(run, config, tokenizer, metadata, found.weights, {}, in_place=in_place)
+        write = partial(write_arrays, weights=found.weights, optimizer={})
+        save_checkpoint(run, config, tokenizer, metadata, write, in_place=in_place)
         record_start(run, step, sys.argv, metadata.runtime)
     return run

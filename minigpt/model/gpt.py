@@ -205,9 +205,9 @@ def sinusoidal_positions(context: int, width: int) -> Tensor:
 
 
 def rope_cos_sin(context: int, head_size: int) -> Tensor:
-    """Return the cosines and sines of RoPE (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
-    rate = POSITION_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    angle = torch.arange(context, dtype=torch.float64)[:, None] * rate
+    """Return the cosines and sines of RoPE (2, context, D / 2) on the CPU (Su et al. 2021, section 3.2.2)."""
+    rate = POSITION_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
+    angle = torch.arange(context, dtype=torch.float64, device="cpu")[:, None] * rate
     return torch.stack((angle.cos(), angle.sin())).float()
 
 

@@ -30,7 +30,7 @@ from minigpt.errors import (
     escape,
     reason,
 )
-from minigpt.files import decode, make_folders, publish, read_within, write_atomically
+from minigpt.files import decode, make_folders, publish, read_within, sync, write_atomically
 from minigpt.paths import CHECKPOINTS
 from minigpt.storage.metadata import (
     LIMITS,
@@ -39,7 +39,9 @@ from minigpt.storage.metadata import (
     OPTIMIZER,
     Metadata,
     Origin,
+    array_files,
     digest,
+    part_name,
     read_checked,
     read_metadata,
 )
@@ -83,8 +85,7 @@ def save_checkpoint(
     config: RunConfig,
     tokenizer: Tokenizer,
     metadata: Metadata,
-    weights: Arrays,
-    optimizer: Arrays,
+    write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
     in_place: InPlace = lambda: True,
 ) -> Path:
@@ -94,7 +95,8 @@ def save_checkpoint(
 
     Args:
         metadata: The metadata, without hashes.
-        optimizer: The optimizer state, and the raw weights as "weights/NAME" if `weights` are averages.
+        write: Writes the arrays into the new folder, as `write_arrays` does.
+        log: Receives a line for each failed attempt.
         in_place: Returns whether `run` is still the folder that this process has locked.
 
     Raises:
@@ -114,10 +116,7 @@ def save_checkpoint(
             building.mkdir()
             (building / "config.yaml").write_text(to_yaml(config), encoding="utf-8", newline="\n")
             (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-            for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
-                arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
-                safetensors.numpy.save_file(arrays, building / name)  # creates files that only their owner can read
-                shutil.copymode(building / "config.yaml", building / name)
+            write(building)
             (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
             check()
 
@@ -138,6 +137,26 @@ def save_checkpoint(
     except OSError as error:  # the next save tries again
         log(f"cannot remove old checkpoints or write config.yaml: {reason(error)}")
     return folder
+
+
+def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1, parts: int = 1) -> None:
+    """Write arrays into the folder of a new checkpoint, and flush them to disk.
+
+    Several processes write a part each: some rows of each array. Arrays that are not cut are in the first part.
+
+    Args:
+        folder: The folder, which has its config.yaml already.
+        weights: The weights of the model by parameter name.
+        optimizer: The optimizer state, and the raw weights as "weights/NAME" if `weights` are averages.
+        part: The number of this part: 1, 2, ...
+        parts: The number of parts.
+    """
+    for name, group in ((MODEL, weights), (OPTIMIZER, optimizer)):
+        arrays = {key: np.asarray(array, order="C") for key, array in group.items()}
+        path = folder / part_name(name, part, parts)
+        safetensors.numpy.save_file(arrays, path)  # creates files that only their owner can read
+        shutil.copymode(folder / "config.yaml", path)
+        sync(path)
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:
@@ -219,9 +238,15 @@ def load_optimizer(checkpoint: Checkpoint) -> Arrays:
 
 
 def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
-    """Read arrays from a file after checking its hash. Parse the hashed bytes, as the file may change in between."""
+    """Read arrays from their files after checking hashes. Parse the hashed bytes, as a file may change in between."""
     try:
-        return parse_arrays(read_checked(path, name, metadata), path / name)
+        parts = [parse_arrays(read_checked(path, part, metadata), path / part) for part in array_files(name, metadata)]
+        if len(parts) == 1:
+            return parts[0]
+        rows = {key: [part[key] for part in parts if key in part] for key in parts[0]}
+        return {key: np.concatenate(found) if len(found) > 1 else found[0] for key, found in rows.items()}
+    except ValueError as error:
+        raise CheckpointError(f"the parts of {escape(path / name)} do not fit together: {reason(error)}") from error
     except MemoryError as error:
         raise InsufficientMemoryError(f"{escape(path / name)} does not fit in memory") from error
 

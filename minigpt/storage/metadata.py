@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from minigpt.errors import CheckpointError, escape
 from minigpt.files import read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
-FILES = (MODEL, OPTIMIZER, "config.yaml", "tokenizer.json")
-"""The files of a checkpoint whose hashes are in its metadata."""
+TEXTS = ("config.yaml", "tokenizer.json")
+"""The files of a checkpoint beside the arrays."""
+PART = re.compile(r"(model|optimizer)-([0-9]{5})-of-([0-9]{5})\.safetensors")
+"""Files with some rows of each array, as several processes write them (`runtime.parallel: fsdp`)."""
 LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20, "environment.jsonl": 16 << 20}
 """The maximum size of each text file, in bytes. A tokenizer with all of Unicode takes 13 MB."""
 ARRAYS, HEADER = 3, 1 << 20
@@ -139,6 +142,23 @@ class Metadata(_Part):
         return self.state.step
 
 
+def part_name(name: str, part: int, parts: int) -> str:
+    """Return the name of part 1, 2, ... of the array file `name`: as on Hugging Face, if there are several."""
+    return name if parts == 1 else name.replace(".", f"-{part:05d}-of-{parts:05d}.")
+
+
+def array_files(name: str, metadata: "Metadata") -> list[str]:
+    """Return the names of the files that make up the array file `name`: one, or its parts in order."""
+    counts = [int(found[3]) for found in map(PART.fullmatch, metadata.sha256) if found and name.startswith(found[1])]
+    parts = 1 if name in metadata.sha256 else max(counts, default=1)
+    return [part_name(name, part + 1, parts) for part in range(parts)]
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return whether training writes a file of this name into a checkpoint."""
+    return name in (METADATA, MODEL, OPTIMIZER, *TEXTS) or PART.fullmatch(name) is not None
+
+
 def digest(fields: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the fields of metadata.json, except the hashes."""
     hashed = {key: value for key, value in fields.items() if key != "sha256"}
@@ -186,7 +206,7 @@ def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
 def verify(checkpoint: Path) -> Metadata:
     """Check each file of a checkpoint and return its metadata. Raises UserError like `read_checked`."""
     metadata = read_metadata(checkpoint)
-    for name in FILES:
+    for name in (*array_files(MODEL, metadata), *array_files(OPTIMIZER, metadata), *TEXTS):
         read_checked(checkpoint, name, metadata)
     return metadata
 

@@ -32,7 +32,15 @@ from minigpt.files import (
     write_atomically,
 )
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
-from minigpt.storage.metadata import FILES, LIMITS, METADATA, Environment, TrainState, read_metadata, verify
+from minigpt.storage.metadata import (
+    LIMITS,
+    METADATA,
+    Environment,
+    TrainState,
+    is_checkpoint_file,
+    read_metadata,
+    verify,
+)
 
 InPlace = Callable[[], bool]
 """Returns whether a locked run folder is still at its path."""
@@ -155,7 +163,7 @@ def intact_steps(run: Path) -> tuple[int, ...]:
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
     """Remove all checkpoints except the best, the newest `keep_last`, and those to which someone has added a file."""
     for step in checkpoint_steps(run)[:-keep_last]:
-        if step != state.best_checkpoint and set(names_in(step_folder(run, step))) <= {METADATA, *FILES}:
+        if step != state.best_checkpoint and all(map(is_checkpoint_file, names_in(step_folder(run, step)))):
             withdraw(step_folder(run, step))
 
 

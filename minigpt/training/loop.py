@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,15 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import CheckpointError, DivergedError, RunMovedError, TrainingError, escape, reason
+from minigpt.errors import DivergedError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
 from minigpt.model.gpt import GPT, eval_mode, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
-from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, peak_memory
+from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
-from minigpt.storage import checkpoint as checkpoints
-from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.checkpoint import Checkpoint, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import InPlace, create_first, newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
@@ -42,16 +42,16 @@ from minigpt.training.outcome import (
     resume_settings,
     settings_card,
 )
-from minigpt.training.parallel import ONE, Processes, add_shards, as_process_error
+from minigpt.training.parallel import ONE, Processes, add_shards, as_process_error, choose_sharding
 from minigpt.training.schedule import Clock, RunLength, lr_factor
+from minigpt.training.sharding import add_sharded, local, whole
 from minigpt.training.signals import Interrupts
+from minigpt.training.snapshot import restore, take
 
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 BUSY = 0.2
 """Report a busy machine if the run waits for a core for more than a second, and for this share of the time."""
-RAW = "weights/"
-"""Prefix of the raw weights in optimizer.safetensors, used when model.safetensors holds their moving average."""
 
 
 def train(
@@ -138,23 +138,25 @@ class Training:
         """Steps between evaluations. None: they follow the clock."""
         self.parameters = count_parameters(config.model, data.tokenizer.vocab_size)
         device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
-        processes.together(lambda: check_model(self.parameters, device, has_average=config.train.ema > 0))
-        torch.manual_seed(mix_seed(config.train.seed, "weights"))
-        self.model = build_model(config.model, data.tokenizer.vocab_size)
+        self.is_sharded = processes.together(lambda: choose_sharding(processes.size, config, self.parameters, device))
         self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
-        if start and not checkpoint:
-            load_weights(self.model, start)
-        self.flops_per_token = flops_per_token(self.model)
+        torch.manual_seed(mix_seed(config.train.seed, "weights"))
+        with torch.device("meta" if self.is_sharded and not processes.is_main else "cpu"):
+            built = build_model(config.model, data.tokenizer.vocab_size)
+        if start and not checkpoint and processes.is_main:
+            load_weights(built, start)
+        self.flops_per_token = flops_per_token(built)
         flops = (self.length.steps or 0) * tokens * self.flops_per_token
         chosen = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
         self.runtime = replace(processes.share(chosen), device=device)
         configure_torch(self.runtime)
-        self.model.to(self.runtime.device)
-        use_kernels(self.model, self.runtime.model_kernels)
+        self.model = self._place(built)
         if isinstance(self.model, GPT):
             self.model.checkpoints_activations = config.runtime.activation_checkpointing
-        processes.install(self.model.state_dict())
-        self.average = copy.deepcopy(self.model).eval().requires_grad_(False) if config.train.ema else None
+        self.average: Model | None = None
+        if config.train.ema:
+            copied = self._place(built) if self.is_sharded else copy.deepcopy(self.model)
+            self.average = copied.eval().requires_grad_(False)
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled."""
@@ -164,7 +166,24 @@ class Training:
         self.drift: list[str] = []
         """Differences from the environment of the checkpoint, which may change results from here on."""
         if checkpoint:
-            self._restore(checkpoint)
+            restore(checkpoint, self.model, self.average, self.optimizer, processes)
+            self.drift = self.runtime.environment().changes(checkpoint.metadata.runtime)
+            before, now = checkpoint.config.train.sequences_at_once, config.train.sequences_at_once
+            self.drift += [f"micro-batches of {now} instead of {before}"] if before != now else []
+
+    def _place(self, built: Model) -> Model:
+        """Return a model on the device of this process, with the weights that `built` has on the main process."""
+        if self.is_sharded:
+            from minigpt.training.fsdp import build_sharded
+
+            shape = self.config.model, self.data.tokenizer.vocab_size
+            model: Model = build_sharded(*shape, self.runtime, self.processes)
+        else:
+            model = built.to(self.runtime.device)
+        use_kernels(model, self.runtime.model_kernels)
+        if self.processes.size > 1:
+            self.processes.install(model.state_dict(), built.state_dict())
+        return model
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
@@ -208,6 +227,7 @@ class Training:
         loss = self._backward()
         max_norm = self.config.optim.grad_clip or math.inf
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = whole(norm)
         loss_value, self.gradient_norm = torch.stack((loss, norm)).tolist()  # the only wait for the device in a step
         state.step += 1
         state.tokens_seen += train.batch_size * self.config.model.context
@@ -220,7 +240,8 @@ class Training:
         if self.average is not None:
             decay = min(train.ema, state.step / (state.step + 9))  # faster at first, when the weights move far
             with torch.no_grad():
-                torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
+                averages, weights = (list(map(local, model.parameters())) for model in (self.average, self.model))
+                torch._foreach_lerp_(averages, weights, 1 - decay)
         state.loss_sum += loss_value
         state.loss_count += 1
         state.clipped_count += self.gradient_norm > max_norm
@@ -240,13 +261,21 @@ class Training:
             self.data.train, self.config.model.context, train.batch_size, train.seed, self.state.step, part=part
         )
 
-        def gradients(shard: int) -> list[Tensor]:
-            self.optimizer.zero_grad()
+        def backward(shard: int) -> Tensor:
             reseed(self.runtime, mix_seed(train.seed, "dropout", self.state.step, shard))
             rows = slice((shard - own.start) * each, (shard - own.start + 1) * each)
-            loss = self._accumulate(x[rows].to(self.runtime.device), y[rows].to(self.runtime.device))
+            return self._accumulate(x[rows].to(self.runtime.device), y[rows].to(self.runtime.device))
+
+        def gradients(shard: int) -> list[Tensor]:
+            self.optimizer.zero_grad()
+            loss = backward(shard)
             return [*(p.grad for p in parameters if p.grad is not None), loss]
 
+        if self.is_sharded:
+            self.optimizer.zero_grad()
+            loss = add_sharded(self.model, own, backward)
+            self.processes.sum([loss])
+            return loss
         *sums, loss = add_shards(own.start, len(own), gradients)
         self.processes.sum([*sums, loss])
         for parameter, total in zip(parameters, sums, strict=True):
@@ -323,9 +352,9 @@ class Training:
         best = ", the best so far" if is_best else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
-            for probe in probes if self.processes.is_main else ():
+            for probe in probes if self.processes.is_main and not self.is_sharded else ():
                 probe(state.step, model, self.metrics)
-        if self.config.train.histograms:
+        if self.config.train.histograms and not self.is_sharded:
             self.metrics.add_histograms(self.model, state.step)
         self._show_progress()
         self.clock.count_evaluation(self.clock.session - started)
@@ -346,15 +375,20 @@ class Training:
         """Publish a checkpoint of this step, after its metrics are on disk."""
         state, data = self.state, self.data
         state.seconds, self.saved_step = self.clock.total, state.step
-        if not self.processes.is_main:
+        if not (self.processes.is_main or self.is_sharded):
             return
         self.metrics.flush()
-        weights, optimizer_state = self.model.state_dict(), self.optimizer.state_dict()
-        if self.average is not None:
-            optimizer_state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
-            weights = self.average.state_dict()
-        if not all(tensor.isfinite().all() for tensor in (*weights.values(), *optimizer_state.values())):
+        arrays = take(self.model, self.average, self.optimizer, self.processes)
+        if None in (self.processes.gather(arrays and ()) if self.is_sharded else [arrays]):
             raise self._diverged("the weights or the optimizer state are not finite")
+        assert arrays is not None
+        rank, size = self.processes.rank, self.processes.size if self.is_sharded else 1
+        write: Callable[[Path], None] = partial(
+            write_arrays, weights=arrays[0], optimizer=arrays[1], part=rank + 1, parts=size
+        )
+        if not self.processes.is_main:
+            self.processes.serve(write)
+            return
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
             fingerprint=data.fingerprint,
@@ -366,15 +400,19 @@ class Training:
             metrics_bytes=self.metrics.size,
             metrics_sha256=self.metrics.digest.hexdigest(),
         )
-        model, optimizer = ({key: t.cpu().numpy() for key, t in group.items()} for group in (weights, optimizer_state))
-        content = (self.config, data.tokenizer, metadata, model, optimizer, self.metrics.message)
+        if self.is_sharded:
+            write = self.processes.write_all(write)
+        content = (self.config, data.tokenizer, metadata, write, self.metrics.message)
         try:
-            checkpoints.save_checkpoint(self.run, *content, self.in_place)
+            save_checkpoint(self.run, *content, self.in_place)
         except RunMovedError as error:
             moved = create_first(self.run.with_name(f"{self.run.name}-moved{'-again' * n}") for n in itertools.count())
             self.metrics.copy_to(moved)
-            checkpoints.save_checkpoint(moved, *content)
+            save_checkpoint(moved, *content)
             raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
+        finally:
+            if self.is_sharded:
+                self.processes.share(None)
 
     def prepare(self) -> None:
         """Report what runs where, check that a batch fits, and compile the loss if chosen."""
@@ -383,6 +421,16 @@ class Training:
         log(f"{self.parameters:,} parameters on {several}{self.runtime.describe()}")
         if state.step:
             log(f"resuming at step {state.step}")
+        if self.is_sharded:
+            log("sharded: no samples, attention and histograms during training; rounding depends on the processes")
+        else:
+            self._check_batch()
+        self.matmul_speed = measure_matmul(self.runtime)
+        self.compile()
+        if self.drift:
+            log(f"results may differ in the last digits from here on: {', '.join(self.drift)}")
+
+    def _check_batch(self) -> None:
         weights = list(self.model.parameters())
         # Still to allocate: gradients, and the two moments of the optimizer unless they were loaded.
         copies = 1 if self.optimizer.state_dict() else 3
@@ -390,10 +438,6 @@ class Training:
         one = self._example(1, self.config.model.context)
         each = backward_bytes(lambda: self.mean_loss(*one), weights)
         self.processes.together(lambda: check_batch(self.config, self.runtime.device, fixed, each))
-        self.matmul_speed = measure_matmul(self.runtime)
-        self.compile()
-        if self.drift:
-            log(f"results may differ in the last digits from here on: {', '.join(self.drift)}")
 
     def compile(self) -> None:
         """Compile the loss if the runtime says so. A resumed run keeps that decision, because it changes the bits."""
@@ -407,23 +451,6 @@ class Training:
         if not self.runtime.compile:
             self.loss = self.mean_loss
         configure_torch(self.runtime)
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Load the weights and the optimizer state of a checkpoint."""
-        state = {name: torch.tensor(array) for name, array in checkpoints.load_optimizer(checkpoint).items()}
-        raw = {name.removeprefix(RAW): state.pop(name) for name in list(state) if name.startswith(RAW)}
-        if not state and self.state.step > self.state.skipped:  # at least one update was made
-            raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
-        try:
-            self.model.load_state_dict(raw) if raw else load_weights(self.model, checkpoint)
-            self.optimizer.load_state_dict(state)
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
-        if self.average is not None:
-            load_weights(self.average, checkpoint)
-        self.drift = self.runtime.environment().changes(checkpoint.metadata.runtime)
-        before, now = checkpoint.config.train.sequences_at_once, self.config.train.sequences_at_once
-        self.drift += [f"micro-batches of {now} instead of {before}"] if before != now else []
 
     def _example(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets (sequences, length) to compile for and to measure with."""

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from minigpt.config.schema import OptimConfig
+from minigpt.training.parallel import ONE, Processes
+from minigpt.training.sharding import gathered, is_sharded, local, rows
 
 EPS = 1e-8
 NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
@@ -35,12 +37,15 @@ class ParamGroupOptimizer:
         """Return the state in the order of `state_shapes`, one tensor per parameter. Create it if needed."""
         for kind, shape in self.state_shapes.items():
             if kind not in self.state:
-                self.state[kind] = [p.new_zeros(shape(p)) for p in self.parameters]
-        return [self.state[kind] for kind in self.state_shapes]
+                self.state[kind] = [
+                    torch.zeros_like(p) if shape(p) == p.shape else local(p).new_zeros(shape(p))
+                    for p in self.parameters
+                ]
+        return [list(map(local, self.state[kind])) for kind in self.state_shapes]
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each parameter."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         assert len(gradients) == len(self.parameters), "a parameter has no gradient"
         return gradients
 
@@ -58,7 +63,7 @@ class AdamW(ParamGroupOptimizer):
     def step(self, lr: float) -> None:
         steps, averages, squares = self.state_tensors()
         adamw(
-            self.parameters, self.gradients(), averages, squares, [], steps,
+            list(map(local, self.parameters)), self.gradients(), averages, squares, [], steps,
             lr=lr, beta1=self.beta1, beta2=self.beta2, weight_decay=self.weight_decay, eps=EPS,
             fused=True, amsgrad=False, maximize=False,
         )  # fmt: skip
@@ -72,7 +77,8 @@ class Muon(ParamGroupOptimizer):
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
     each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small ones.
+    Matrices of one shape are updated together, which takes 40% less time for small ones. A sharded matrix is gathered
+    and updated alone, so that only one is whole at a time.
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
@@ -88,17 +94,19 @@ class Muon(ParamGroupOptimizer):
         gradients = self.gradients()
         torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
         updates = torch._foreach_lerp(gradients, momenta, self.momentum)
-        torch._foreach_mul_(self.parameters, 1 - lr * self.weight_decay)
-        stacks: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+        torch._foreach_mul_(list(map(local, self.parameters)), 1 - lr * self.weight_decay)
+        stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
-            stacks[_wide(matrix).shape].append((matrix, update, size))
+            alone = (id(matrix),) if is_sharded(matrix) else ()
+            stacks[tuple(sorted(matrix.shape)) + alone].append((matrix, update, size))
         for stack in stacks.values():
-            wide = torch.stack([_wide(update) for _, update, _ in stack])  # (N, R, C), R <= C
+            wide = torch.stack([_wide(gathered(update, matrix)) for matrix, update, _ in stack])  # (N, R, C), R <= C
             orthogonal = orthogonalize(wide.to(self.dtype), self.ns_coefficients)
             normalized = self.normalize_columns(orthogonal, [size for *_, size in stack])
             for (matrix, _, _), update in zip(stack, normalized, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
-                _wide(matrix).add_(update, alpha=-lr * scale)
+                whole = update.mT if matrix.size(0) > matrix.size(1) else update  # in the shape of the matrix
+                local(matrix).add_(rows(whole, matrix), alpha=-lr * scale)
 
     def normalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
         """Return updates (N, R, C) with each column over its running RMS, and the norm of each matrix unchanged.
@@ -166,8 +174,12 @@ class Optimizer:
             for parameter, value in zip(group.parameters, values, strict=True)
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
         """Copy the state that `state_dict` returned. It is empty before the first step.
+
+        Args:
+            state: The state, with whole tensors. Only their shapes matter on other processes than the main one.
+            processes: The processes that train together.
 
         Raises:
             ValueError: A name or a shape does not fit the model.
@@ -182,5 +194,4 @@ class Optimizer:
             for group in self.groups:
                 group.state.clear()
             raise ValueError(f"the optimizer state {min(wrong)} does not fit the model")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+        processes.install(own, state)

@@ -8,17 +8,28 @@ two terms, and a + b equals b + a.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import ConfigError, LostProcessError, OtherProcessError, UserError, escape, reason
+from minigpt.errors import (
+    ConfigError,
+    InsufficientMemoryError,
+    LostProcessError,
+    OtherProcessError,
+    UserError,
+    escape,
+    reason,
+)
+from minigpt.model.memory import check_model
+from minigpt.training.sharding import is_sharded, local, rows
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)
@@ -149,11 +160,44 @@ class Processes:
         parts = flat.split([tensor.numel() for tensor in tensors])
         torch._foreach_copy_(list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 
-    def install(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give every process the values that the tensors have on the main process (collective)."""
-        if self.size > 1:
-            for name in sorted(tensors):
-                dist.broadcast(tensors[name].detach(), src=0, group=self.group)
+    @torch.no_grad()
+    def install(self, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+        """Copy the whole tensors of the main process to the tensors, or the rows, of every process (collective)."""
+        for name, tensor in tensors.items():
+            full = torch.empty(tensor.shape, device=tensor.device) if is_sharded(tensor) else tensor
+            if self.is_main:
+                full.copy_(whole[name])
+            if self.size > 1:
+                dist.broadcast(full, src=0, group=self.group)
+            if full is not tensor:
+                local(tensor).copy_(rows(full, tensor))
+
+    # --- files -------------------------------------------------------------------------------------------
+
+    def write_all(self, write: Callable[[Path], None]) -> Callable[[Path], None]:
+        """Return a function that calls `write` on every process, for the main process. The others call `serve`."""
+
+        def call(folder: Path) -> None:
+            self.share(folder)
+            self._written(folder, write)
+
+        return call
+
+    def serve(self, write: Callable[[Path], None]) -> None:
+        """Call `write` with each folder that the main process shares, until it shares None (collective)."""
+        while folder := self.share(None):
+            with suppress(OSError):  # the main process raises it
+                self._written(folder, write)
+
+    def _written(self, folder: Path, write: Callable[[Path], None]) -> None:
+        problem = None
+        try:
+            write(folder)
+        except (OSError, SafetensorError) as error:
+            problem = reason(error)
+        problems = [f"process {rank}: {one}" for rank, one in enumerate(self.gather(problem)) if one]
+        if problems:
+            raise OSError("; ".join(problems))
 
 
 ONE = Processes()
@@ -196,6 +240,24 @@ def check_count(size: int, config: RunConfig) -> None:
     if is_exact and shards % size == 0:
         problem += ", or runtime.exact=false (the bits then depend on the number of processes)"
     raise ConfigError(problem)
+
+
+def choose_sharding(size: int, config: RunConfig, parameters: int, device: str) -> bool:
+    """Return whether to shard the model over `size` processes: if the settings say so, or if a copy does not fit.
+
+    Raises:
+        InsufficientMemoryError: It does not fit.
+    """
+    parallel, has_average = config.runtime.parallel, config.train.ema > 0
+    if parallel != "fsdp" or size == 1:
+        try:
+            check_model(parameters, device, has_average)
+            return False
+        except InsufficientMemoryError:
+            if parallel == "data" or size == 1 or config.model.is_recurrent:
+                raise
+    check_model(parameters // size, device, has_average)
+    return True
 
 
 def as_process_error(error: Exception, run: Path, saved_step: int | None) -> LostProcessError | None:

@@ -124,15 +124,26 @@ def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[st
     return kept
 
 
-def prepare_resume(run: Path, assignments: Sequence[str], processes: int = 1) -> PreparedRun:
+def prepare_resume(
+    run: Path,
+    assignments: Sequence[str],
+    found: tuple[Checkpoint, list[str]] | None = None,
+    processes: int = 1,
+) -> PreparedRun:
     """Prepare to resume a run from its newest intact checkpoint.
+
+    Args:
+        run: The folder of the run.
+        assignments: Settings to change, as KEY=VALUE.
+        found: What `newest_intact` returned, if it was called already.
+        processes: The number of processes that will train it.
 
     Raises:
         CheckpointError: No checkpoint is intact.
         ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
-    checkpoint, notices = newest_intact(run)
+    checkpoint, notices = found or newest_intact(run)
     if checkpoint.metadata.imported:
         raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
     if problem := changed_settings(run, checkpoint.path):

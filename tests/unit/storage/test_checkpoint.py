@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +24,14 @@ from minigpt.errors import CheckpointError, InsufficientMemoryError, TrainingErr
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model
 from minigpt.storage import checkpoint
-from minigpt.storage.checkpoint import Checkpoint, load_checkpoint, load_optimizer, save_checkpoint
+from minigpt.storage.checkpoint import (
+    Arrays,
+    Checkpoint,
+    load_checkpoint,
+    load_optimizer,
+    save_checkpoint,
+    write_arrays,
+)
 from minigpt.storage.metadata import (
     FILES,
     METADATA,
@@ -56,6 +64,11 @@ def metadata_of(state: TrainState) -> Metadata:
     )
 
 
+def writer(weights: Arrays, optimizer: Arrays) -> Callable[[Path], None]:
+    """Return what writes these arrays into the folder of a checkpoint."""
+    return partial(write_arrays, weights=weights, optimizer=optimizer)
+
+
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "RETRY_PAUSES", (0.0, 0.0))
@@ -76,7 +89,7 @@ def save(
     state = TrainState(step=step, best_step=step if best is None else best, best_loss=best_loss)
     settings = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"keep_last": keep_last})})
     optimizer = {"exp_avg/norm.weight": np.full((8,), scale, np.float32)}
-    return save_checkpoint(run, settings, TOKENIZER, metadata_of(state), weights, optimizer, log)
+    return save_checkpoint(run, settings, TOKENIZER, metadata_of(state), writer(weights, optimizer), log)
 
 
 def scale_of(loaded: Checkpoint) -> float:
@@ -147,7 +160,7 @@ def test_weights_alone_load_but_cannot_be_resumed(intact: Path, tmp_path: Path) 
 def test_zero_dimensional_arrays_and_views_are_saved_as_they_are(tmp_path: Path) -> None:
     arrays = {"scalar": np.float32(3) * np.ones(()), "view": np.arange(6, dtype=np.float32).reshape(2, 3).T}
     arrays = {name: array.astype(np.float32) if not array.ndim else array for name, array in arrays.items()}
-    save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), UNIT, arrays)
+    save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), writer(UNIT, arrays))
     found = load_optimizer(load_checkpoint(tmp_path))
     assert found["scalar"].shape == ()
     assert np.array_equal(found["view"], arrays["view"])
@@ -216,7 +229,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(
 ) -> None:
     """The hashes match, because another program may have written the weights."""
     arrays = {name: array for name, array in {**UNIT, **change}.items() if array is not None}
-    folder = save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), arrays, {})
+    folder = save_checkpoint(tmp_path, CONFIG, TOKENIZER, metadata_of(TrainState(step=5)), writer(arrays, {}))
     with pytest.raises(CheckpointError, match=problem):
         load_model(load_checkpoint(folder))
 
