@@ -2,15 +2,22 @@
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from minigpt.errors import UserError, escape, reason
 from minigpt.files import publish, remove_abandoned
 from minigpt.paths import cache_folder
+
+RESIDENT = 1 << 28
+"""Bytes of a memory map that may stay resident."""
 
 
 @contextmanager
@@ -30,6 +37,15 @@ def file_state(file: Path | int) -> tuple[int, ...]:
     """Return numbers that change if a file changes. On Windows `st_ctime_ns` is only the time of its creation."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, status.st_mtime_ns
+
+
+def release(content: npt.NDArray[Any]) -> None:
+    """Make the pages of a large memory map not resident. Otherwise, reading all of it makes all of it resident."""
+    base: object = content
+    while isinstance(base, np.ndarray) and content.nbytes > RESIDENT:
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):  # Windows has no madvise
+        base.madvise(mmap.MADV_DONTNEED)  # the system still caches the pages: to map them again takes microseconds
 
 
 def recall(state: Sequence[object]) -> Any:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
 from minigpt.files import remove
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
-from minigpt.text.corpus import Corpus, Fingerprint, Scan, scan
+from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
 from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
@@ -199,6 +200,15 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error
     return tokens
 
 
+def _crc32(file: BinaryIO, size: int) -> int:
+    """Return the CRC-32 of the first `size` bytes of a file. Reading a memory map would keep them resident."""
+    crc32 = 0
+    file.seek(0)
+    while chunk := file.read(min(size, BLOCK)):
+        crc32, size = zlib.crc32(chunk, crc32), size - len(chunk)
+    return crc32
+
+
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
     """Return the tokens of a text (N,) as a read-only memory map, or None if they are not cached or are damaged."""
     return _map(_cache_path(fingerprint, tokenizer), tokenizer.dtype)
@@ -219,14 +229,14 @@ def _map(path: Path, dtype: npt.DTypeLike, is_trusted: bool = True) -> Ids | Non
         with open(path, "rb") as file:
             state = path.name, file_state(file.fileno())
             content = np.memmap(file, dtype=np.uint8, mode="r")
+            tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
+            if not (is_trusted and recall(state)):
+                is_intact = _crc32(file, len(tokens)) == int.from_bytes(crc32.tobytes(), "little")
+                remember(state, is_intact)
+                if not is_intact:
+                    return None
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
-    tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
-    if not (is_trusted and recall(state)):
-        is_intact = zlib.crc32(tokens.data) == int.from_bytes(crc32.tobytes(), "little")
-        remember(state, is_intact)
-        if not is_intact:
-            return None
     # Return a plain array: slicing a memmap object takes as long as building a small batch.
     return np.asarray(tokens).view(dtype)
 
