@@ -16,12 +16,13 @@ from minigpt.errors import UserError, escape, reason
 
 
 @contextmanager
-def publish(path: Path) -> Iterator[Path]:
+def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
-    The block creates a file or a folder of files there. It replaces any file or folder at `path`.
+    The block creates a file or a folder of files there. It replaces any file or folder at `path`. The temporary path
+    is new, or `partial`, which Ctrl-C does not remove.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = partial or path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         yield temporary
         is_folder = temporary.is_dir()
@@ -31,8 +32,10 @@ def publish(path: Path) -> Iterator[Path]:
             withdraw(path)  # rename cannot replace a folder
         os.replace(temporary, path)
         sync(path.parent)
-    finally:
-        remove(temporary)
+    except BaseException as error:
+        if not (partial and isinstance(error, KeyboardInterrupt)):
+            remove(temporary)
+        raise
 
 
 def withdraw(folder: Path) -> None:

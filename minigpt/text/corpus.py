@@ -9,20 +9,26 @@ import io
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from minigpt.errors import DownloadError, EncodingError, TextError, reason
+from minigpt.text.cache import recall, remember
 from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
 """Bytes per read, and per hash of a fingerprint."""
+INTERVAL = 1 << 28
+"""Characters between two records of the progress: a second or two of work."""
+Position = tuple[Any, ...]
+"""The end of a block: offset in bytes, whether all text before is ASCII, and the decoder's state, ready for JSON. In a
+corpus, the index of the part comes first."""
 ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
 """The encoding to suggest for a file that is not valid in the key's encoding. The default is UTF-8."""
 
@@ -38,8 +44,8 @@ class Part:
     member: str = ""
     """The name of the text in the zip archive, if the file is one."""
 
-    def chunks(self, size: int = BLOCK) -> Iterator[bytes]:
-        """Yield the decompressed bytes, at most `size` at a time."""
+    def chunks(self, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the decompressed bytes from byte `start` on, at most `size` at a time."""
         try:
             with ExitStack() as stack:
                 file: IO[bytes] | gzip.GzipFile
@@ -50,6 +56,7 @@ class Part:
                     file = stack.enter_context(gzip.open(self.path))
                 else:
                     file = stack.enter_context(open(self.path, "rb", buffering=0))
+                file.seek(start)
                 while chunk := file.read(size):
                     yield chunk
         except (EOFError, KeyError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
@@ -58,12 +65,17 @@ class Part:
         except OSError as error:
             raise TextError(f"cannot read {self.label}: {reason(error)}") from error
 
-    def blocks(self) -> Iterator[str]:
-        """Yield the decoded text in nonempty blocks, without a byte order mark. All line ends become `\\n`."""
+    def blocks(self, position: Sequence[Any] = ()) -> Iterator[tuple[str, Position]]:
+        """Yield the decoded text after `position` in nonempty blocks, each with its end.
+
+        It has no byte order mark. All line ends become `\\n`.
+        """
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(self.encoding)(), translate=True)
-        offset, is_start = 0, self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
-        is_ascii = True
-        for chunk in chain(self.chunks(), [b""]):
+        is_start = not position and self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
+        offset, is_ascii, buffered, flags = position or (0, True, "", 0)
+        if position:
+            decoder.setstate((bytes.fromhex(buffered), flags))
+        for chunk in chain(self.chunks(BLOCK, offset), [b""]):
             try:
                 block = decoder.decode(chunk, final=not chunk)
             except UnicodeError as error:
@@ -74,7 +86,8 @@ class Part:
             if block and is_start:
                 block, is_start = block.removeprefix("\ufeff"), False
             if block:
-                yield block
+                buffer, flags = decoder.getstate()
+                yield block, (offset, is_ascii, buffer.hex(), flags)
 
     def _encoding_error(self, error: UnicodeError, end: int, is_cut: bool) -> EncodingError:
         suggestion = "" if is_cut else ALTERNATIVES.get(self.encoding, "utf-8")
@@ -100,8 +113,15 @@ class Corpus:
 
     def blocks(self) -> Iterator[str]:
         """Yield the text in blocks. Each call reads the files again."""
-        for part in self.parts:
-            yield from part.blocks()
+        return (block for block, _ in self.blocks_from(()))
+
+    def blocks_from(self, position: Sequence[Any]) -> Iterator[tuple[str, Position]]:
+        """Yield the blocks after `position`, each with its end. The start of the text is ()."""
+        first, *inside = position or (0,)
+        for number, part in enumerate(self.parts[first:], first):
+            for block, end in part.blocks(inside):
+                yield block, (number, *end)
+            inside = []
 
 
 @dataclass(frozen=True)
@@ -122,40 +142,69 @@ class Fingerprint:
     It depends on the text only. The blocks are independent, so that several processes can share the work.
     """
 
-    def __init__(self) -> None:
-        self._blocks, self._room = [hashlib.sha256()], BLOCK
+    def __init__(self, digests: str = "", last: str = "") -> None:
+        self._digests, self._last = bytearray.fromhex(digests), hashlib.sha256()
+        self._parts, self._room = list[bytes](), BLOCK
+        self.update(bytes.fromhex(last))
+
+    def state(self) -> tuple[str, str]:
+        """Return the arguments for a copy: the digests of full blocks, and the bytes of the last one."""
+        return self._digests.hex(), b"".join(self._parts).hex()
 
     def update(self, utf8: bytes) -> None:
         """Append a part of the text, of any length."""
         while utf8:
-            if not self._room:
-                self._blocks.append(hashlib.sha256())
-                self._room = BLOCK
             part, utf8 = utf8[: self._room], utf8[self._room :]
-            self._blocks[-1].update(part)
+            self._last.update(part)
+            self._parts.append(part)
             self._room -= len(part)
+            if not self._room:
+                self._digests += self._last.digest()
+                self._last, self._parts, self._room = hashlib.sha256(), [], BLOCK
 
     def hexdigest(self) -> str:
         """Return the fingerprint of the text so far, in hexadecimal."""
-        return hashlib.sha256(b"".join(block.digest() for block in self._blocks)).hexdigest()
+        last = self._last.digest() if self._parts or not self._digests else b""
+        return hashlib.sha256(self._digests + last).hexdigest()
 
 
-def scan(corpus: Corpus) -> Scan:
-    """Count the characters of a text and compute its fingerprint."""
+class Progress:
+    """One pass over a text. After a kill, another process continues it from the last record."""
+
+    def __init__(self, corpus: Corpus, state: Sequence[object]) -> None:
+        """Continue from the record about files in this state. If it is empty, there are no records."""
+        self._corpus, self._state = corpus, state
+        known: tuple[Position, tuple[str, ...], Any] = recall(state) or ((), (), None)
+        self._position, fingerprint, self.results = known
+        self.fingerprint = Fingerprint(*fingerprint)
+
+    def blocks(self, results: Callable[[], object]) -> Iterator[str]:
+        """Yield the rest of the text in blocks. Record the `results` of the blocks so far at each INTERVAL."""
+        characters = 0
+        for block, position in self._corpus.blocks_from(self._position):
+            try:
+                self.fingerprint.update(block.encode())
+            except UnicodeEncodeError as error:
+                problem = f"{self._corpus.name}: U+{ord(block[error.start]):04X} is a lone surrogate, not a character"
+                raise TextError(problem) from error
+            yield block
+            characters += len(block)
+            if characters >= INTERVAL:
+                remember(self._state, (position, self.fingerprint.state(), results()))
+                characters = 0
+
+
+def scan(corpus: Corpus, state: Sequence[object] = ()) -> Scan:
+    """Count the characters of a text and compute its fingerprint. `state` is that of `Progress`."""
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
-    fingerprint = Fingerprint()
-    for block in corpus.blocks():
-        try:
-            utf8 = block.encode()
-        except UnicodeEncodeError as error:
-            problem = f"{corpus.name}: U+{ord(block[error.start]):04X} is a lone surrogate, not a character"
-            raise TextError(problem) from error
-        fingerprint.update(utf8)
+
+    def by_char() -> dict[str, int]:
+        return {chr(point): int(counts[point]) for point in np.flatnonzero(counts)}
+
+    progress = Progress(corpus, state)
+    for char, count in (progress.results or {}).items():
+        counts[ord(char)] = count
+    for block in progress.blocks(by_char):
         found = np.bincount(code_points(block))
         counts[: len(found)] += found
-    return Scan(
-        corpus,
-        characters=int(counts.sum()),
-        counts={chr(point): int(counts[point]) for point in np.flatnonzero(counts)},
-        fingerprint=fingerprint.hexdigest(),
-    )
+    return Scan(corpus, int(counts.sum()), by_char(), progress.fingerprint.hexdigest())

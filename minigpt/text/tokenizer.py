@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minigpt.errors import CheckpointError, UnknownCharacterError
+from minigpt.text.cache import release
 
 Unknown = Literal["error", "skip", "replace"]
 """How to handle characters outside the vocabulary."""
@@ -101,7 +102,11 @@ class ByteTokenizer:
 
     def characters(self, ids: Ids) -> int:
         """Return the number of characters that begin in `ids`. Continuation bytes are not counted."""
-        return int(np.count_nonzero((np.asarray(ids) & 0xC0) != 0x80))
+        ids, count = np.asarray(ids), 0
+        for start in range(0, len(ids), 1 << 20):  # in parts, to save memory
+            count += int(np.count_nonzero((ids[start : start + (1 << 20)] & 0xC0) != 0x80))
+            release(ids)
+        return count
 
     def to_json(self) -> str:
         """Return JSON for `from_json`."""

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -24,7 +25,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.errors import TextMismatchError, UserError
 from minigpt.text import dataset as data
 from minigpt.text import sources as text_sources
-from minigpt.text.corpus import Corpus, scan
+from minigpt.text.corpus import Corpus, Position, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -91,7 +92,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(data, "CLOCK_NS", -1_000_000_000)
     scan, crc32 = data.scan, zlib.crc32
-    monkeypatch.setattr(data, "scan", lambda corpus: (found.append("text"), scan(corpus))[1])
+    monkeypatch.setattr(data, "scan", lambda *args: (found.append("text"), scan(*args))[1])
     monkeypatch.setattr(data, "zlib", SimpleNamespace(crc32=lambda *args: (found.append("tokens"), crc32(*args))[1]))
     return found
 
@@ -225,8 +226,8 @@ class Broken(Corpus):
 
     error: BaseException
 
-    def blocks(self) -> Iterator[str]:
-        yield next(super().blocks())
+    def blocks_from(self, position: Sequence[Any]) -> Iterator[tuple[str, Position]]:
+        yield next(super().blocks_from(position))
         raise self.error
 
 
@@ -256,8 +257,8 @@ from minigpt.text.corpus import Corpus, Scan
 from minigpt.text.dataset import encode_cached
 from minigpt.text.tokenizer import CharTokenizer
 class Endless(Corpus):
-    def blocks(self):
-        return itertools.repeat("a" * 1000)
+    def blocks_from(self, position):
+        return itertools.repeat(("a" * 1000, ()))
 encode_cached(Scan(Endless("endless", ()), 1, {"a": 1}, "f" * 64), CharTokenizer("a"))
 """
 
