@@ -25,6 +25,7 @@ from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset, reload_dataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.loop import Training
+from minigpt.training.preparation import compile_training
 from minigpt.training.setup import prepare_run
 
 MAX_SECONDS = 3600.0
@@ -67,7 +68,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
     """Build the side that trains as `minigpt train` does."""
     data = reload_dataset(config.data, *known)
     training = Training(config, folder, data)
-    training.compile()
+    compile_training(training)
 
     def step() -> None:
         if training.length.is_reached(training.state.step, training.clock.total):

@@ -144,10 +144,8 @@ class GPT(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = make_norm(config)
-        sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
-        rotary = rope_cos_sin(config.context, config.head_size) if config.position == "rotary" else None
-        self.register_buffer("positions", sinusoidal, persistent=False)
-        self.register_buffer("cos_sin", rotary, persistent=False)
+        for name, buffer in position_buffers(config).items():
+            self.register_buffer(name, buffer, persistent=False)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -198,6 +196,13 @@ class GPT(nn.Module):
         return F.linear(self.norm(x), self.token_embedding.weight)  # tied weights (Press and Wolf 2017)
 
 
+def position_buffers(config: ModelConfig) -> dict[str, Tensor | None]:
+    """Return the constants of the position encoding by the name of their buffer, or None where it has none."""
+    sinusoidal = sinusoidal_positions(config.context, config.n_embd) if config.position == "sinusoidal" else None
+    rotary = rope_cos_sin(config.context, config.head_size) if config.position == "rotary" else None
+    return {"positions": sinusoidal, "cos_sin": rotary}
+
+
 def sinusoidal_positions(context: int, width: int) -> Tensor:
     """Return the position vectors (context, width) of Vaswani et al. 2017, section 3.5."""
     cos, sin = rope_cos_sin(context, width)
@@ -205,9 +210,9 @@ def sinusoidal_positions(context: int, width: int) -> Tensor:
 
 
 def rope_cos_sin(context: int, head_size: int) -> Tensor:
-    """Return the cosines and sines of RoPE (2, context, D / 2) on the CPU (Su et al. 2021, section 3.2.2)."""
-    rate = POSITION_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
-    angle = torch.arange(context, dtype=torch.float64, device="cpu")[:, None] * rate
+    """Return the cosines and sines of RoPE (2, context, D / 2) (Su et al. 2021, section 3.2.2)."""
+    rate = POSITION_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angle = torch.arange(context, dtype=torch.float64)[:, None] * rate
     return torch.stack((angle.cos(), angle.sin())).float()
 
 

@@ -157,7 +157,7 @@ def rms_norm_fast(x: Tensor, weight: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():  # the compiler fuses the chain
         return rms_norm(x, weight)
-    return _apply(_RMSNorm, x, weight.float())
+    return _apply(_RMSNorm, x, _at_least_float32(weight))
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -18,7 +18,8 @@ from minigpt.files import read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 TEXTS = ("config.yaml", "tokenizer.json")
-"""The files of a checkpoint beside the arrays."""
+FILES = (MODEL, OPTIMIZER, *TEXTS)
+"""The files of a checkpoint whose hashes are in its metadata, if one process writes the arrays."""
 PART = re.compile(r"(model|optimizer)-([0-9]{5})-of-([0-9]{5})\.safetensors")
 """Files with some rows of each array, as several processes write them (`runtime.parallel: fsdp`)."""
 LIMITS = {METADATA: 1 << 20, "config.yaml": yaml.LIMIT, "tokenizer.json": 16 << 20, "environment.jsonl": 16 << 20}
@@ -156,7 +157,7 @@ def array_files(name: str, metadata: "Metadata") -> list[str]:
 
 def is_checkpoint_file(name: str) -> bool:
     """Return whether training writes a file of this name into a checkpoint."""
-    return name in (METADATA, MODEL, OPTIMIZER, *TEXTS) or PART.fullmatch(name) is not None
+    return name in (METADATA, *FILES) or PART.fullmatch(name) is not None
 
 
 def digest(fields: Mapping[str, Any]) -> str:

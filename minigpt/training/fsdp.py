@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from minigpt.config.schema import ModelConfig
 from minigpt.model.device import Runtime
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, position_buffers
 from minigpt.training.parallel import Processes
 
 
@@ -22,7 +22,6 @@ def build_sharded(config: ModelConfig, vocab_size: int, runtime: Runtime, proces
     """
     with torch.device("meta"):  # no process allocates the whole model
         model = GPT(config, vocab_size)
-    buffers = {"positions": model.positions, "cos_sin": model.cos_sin}
     mesh = DeviceMesh.from_group(processes.group, runtime.torch_device.type)
     policy = MixedPrecisionPolicy()
     if runtime.dtype == "bfloat16":
@@ -35,7 +34,7 @@ def build_sharded(config: ModelConfig, vocab_size: int, runtime: Runtime, proces
             module.set_gradient_divide_factor(1.0)  # add up gradients: losses are already parts of the mean
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     model.to_empty(device=runtime.device)
-    for name, buffer in buffers.items():
+    for name, buffer in position_buffers(config).items():
         if buffer is not None:
             getattr(model, name).copy_(buffer)
     return model

@@ -6,31 +6,30 @@ The exception is a run with a length in minutes: its learning rate follows the c
 """
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
-from minigpt.errors import DivergedError, RunMovedError, TrainingError, escape, reason
-from minigpt.model.device import choose_runtime, configure_torch, measure_matmul, pick_device, reseed, seconds_waited
+from minigpt.errors import DivergedError, TrainingError, escape, reason
+from minigpt.model.device import choose_runtime, configure_torch, pick_device, reseed, seconds_waited
 from minigpt.model.gpt import GPT, eval_mode, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
-from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, peak_memory
+from minigpt.model.memory import as_memory_error, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
-from minigpt.storage.checkpoint import Checkpoint, save_checkpoint, write_arrays
-from minigpt.storage.metadata import Metadata, TrainState
-from minigpt.storage.runs import InPlace, create_first, newest_step, record_start, repair, step_folder
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import TrainState
+from minigpt.storage.runs import InPlace, newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
-from minigpt.training.compilation import Loss, compile_loss
+from minigpt.training.compilation import Loss
 from minigpt.training.evaluate import evaluate
 from minigpt.training.metrics import Metrics
 from minigpt.training.optim import Optimizer
@@ -43,10 +42,11 @@ from minigpt.training.outcome import (
     settings_card,
 )
 from minigpt.training.parallel import ONE, Processes, add_shards, as_process_error, choose_sharding
+from minigpt.training.preparation import prepare
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.sharding import add_sharded, local, whole
 from minigpt.training.signals import Interrupts
-from minigpt.training.snapshot import restore, take
+from minigpt.training.snapshot import restore, save
 
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
@@ -84,6 +84,7 @@ def train(
     """
     try:
         processes.connect(config)
+        processes.check_same({"text": data.fingerprint, **flatten(config)})
         training = Training(config, run, data, resume, start=start, in_place=in_place, processes=processes)
         if processes.is_main and newest_step(run) == training.state.step:  # nothing to quarantine
             repair(run, training.state)  # remove what a killed save left, even if the run is finished
@@ -94,7 +95,7 @@ def train(
         with Metrics(run if processes.is_main else None, resume.metadata if resume else None) as training.metrics:
             for path in quarantined:
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
-            training.prepare()
+            prepare(training)
             if processes.is_main:
                 record_start(run, training.state.step, command, training.runtime.environment())
             training.metrics.to_tensorboard("add_text", "settings", settings_card(config), training.state.step)
@@ -299,7 +300,7 @@ class Training:
         state, train = self.state, self.config.train
         problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
         if train.on_nonfinite == "stop" or state.skipped >= train.max_skipped:
-            raise self._diverged(problem + (f" after {state.skipped} skipped updates" if state.skipped else ""))
+            raise self.diverged(problem + (f" after {state.skipped} skipped updates" if state.skipped else ""))
         state.skipped += 1
         self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
         self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
@@ -344,7 +345,7 @@ class Training:
         text = (self.data.validation, self.data.tokenizer)
         result = evaluate(model, *text, autocast=self.runtime.autocast, processes=self.processes)
         if not math.isfinite(result.loss):
-            raise self._diverged(f"the validation loss is {result.loss:g}")
+            raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
         is_best = state.observe(result.loss)  # never at step 0
@@ -373,89 +374,8 @@ class Training:
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk."""
-        state, data = self.state, self.data
-        state.seconds, self.saved_step = self.clock.total, state.step
-        if not (self.processes.is_main or self.is_sharded):
-            return
-        self.metrics.flush()
-        arrays = take(self.model, self.average, self.optimizer, self.processes)
-        if None in (self.processes.gather(arrays and ()) if self.is_sharded else [arrays]):
-            raise self._diverged("the weights or the optimizer state are not finite")
-        assert arrays is not None
-        rank, size = self.processes.rank, self.processes.size if self.is_sharded else 1
-        write: Callable[[Path], None] = partial(
-            write_arrays, weights=arrays[0], optimizer=arrays[1], part=rank + 1, parts=size
-        )
-        if not self.processes.is_main:
-            self.processes.serve(write)
-            return
-        metadata = Metadata(
-            corpus=escape(" + ".join(self.config.data.source)),
-            fingerprint=data.fingerprint,
-            origin=self.origin,
-            vocab_size=data.tokenizer.vocab_size,
-            parameters=self.parameters,
-            runtime=self.runtime.environment(),
-            state=state,
-            metrics_bytes=self.metrics.size,
-            metrics_sha256=self.metrics.digest.hexdigest(),
-        )
-        if self.is_sharded:
-            write = self.processes.write_all(write)
-        content = (self.config, data.tokenizer, metadata, write, self.metrics.message)
-        try:
-            save_checkpoint(self.run, *content, self.in_place)
-        except RunMovedError as error:
-            moved = create_first(self.run.with_name(f"{self.run.name}-moved{'-again' * n}") for n in itertools.count())
-            self.metrics.copy_to(moved)
-            save_checkpoint(moved, *content)
-            raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
-        finally:
-            if self.is_sharded:
-                self.processes.share(None)
-
-    def prepare(self) -> None:
-        """Report what runs where, check that a batch fits, and compile the loss if chosen."""
-        state, log = self.state, self.metrics.message
-        several = f"{self.processes.size} processes, each on " if self.processes.size > 1 else ""
-        log(f"{self.parameters:,} parameters on {several}{self.runtime.describe()}")
-        if state.step:
-            log(f"resuming at step {state.step}")
-        if self.is_sharded:
-            log("sharded: no samples, attention and histograms during training; rounding depends on the processes")
-        else:
-            self._check_batch()
-        self.matmul_speed = measure_matmul(self.runtime)
-        self.compile()
-        if self.drift:
-            log(f"results may differ in the last digits from here on: {', '.join(self.drift)}")
-
-    def _check_batch(self) -> None:
-        weights = list(self.model.parameters())
-        # Still to allocate: gradients, and the two moments of the optimizer unless they were loaded.
-        copies = 1 if self.optimizer.state_dict() else 3
-        fixed = copies * sum(weight.nbytes for weight in weights)
-        one = self._example(1, self.config.model.context)
-        each = backward_bytes(lambda: self.mean_loss(*one), weights)
-        self.processes.together(lambda: check_batch(self.config, self.runtime.device, fixed, each))
-
-    def compile(self) -> None:
-        """Compile the loss if the runtime says so. A resumed run keeps that decision, because it changes the bits."""
-        if not self.runtime.compile:
-            return
-        example = self._example(self.config.train.sequences_at_once, self.config.model.context)
-        is_optional = self.config.runtime.compile == "auto" and self.state.step == 0
-        self.loss = compile_loss(self.mean_loss, example, is_optional=is_optional, log=self.metrics.message)
-        self.optimizer.zero_grad()  # compiling ran a backward pass
-        self.runtime = replace(self.runtime, compile=self.processes.share(self.loss != self.mean_loss))
-        if not self.runtime.compile:
-            self.loss = self.mean_loss
-        configure_torch(self.runtime)
-
-    def _example(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets (sequences, length) to compile for and to measure with."""
-        x, y = batch_at(self.data.train, length, sequences, seed=0, step=0)
-        return x.to(self.runtime.device), y.to(self.runtime.device)
+        self.state.seconds, self.saved_step = self.clock.total, self.state.step
+        save(self)
 
     def _show_progress(self, activity: str = "") -> None:
         losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
@@ -463,7 +383,8 @@ class Training:
         position, total, unit = self.length.position(self.state.step, self.clock.total)
         self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
 
-    def _diverged(self, problem: str) -> DivergedError:
+    def diverged(self, problem: str) -> DivergedError:
+        """Return an error with the figures that help to find the cause of `problem`."""
         settings = ["train.on_nonfinite=skip"] if self.config.train.on_nonfinite == "stop" else []
         settings += ["runtime.dtype=float32"] if self.runtime.dtype != "float32" else []
         rates = [f"{name.replace('_', ' ')} {p * self.lr_factor:.2g}" for name, p in self.optimizer.peak_rates.items()]

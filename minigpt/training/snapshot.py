@@ -1,17 +1,72 @@
-"""The tensors of a checkpoint: taken from a model and its optimizer, and put back, also if they are sharded."""
+"""Save the state of a run as a checkpoint, and restore it, also if its tensors are sharded over processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minigpt.errors import CheckpointError, reason
+from minigpt.errors import CheckpointError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.load import Model
-from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer
+from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
+from minigpt.storage.metadata import Metadata
+from minigpt.storage.runs import create_first
 from minigpt.training.optim import Optimizer
 from minigpt.training.parallel import Processes
 from minigpt.training.sharding import is_sharded, local
 
+if TYPE_CHECKING:
+    from minigpt.training.loop import Training
+
 RAW = "weights/"
 """Prefix of the raw weights in optimizer.safetensors, used when model.safetensors holds their moving average."""
+
+
+def save(training: Training) -> None:
+    """Publish a checkpoint. The main process does it; if the model is sharded, each process writes its rows."""
+    state, data, processes = training.state, training.data, training.processes
+    if not (processes.is_main or training.is_sharded):
+        return
+    training.metrics.flush()
+    arrays = take(training.model, training.average, training.optimizer, processes)
+    is_finite = all(processes.gather(arrays is not None)) if training.is_sharded else arrays is not None
+    if arrays is None or not is_finite:
+        raise training.diverged("the weights or the optimizer state are not finite")
+    weights, optimizer = arrays
+    part, parts = (processes.rank + 1, processes.size) if training.is_sharded else (1, 1)
+    write: Callable[[Path], None] = partial(write_arrays, weights=weights, optimizer=optimizer, part=part, parts=parts)
+    if training.is_sharded:
+        if not processes.is_main:
+            processes.serve(write)
+            return
+        write = processes.write_all(write)
+    metadata = Metadata(
+        corpus=escape(" + ".join(training.config.data.source)),
+        fingerprint=data.fingerprint,
+        origin=training.origin,
+        vocab_size=data.tokenizer.vocab_size,
+        parameters=training.parameters,
+        runtime=training.runtime.environment(),
+        state=state,
+        metrics_bytes=training.metrics.size,
+        metrics_sha256=training.metrics.digest.hexdigest(),
+    )
+    run, content = training.run, (training.config, data.tokenizer, metadata, write, training.metrics.message)
+    try:
+        save_checkpoint(run, *content, training.in_place)
+    except RunMovedError as error:
+        moved = create_first(run.with_name(f"{run.name}-moved{'-again' * n}") for n in itertools.count())
+        training.metrics.copy_to(moved)
+        save_checkpoint(moved, *content)
+        raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
+    finally:
+        if training.is_sharded:
+            processes.share(None)
 
 
 def take(

@@ -22,6 +22,7 @@ from minigpt.errors import UserError
 from minigpt.model.gpt import GPT
 from minigpt.paths import VALIDATION
 from minigpt.storage.runs import checkpoint_steps
+from minigpt.training import loop
 from minigpt.training.loop import Training
 from minigpt.training.setup import name_stem
 
@@ -292,7 +293,7 @@ def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
         Path("runs/b/notes.txt").touch() if Path("runs/b").exists() else None
         raise UserError("too large")
 
-    monkeypatch.setattr(Training, "prepare", out_of_memory)
+    monkeypatch.setattr(loop, "prepare", out_of_memory)
     for name in "ab":
         assert cli("train", verse, "--name", name, *SMALL).error == "too large"
     assert [path.name for path in Path("runs").rglob("*")] == ["b", "notes.txt"]
@@ -304,7 +305,7 @@ def test_a_start_that_fails_later_than_its_first_save_can_be_resumed(
     def full(self: Training) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Training, "prepare", full)
+    monkeypatch.setattr(loop, "prepare", full)
     error = cli("train", verse, "--name", "a", *SMALL).error
     assert error.endswith("No space left on device; to resume from step 0: minigpt train --resume a")
     assert checkpoint_steps(Path("runs/a")) == [0]
@@ -401,7 +402,7 @@ def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, 
     assert (resumed.code, checkpoint_steps(Path("runs/verse-1"))[-1]) == (0, step + 2)
 
 
-@pytest.mark.parametrize("phase", ["loop.train", "loop.check_batch"])
+@pytest.mark.parametrize("phase", ["loop.train", "preparation.check_batch"])
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
 def test_ctrl_c_before_the_first_step_ends_at_once_and_undoes_the_start(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, phase: str

@@ -28,6 +28,7 @@ from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
 from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
+from minigpt.training.preparation import example_batch
 from minigpt.training.schedule import lr_factor
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
@@ -162,8 +163,8 @@ def test_a_run_in_minutes_ends_near_its_time_and_can_be_resumed(go: Any) -> None
 def test_compiling_and_the_first_evaluation_take_no_time_from_a_run_in_minutes(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = Training.prepare
-    monkeypatch.setattr(Training, "prepare", lambda self: (time.sleep(0.5), prepare(self)))
+    prepare = loop.prepare
+    monkeypatch.setattr(loop, "prepare", lambda training: (time.sleep(0.5), prepare(training)))
     slow_at_first: Probe = lambda step, model, metrics: time.sleep(0.5 * (step == 0))  # noqa: E731
     _, outcome = go(train__minutes=0.4 / 60, probes=(slow_at_first,))
     assert outcome.state.step > 5
@@ -352,20 +353,18 @@ def test_resuming_replays_nothing(go: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """After any number of steps, only the batches of the steps to come are read."""
     go(train__steps=1)
     read: list[int] = []
-    batch_at, restore = loop.batch_at, Training._restore
+    batch_at = loop.batch_at
 
-    def at_a_million(self: Training, checkpoint: Any) -> None:
-        restore(self, checkpoint)
-        self.state.step = 1_000_000
+    def at_a_million(training: Training) -> None:
+        training.state.step = 1_000_000
         read.clear()
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        read.append(named.get("step", arguments[-1]))
+        read.append(named.get("step", arguments[4]))
         return batch_at(*arguments, **named)
 
     monkeypatch.setattr(loop, "batch_at", counted)
-    monkeypatch.setattr(Training, "_restore", at_a_million)
-    monkeypatch.setattr(Training, "prepare", lambda self: None)
+    monkeypatch.setattr(loop, "prepare", at_a_million)
     _, outcome = go(resume=True, train__steps=1_000_002)
     assert (read, outcome.state.step) == ([1_000_000, 1_000_001], 1_000_002)
 
@@ -421,7 +420,7 @@ def test_a_compiler_that_fails_or_does_not_pay_leaves_the_plain_loss(
 
     lines: list[str] = []
     training = Training(make_config(), tmp_path, make_data())
-    example = training._example(2, 8)
+    example = example_batch(training, 2, 8)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", broken)
         loss = compilation.compile_loss(training.mean_loss, example, is_optional=False, log=lines.append)
