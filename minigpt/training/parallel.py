@@ -98,8 +98,10 @@ class Processes:
             changed = [
                 f"{key} {own.get(key)} instead of {value}" for key, value in main.items() if own.get(key) != value
             ]
-            if changed:
+            if changed and self.is_main:
                 raise ConfigError(f"process {rank} differs from process 0: {escape('; '.join(changed))[:500]}")
+            if changed:
+                raise OtherProcessError("processes differ")
 
     def connect(self, config: RunConfig) -> None:
         """Create the groups for training, whose operations fail after `runtime.timeout` (collective).

@@ -1,0 +1,312 @@
+"""Several processes train one run: the same bits, and one clear line for everything that goes wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import SMALL, VERSE, Cli, environment, process
+from several import Job, at_step, file_limit, other_argument, together
+from small_runs import ending
+
+from minigpt.errors import CheckpointError
+from minigpt.storage.checkpoint import load_checkpoint, load_optimizer
+from minigpt.storage.runs import checkpoint_steps, step_folder
+
+TRAIN = (
+    "train", "verse.txt", "--resume", "auto", *SMALL, "-s", "train.steps=6", "-s", "train.batch_size=16",
+    "-s", "train.log_every=2", "-s", "train.shards=8", "-s", "runtime.threads=1", "-s", "train.keep_last=9",
+)  # fmt: skip
+CONFIGURATIONS = {
+    "muon": ["-s", "model.dropout=0.1", "-s", "optim.grad_clip=0.3"],
+    "adamw": ["-s", "model.family=classic", "-s", "optim.name=adamw", "-s", "model.dropout=0.2", "-s", "train.ema=0.9"],
+    "micro": ["-s", "train.micro_batch_size=1", "-s", "runtime.dtype=bfloat16", "-s", "model.dropout=0.1"],
+    "lstm": ["-s", "model.family=lstm", "-s", "model.dropout=0.1"],
+}
+CONFIGURATIONS["lstm"] += ["-s", "data.tokenizer=byte", "-s", "runtime.activation_checkpointing=false"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "verse.txt").write_text(VERSE, encoding="utf-8")
+    os.utime(tmp_path / "verse.txt", (1, 1))
+    return tmp_path
+
+
+def train(folder: Path, name: str, *more: str, size: int = 2, **setup: Any) -> Any:
+    return together(folder, *TRAIN, "--name", name, *more, size=size, **setup)
+
+
+def succeed(folder: Path, name: str, *more: str, size: int) -> dict[str, Any]:
+    ranks = train(folder, name, *more, size=size)
+    assert [rank.code for rank in ranks] == [0] * size, ranks
+    assert [rank.err for rank in ranks[1:]] == [""] * (size - 1)
+    return ending(folder / "runs" / name)
+
+
+# --- the same bits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_one_two_and_four_processes_end_in_the_same_bits(folder: Path, name: str) -> None:
+    """Weights, optimizer state, logged and validation losses."""
+    settings = CONFIGURATIONS[name]
+    expected = succeed(folder, "one", *settings, size=1)
+    for size in (2, 4):
+        assert succeed(folder, f"on-{size}", *settings, size=size) == expected
+
+
+def test_a_run_moves_between_process_counts(folder: Path) -> None:
+    """Started on one process, resumed on four, finished on two."""
+    settings = CONFIGURATIONS["adamw"]
+    expected = succeed(folder, "still", *settings, size=1)
+    for step, size in ((2, 1), (4, 4)):
+        ranks = train(folder, "stopped", *settings, size=size, setup=at_step, argument=(0, step, "SIGTERM"))
+        assert [rank.code for rank in ranks] == [143] * size
+        assert checkpoint_steps(folder / "runs/stopped")[-1] == step + 1
+    assert succeed(folder, "stopped", *settings, size=2) == expected
+
+
+def test_shards_change_only_rounding_and_dropout(folder: Path) -> None:
+    one = succeed(folder, "one", "-s", "train.shards=1", "-s", "model.dropout=0", size=1)
+    eight = succeed(folder, "eight", "-s", "model.dropout=0", size=1)
+    assert one["model"] != eight["model"]
+    assert one["state"]["validation_loss"] == pytest.approx(eight["state"]["validation_loss"], rel=1e-6)
+
+
+def test_plain_all_reduce_differs_by_rounding_only_and_is_reported(folder: Path) -> None:
+    exact = succeed(folder, "exact", size=1)
+    (main, _) = train(folder, "plain", "-s", "runtime.exact=false")
+    assert "runtime.exact=false: rounding depends on the number of processes" in main.err
+    plain = ending(folder / "runs/plain")["state"]
+    assert plain["validation_loss"] == pytest.approx(exact["state"]["validation_loss"], rel=1e-5)
+
+
+def test_without_shards_each_process_gets_one_and_the_run_says_so(folder: Path) -> None:
+    arguments = [word for word in TRAIN if word != "train.shards=8"]
+    arguments = [
+        w for w, after in zip(arguments, [*arguments[1:], ""], strict=True) if not (w == "-s" and after == "-s")
+    ]
+    main, _ = together(folder, *arguments, "--name", "run")
+    assert main.code == 0, main
+    assert "train.shards=2, one for each process: the run cannot be resumed on more processes" in main.err
+    assert load_checkpoint(folder / "runs/run").config.train.shards == 2
+
+
+# --- sharded models ----------------------------------------------------------------------------------
+
+SHARDED = ("-s", "runtime.parallel=fsdp", "-s", "train.steps=20", "-s", "model.dropout=0.1")
+
+
+@pytest.mark.parametrize("settings", [[], ["-s", "optim.name=adamw", "-s", "train.ema=0.9"]], ids=["muon", "adamw"])
+def test_a_sharded_model_learns_like_a_whole_one(folder: Path, settings: list[str]) -> None:
+    whole = succeed(folder, "whole", *SHARDED, *settings, size=1)["state"]
+    ranks = train(folder, "run", *SHARDED, *settings, size=2)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    found = load_checkpoint(folder / "runs/run", "last")
+    assert found.metadata.state.validation_loss == pytest.approx(whole["validation_loss"], rel=1e-4)
+    weights = load_checkpoint(folder / "runs/whole", "last").weights
+    assert all(np.allclose(found.weights[key], weights[key], rtol=1e-2, atol=1e-4) for key in weights)
+
+
+def test_sharded_checkpoints_are_read_anywhere(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process resumes, samples, evaluates, exports and verifies what four have written, and two go on from that."""
+    assert [rank.code for rank in train(folder, "run", *SHARDED, "-s", "train.ema=0.9", size=4)] == [0] * 4
+    last = step_folder(folder / "runs/run", 20)
+    assert {path.name for path in last.iterdir()} == {
+        "config.yaml", "metadata.json", "tokenizer.json",
+        *(f"{kind}-0000{part}-of-00004.safetensors" for kind in ("model", "optimizer") for part in range(1, 5)),
+    }  # fmt: skip
+    assert len(load_optimizer(load_checkpoint(last))) > len(load_checkpoint(last).weights)
+    monkeypatch.chdir(folder)
+    for command in (
+        ["sample", "run", "-l", "5"],
+        ["eval", "run"],
+        ["runs", "--verify"],
+        ["export", "run", "--to", "safetensors", "out"],
+        ["train", "--resume", "run", "-s", "train.steps=22", "-s", "runtime.parallel=auto"],
+    ):
+        assert cli(*command).code == 0, command
+    ranks = train(folder, "run", "-s", "train.steps=24", "-s", "runtime.parallel=fsdp", size=2)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert checkpoint_steps(folder / "runs/run")[-1] == 24
+
+
+@pytest.mark.parametrize("harm", ["missing", "flipped"])
+def test_a_missing_or_damaged_part_is_found(folder: Path, harm: str) -> None:
+    train(folder, "run", *SHARDED, "-s", "train.steps=4")
+    part = step_folder(folder / "runs/run", 4) / "model-00002-of-00002.safetensors"
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.unlink() if harm == "missing" else part.write_bytes(content)
+    with pytest.raises(CheckpointError, match="model-00002-of-00002") as error:
+        load_checkpoint(folder / "runs/run", 4)
+    assert error.value.intact
+    main, _ = train(folder, "run", *SHARDED, "-s", "train.steps=6")
+    assert main.code == 0, main
+    assert "skipping the checkpoint of step 4" in main.err
+
+
+# --- signals, kills and hangs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_ends_the_others_with_one_line(folder: Path, victim: int) -> None:
+    ranks = train(folder, "run", setup=at_step, argument=(victim, 3, "SIGKILL"))
+    assert ranks[victim].code == -signal.SIGKILL
+    survivor = ranks[1 - victim]
+    assert survivor.code == 1
+    (line,) = survivor.errors
+    assert line.startswith("minigpt: process 1: lost contact" if victim == 0 else "minigpt: lost contact")
+    assert line.endswith("to resume from step 2: minigpt train --resume run")
+
+
+def test_a_process_that_hangs_ends_the_others_within_the_timeout(folder: Path) -> None:
+    job = Job(folder, *TRAIN, "--name", "run", "-s", "runtime.timeout=3", setup=at_step, argument=(1, 3, "SIGSTOP"))
+    job.processes[0].join(30)
+    job.kill(1, signal.SIGKILL)
+    main, _ = job.wait()
+    assert main.code == 1
+    (line,) = main.errors
+    assert line.startswith("minigpt: lost contact with another process: it ended, or hangs; to resume from step 2: ")
+
+
+@pytest.mark.parametrize("receivers", [(0, 1), (1,)])
+def test_sigterm_to_one_or_all_saves_the_same_step(folder: Path, receivers: tuple[int, ...]) -> None:
+    job = Job(folder, *TRAIN, "--name", "run", "-s", "train.steps=100000")
+    end = time.monotonic() + 30
+    while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
+        time.sleep(0.05)
+    for rank in receivers:
+        job.kill(rank, signal.SIGTERM)
+    main, other = job.wait()
+    assert (main.code, other.code, other.err) == (143, 143, ""), (main, other)
+    step = checkpoint_steps(folder / "runs/run")[-1]
+    assert f"Stopped by SIGTERM at step {step}. Everything is saved in runs/run." in main.err
+
+
+def test_a_full_disk_of_one_process_ends_the_run_and_keeps_the_last_checkpoint(folder: Path) -> None:
+    settings = (*SHARDED, "-s", "model.n_embd=64", "-s", "train.steps=2")
+    train(folder, "run", *settings)
+    before = checkpoint_steps(folder / "runs/run")
+    part = step_folder(folder / "runs/run", 2) / "model-00002-of-00002.safetensors"
+    limit = part.stat().st_size // 2
+    longer = (*settings, "-s", "train.steps=4")
+    main, other = train(folder, "run", *longer, setup=file_limit, argument=(1, limit))
+    assert (main.code, other.code) == (1, 1), (main, other)
+    assert re.search("at step 4: process 1: .*File too large", main.errors[-1])
+    assert checkpoint_steps(folder / "runs/run") == before
+    assert [path.name for path in (folder / "runs/run/checkpoints").glob(".*")] == []
+    assert train(folder, "run", *longer)[0].code == 0
+
+
+# --- bad input ---------------------------------------------------------------------------------------
+
+
+def the_only_line(ranks: Any) -> str:
+    """Return the only line that any of the processes prints about its error."""
+    assert all(rank.code == 1 for rank in ranks), ranks
+    (line,) = [line for rank in ranks for line in rank.errors]
+    return str(line)
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "expected"),
+    [
+        (["-s", "train.shards=4"], 3, "3 processes cannot divide train.shards=4; use 1, 2 or 4 processes"),
+        (["-s", "train.shards=1"], 2, "2 processes cannot divide train.shards=1; use one process"),
+        (
+            ["-s", "train.shards=3", "-s", "train.batch_size=12"],
+            3,
+            "use one process, or runtime.exact=false (the bits then depend on the number of processes)",
+        ),
+        (["-s", "train.shards=5"], 2, "train.batch_size (16) must be a multiple of train.shards (5)"),
+        (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
+        (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
+        (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
+        (["-s", "model.family=lstm", "-s", "runtime.parallel=fsdp"], 2, "runtime.parallel fsdp does not apply to"),
+    ],
+)
+def test_an_error_of_all_processes_is_one_line(folder: Path, more: list[str], size: int, expected: str) -> None:
+    line = the_only_line(train(folder, "run", *more, size=size))
+    assert line.startswith("minigpt: ")
+    assert expected in line
+
+
+def test_standard_input_cannot_be_shared(folder: Path) -> None:
+    line = the_only_line(together(folder, "train", "-", *SMALL))
+    assert line == "minigpt: 2 processes cannot share standard input; save the text to a file"
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (["-s", "train.seed=5"], "process 1 differs from process 0: train.seed 5 instead of 1337"),
+        (["other.txt"], "process 1 differs from process 0: text "),
+    ],
+)
+def test_processes_with_different_settings_or_texts_are_refused(folder: Path, other: list[str], problem: str) -> None:
+    (folder / "other.txt").write_text(VERSE[::-1], encoding="utf-8")
+    assert problem in the_only_line(train(folder, "run", setup=other_argument, argument=(1, other)))
+    assert not (folder / "runs/run").exists()
+
+
+def test_a_second_job_on_the_same_run_is_refused(folder: Path) -> None:
+    first = Job(folder, *TRAIN, "--name", "run", "-s", "train.steps=100000")
+    end = time.monotonic() + 30
+    while not checkpoint_steps(folder / "runs/run") and time.monotonic() < end:
+        time.sleep(0.05)
+    (folder / "second").mkdir()
+    (folder / "second/runs").symlink_to(folder / "runs")
+    assert "run run is in use by process " in the_only_line(together(folder / "second", "train", "--resume", "run"))
+    first.kill(0, signal.SIGTERM)
+    assert [rank.code for rank in first.wait()] == [143, 143]
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "RANK"])
+def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, missing: str) -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    del variables[missing]
+    done = subprocess.run(
+        [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run"],
+        cwd=folder, env=environment() | variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("minigpt: cannot join the other processes (WORLD_SIZE=2): ")
+    assert missing in line
+    assert line.endswith("; start them with torchrun, or with minigpt train --processes")
+
+
+# --- the launcher ------------------------------------------------------------------------------------
+
+
+def test_processes_are_started_by_the_option(folder: Path) -> None:
+    expected = succeed(folder, "one", size=1)
+    done = process(*TRAIN, "--name", "run", "--processes", "2", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert ending(folder / "runs/run") == expected
+    assert done.stderr.count("Finished at step 6") == 1
+    assert "2 processes, each on cpu (1 thread)" in done.stderr
+
+
+def test_ctrl_c_stops_all_and_saves(folder: Path) -> None:
+    command = [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run", "-s", "train.steps=100000", "--processes", "2"]
+    with subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+        end = time.monotonic() + 60
+        while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in err
+    assert err.count("Everything is saved in runs/run.") == 1
+    lines = (folder / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[-1])["step"] <= checkpoint_steps(folder / "runs/run")[-1]
