@@ -16,7 +16,7 @@ from minigpt.training.step_cost import count_step, measure_step
 HEAP = {False: 1.45, True: 2.9}
 """Memory of the process on a CPU per byte of the tensors that a step creates, without and with checkpointing.
 
-The heap (glibc 2.36) cannot use every hole that freed tensors leave. Measured: 1.3 to 1.8, and 2.6 to 3.2.
+The heap (glibc 2.36) cannot use every hole that freed tensors leave. Measured: 1.3 to 1.8, and 2.6 to 4.2.
 """
 LIBRARIES = 45_000_000
 """Bytes that oneDNN and OpenMP take in the first step on a CPU."""
