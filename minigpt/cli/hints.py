@@ -95,7 +95,8 @@ def _usage_line(error: TyperException) -> str:
 
 def hint(error: UserError, command: str) -> str:
     """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
-    has_settings = command in ("train", "bench train", "bench sample")  # they take --set instead of separate options
+    # These take --set instead of separate options.
+    has_settings = command in ("train", "plan", "bench train", "bench sample")
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"

@@ -30,6 +30,7 @@ from minigpt.cli.hints import error_line
 from minigpt.cli.import_ import import_app
 from minigpt.cli.inspect import inspect
 from minigpt.cli.options import GROUP
+from minigpt.cli.plan import plan
 from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
@@ -38,7 +39,7 @@ from minigpt.training.signals import STDERR
 
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
-    "Train": {"train": train, "board": board},
+    "Train": {"plan": plan, "train": train, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
     "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app, "bench": bench_app},

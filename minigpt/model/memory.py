@@ -5,12 +5,16 @@ If the system does not report its free memory, the checks pass.
 
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
@@ -19,6 +23,8 @@ SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 """Parts of PyTorch's error messages when memory runs out."""
+LSTM_WORKSPACE = 15.3
+"""Size of oneDNN's workspace for an LSTM layer on a CPU, as a multiple of the output. Measured: 15.1 to 15.6."""
 
 
 def free_memory_bytes(device: str) -> int | None:
@@ -94,6 +100,37 @@ def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> 
     return sum(size for storage, size in kept.items() if storage not in own)
 
 
+class LiveMemory(TorchDispatchMode):
+    """Counts the bytes of the tensors that the block creates, while they exist: `live`, and the `peak`.
+
+    Fake tensors count in full, although they hold no numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self.storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.storages:
+                size = storage.nbytes()
+                if func is torch.ops.aten.mkldnn_rnn_layer.default and not size:  # fake tensors lack the workspace
+                    size = int(LSTM_WORKSPACE * result[0].nbytes)
+                self._add(storage, size)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage, size: int) -> None:
+        def free(_: Any, key: int = storage._cdata) -> None:
+            self.live -= size
+            del self.storages[key]
+
+        self.storages[storage._cdata] = weakref.ref(storage, free)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
 def as_memory_error(error: Exception, config: RunConfig | None = None) -> InsufficientMemoryError | None:
     """Return an error that says memory ran out, with a smaller micro-batch for `config`; None for other errors."""
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in str(error) for sign in SIGNS):
@@ -103,7 +140,12 @@ def as_memory_error(error: Exception, config: RunConfig | None = None) -> Insuff
 
 
 def _smaller_micro_batch(config: RunConfig, most: int) -> tuple[str, ...]:
-    """Return the setting of the largest micro-batch of at most `most` sequences that divides the batch."""
-    batch = config.train.batch_size
-    sizes = (size for size in range(min(most, batch - 1), 0, -1) if batch % size == 0)
-    return tuple(f"train.micro_batch_size={size}" for size in sizes)[:1]
+    """Return the setting of the largest micro-batch of at most `most` sequences, fewer than a shard."""
+    size = largest_micro_batch(config, min(most, config.train.batch_size // config.train.shards - 1))
+    return (f"train.micro_batch_size={size}",) if size else ()
+
+
+def largest_micro_batch(config: RunConfig, most: int) -> int:
+    """Return the largest micro-batch of at most `most` sequences that divides a shard, or 0."""
+    shard = config.train.batch_size // config.train.shards
+    return next((size for size in range(min(most, shard), 0, -1) if shard % size == 0), 0)

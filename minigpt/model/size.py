@@ -13,12 +13,17 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
 
 
 def flops_per_token(model: Model) -> int:
+    """Return the floating-point operations to train on one token: `training_flops` of a model."""
+    return training_flops(model.config, model.token_embedding.num_embeddings)
+
+
+def training_flops(config: ModelConfig, vocab_size: int) -> int:
     """Return the floating-point operations to train on one token (Kaplan et al. 2020, table 1).
 
     The forward pass takes two for each weight of a matrix, and 4 T C in each layer for attention, half of it masked.
     The backward pass takes twice as many. Recurrent layers have only matrices.
     """
-    config = model.config
     attention = 0 if config.is_recurrent else 4 * config.n_layer * config.context * config.n_embd
-    matrices = sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2) + model.token_embedding.weight.numel()
-    return 3 * (2 * matrices + attention)
+    shapes = parameter_shapes(config, vocab_size).items()
+    matrices = [math.prod(shape) for name, shape in shapes if len(shape) == 2 and name != "position_embedding.weight"]
+    return 3 * (2 * sum(matrices) + attention)

@@ -78,7 +78,7 @@ def workplace(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run(command: str) -> None:
-    """Run a line after `minigpt`. If it trains, make it short."""
+    """Run a line after `minigpt`. If it trains or measures, make it short."""
     words = shlex.split(re.sub(r"train\.(epochs|minutes)=\d+", r"train.\1=0.01", command.partition(" > ")[0]))
     if words[0] == "train" and words[-2:] != ["--resume", "auto"] and "--resume" in words:
         run_name = words[words.index("--resume") + 1]
@@ -89,6 +89,8 @@ def run(command: str) -> None:
         )  # a recurrent network has no heads
         words += [*SHORT, "-s", "data.source=my.txt"] if "--config" in words or "-c" in words else SHORT
         words += [] if "=0.01" in " ".join(words) else ["-s", "train.steps=2"]
+    elif words[0] == "plan":
+        words += ["-s", "model.n_head=2", *SHORT]
     result = CliRunner().invoke(app, words, input=TEXT)
     if isinstance(result.exception, UserError):
         pytest.fail(f"minigpt {command}: {result.exception}")

@@ -1,0 +1,88 @@
+"""`minigpt plan`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from minigpt.cli.hints import set_options
+from minigpt.cli.options import ConfigOption, JsonOption, SetOption, only_config
+from minigpt.cli.output import json_text, notice, table, write
+
+if TYPE_CHECKING:
+    from minigpt.training.plan import Plan
+
+VOCAB_SIZES = {"char": 65, "byte": 256}
+"""The vocabulary size by tokenizer, if the user does not set it. 65 is that of Tiny Shakespeare."""
+PARTS = ("program", "weights", "gradients", "optimizer", "average", "exchange", "activations", "peak")
+
+
+def plan(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    processes: Annotated[int, Option(min=1, max=1024, help="Number of processes.", metavar="N")] = 1,
+    device: Annotated[str | None, Option(help="Device to plan for: auto, cpu, cuda or mps.", metavar="NAME")] = None,
+    vocab_size: Annotated[
+        int | None, Option(min=1, max=1_114_112, help="Vocabulary size. Default: 65, or 256 for bytes.", metavar="N")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the memory, operations and time of a run before it starts.
+
+    Read no text, and measure steps of a small part of the model for a few seconds.
+
+    Examples:
+      minigpt plan
+      minigpt plan -c shakespeare --set runtime.activation_checkpointing=true
+      minigpt plan -c shakespeare --set train.shards=2 --processes 2
+    """
+    from minigpt.config.presets import read_preset
+    from minigpt.config.resolve import parse_overrides, resolve
+    from minigpt.training.plan import make_plan
+
+    name = only_config(config)
+    sources = read_preset("quickstart", only_shipped=True) if name is None else read_preset(name)
+    assignments = [*(set_ or []), *([f"runtime.device={device}"] if device else [])]
+    settings = resolve(*sources, parse_overrides(assignments)).config
+    size = vocab_size or VOCAB_SIZES[settings.data.tokenizer]
+    found = make_plan(settings, size, processes)
+    steps, minutes, each = settings.train.steps, settings.train.minutes, found.seconds_per_step
+    total = 60 * minutes if minutes else steps * each if steps and each else None
+    if as_json:
+        write(json_text({"vocab_size": size, "processes": processes, **asdict(found), "seconds": total}))
+        return
+    assumed = "" if vocab_size else " (assumed; to change it, add --vocab-size)"
+    notice(f"{found.parameters:,} parameters with a vocabulary of {size}{assumed}, on {found.runtime.describe()}")
+    memories = found.parallel.values()
+    used = [part for part in PARTS if any(vars(memory)[part] for memory in memories)]
+    rows = [(part, *(_size(vars(memory)[part]) for memory in memories)) for part in used]
+    if found.free_bytes is not None:
+        rows.append(("free", *[_size(found.free_bytes)] * len(memories)))
+        rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
+    table(("memory of a process", *(found.parallel if processes > 1 else ["size"])), rows)
+    print("", *_lines(found, processes, total), sep="\n")
+
+
+def _lines(plan: "Plan", processes: int, total: float | None) -> Iterator[str]:
+    """Yield the work, the time, what that excludes, and what to type if the run does not fit."""
+    step, work = plan.seconds_per_step, f"{plan.flops_per_step / 1e9:,.1f} GFLOP per step"
+    if step is None:
+        yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"
+    else:
+        run = f", {total / 60:,.1f} min for the run without evaluations" if total else ""
+        how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
+        yield f"{work}, {step:.3g} s per step{run}{how}"
+    excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile
+    if step and excluded:
+        yield f"not measured: {', '.join(excluded)}"
+    for kind, memory in plan.parallel.items():
+        if memory.fits is False:
+            fsdp = ("runtime.parallel=fsdp",) if plan.parallel.get("fsdp", memory).fits else ()
+            advice = set_options(memory.settings or fsdp) or "a smaller train.batch_size, model.context or model.n_embd"
+            yield f"{kind} does not fit; try {advice}"
+
+
+def _size(count: int) -> str:
+    power, unit = (9, "GB") if count >= 1e9 else (6, "MB") if count >= 1e6 else (3, "kB")
+    return f"{count / 10**power:,.1f} {unit}"

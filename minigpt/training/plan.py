@@ -1,0 +1,147 @@
+"""What a run would take: memory by part for each kind of parallelism, operations and time. No text is read."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from minigpt.config.schema import RunConfig, RuntimeConfig
+from minigpt.errors import ConfigError, DeviceError
+from minigpt.model.device import Runtime, choose_runtime, measure_matmul
+from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
+from minigpt.model.size import count_parameters, training_flops
+from minigpt.training.step_cost import count_step, measure_step
+
+HEAP = {False: 1.45, True: 2.9}
+"""Memory of the process on a CPU per byte of the tensors that a step creates, without and with checkpointing.
+
+The heap (glibc 2.36) cannot use every hole that freed tensors leave. Measured: 1.3 to 1.8, and 2.6 to 4.2.
+"""
+LIBRARIES = 45_000_000
+"""Bytes that oneDNN and OpenMP take in the first step on a CPU."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one process in bytes. Its parts are not all needed at the time of the `peak`."""
+
+    program: int
+    """Python, PyTorch and its libraries, on a CPU."""
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    """The moving average of the weights."""
+    exchange: int
+    """`data`: the buffer for sums over processes. `fsdp`: the embeddings and one block, gathered."""
+    activations: int
+    """What the forward pass keeps for the backward pass."""
+    peak: int
+    fits: bool | None = None
+    """None if the free memory is unknown."""
+    largest_micro_batch: int | None = None
+    settings: tuple[str, ...] = ()
+    """Settings, as KEY=VALUE, that make it fit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a run."""
+
+    parameters: int
+    runtime: Runtime
+    free_bytes: int | None
+    """Free memory for each process."""
+    parallel: dict[str, Memory]
+    flops_per_token: int
+    flops_per_step: int
+    seconds_per_step: float | None
+    """None if the device is not available."""
+    is_measured: bool
+    """False if two layers take too long. The time is then estimated: a third of the speed of matrix products."""
+
+
+def process_memory(
+    config: RunConfig,
+    sequences: int,
+    vocab_size: int,
+    runtime: Runtime,
+    processes: int = 1,
+    kind: str = "data",
+    program: int = 0,
+) -> Memory:
+    """Return the memory of one of several processes, with micro-batches of `sequences`."""
+    train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
+    step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
+    shards = math.ceil(train.shards / processes)  # of this process
+    is_tree = config.runtime.exact and shards > 1  # keeps a sum for each level of a balanced tree, and the newest shard
+    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)) if is_tree else 1) // parts
+    weights, state = step["weights"] // parts, step["optimizer"] // parts
+    # FSDP gathers the embeddings and one block, and has their whole gradients. Muon updates a whole matrix at a time.
+    exchange = 2 * block["weights"] if parts > 1 else step["gradients"] if processes > 1 else 0
+    adds = parts > 1 or sequences < train.batch_size // train.shards or (shards > 1 and not is_tree)
+    backward = gradients + (step["more"] if adds else step["first"] - step["gradients"])
+    update = step["gradients"] // parts + (block if parts > 1 else step)["update"]
+    changing = int(max(backward, update) * (HEAP[config.runtime.activation_checkpointing] if is_cpu else 1))
+    fixed = (program, weights, gradients, state, weights if train.ema else 0, exchange)
+    return Memory(*fixed, step["activations"], sum(fixed) - gradients + changing)
+
+
+def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: float = 2.0) -> Plan:
+    """Plan a run in so many processes. Measure its time for about `seconds` if its device is available.
+
+    Raises:
+        ConfigError: There are more processes than shards.
+    """
+    train, each = config.train, training_flops(config.model, vocab_size)
+    if processes > train.shards:
+        problem = f"{processes} processes need at least {processes} shards, and train.shards is {train.shards}"
+        raise ConfigError(f"{problem}; set train.shards={processes}, and train.batch_size to a multiple of it")
+    per_step = each * train.batch_size * config.model.context
+    cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
+    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), per_step * (train.steps or 0) / processes)
+    is_cpu = runtime.device == "cpu"
+    program = program + LIBRARIES if is_cpu else 0
+    free = free_memory_bytes(runtime.device) if is_here else None
+    free = free // processes if free and is_cpu else free  # processes on GPUs have one each
+    kinds = ("data", "fsdp") if processes > 1 else ("data",)
+    parallel = {kind: _fit(config, free, vocab_size, runtime, processes, kind, program) for kind in kinds}
+    step_seconds, is_measured = None, False
+    if is_here:
+        sequences = math.ceil(train.shards / processes) * (train.batch_size // train.shards)
+        measured, is_measured = measure_step(config, vocab_size, runtime, seconds), True
+        if measured is None:
+            measured, is_measured = (3 * each * config.model.context / measure_matmul(runtime), 0.0), False
+        waiting = max(1.0, processes * runtime.threads / cores) if is_cpu else 1.0
+        step_seconds = waiting * (sequences * measured[0] + measured[1])
+    parameters = count_parameters(config.model, vocab_size)
+    return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
+
+
+def _runtime(config: RuntimeConfig, threads: int, flops: float) -> tuple[Runtime, bool]:
+    """Return what the run would compute with, and whether its device is available."""
+    chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
+    try:
+        return choose_runtime(chosen, flops=flops), True
+    except DeviceError:
+        return Runtime(config.device, "bfloat16" if config.dtype == "auto" else config.dtype, False, threads), False
+
+
+def _fit(config: RunConfig, free: int | None, *common: Any) -> Memory:
+    """Return what `process_memory` does, whether it fits in `free` bytes, and the settings that make it fit."""
+    train, shard = config.train, config.train.batch_size // config.train.shards
+    memory = process_memory(config, train.sequences_at_once, *common)
+    if free is None:
+        return memory
+    one, most = process_memory(config, 1, *common).peak, process_memory(config, shard, *common).peak
+    each = max(1, (most - one) // max(1, shard - 1))
+    largest = largest_micro_batch(config, 1 + int(SPARING * free - one) // each)
+    settings: tuple[str, ...] = ()
+    if memory.peak > free and largest:
+        settings = (f"train.micro_batch_size={largest}",)
+    elif memory.peak > free and not config.model.is_recurrent:
+        sparing = config.runtime.model_copy(update={"activation_checkpointing": True})
+        if process_memory(config.model_copy(update={"runtime": sparing}), 1, *common).peak <= free:
+            settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
+    return replace(memory, fits=memory.peak <= free, largest_micro_batch=largest, settings=settings)

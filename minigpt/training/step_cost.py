@@ -1,0 +1,109 @@
+"""The memory and time of a training step, before a run. No text is read.
+
+Both come from models with one and two layers, because each further layer takes as much as the second. Memory is
+counted on fake tensors, which have shapes but no numbers. Time is measured.
+"""
+
+import math
+import time
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from minigpt.config.schema import RunConfig
+from minigpt.model.device import Runtime, available_devices, configure_torch, measure_matmul
+from minigpt.model.gpt import GPT, use_kernels
+from minigpt.model.kernels import TORCH, sdpa_fused
+from minigpt.model.load import build_model
+from minigpt.model.memory import SPARING, LiveMemory, free_memory_bytes
+from minigpt.model.size import training_flops
+from minigpt.training.optim import Optimizer
+
+
+class _Step:
+    """A step of a new model with its first layers, on random tokens."""
+
+    def __init__(self, config: RunConfig, vocab_size: int, runtime: Runtime, sequences: int, layers: int) -> None:
+        self.model = build_model(config.model.model_copy(update={"n_layer": layers}), vocab_size)
+        use_kernels(self.model, runtime.model_kernels)
+        if isinstance(self.model, GPT):
+            self.model.checkpoints_activations = config.runtime.activation_checkpointing
+        self.optimizer = Optimizer(self.model, config.optim, runtime.torch_dtype)
+        self.runtime, self.vocab_size, self.shape = runtime, vocab_size, (2, sequences, config.model.context)
+
+    def loss(self) -> torch.Tensor:
+        x, y = torch.randint(self.vocab_size, self.shape, device=self.runtime.device)
+        with self.runtime.autocast():
+            logits = self.model(x)
+        return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
+
+    def timed(self) -> tuple[float, float]:
+        """Return the seconds of a forward and backward pass, and of an update."""
+        self.optimizer.zero_grad()
+        started = time.perf_counter()
+        self.loss().backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm.item()  # waits for the device
+        middle = time.perf_counter()
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), 1.0, norm)
+        self.optimizer.step(1.0)
+        self.model.token_embedding.weight[0, 0].item()
+        return middle - started, time.perf_counter() - middle
+
+
+@lru_cache
+def count_step(config: RunConfig, vocab_size: int, runtime: Runtime, sequences: int, layers: int) -> dict[str, int]:
+    """Return the bytes of a step with one micro-batch, by part, without allocating them.
+
+    `first` is the peak of a forward and backward pass that creates the gradients, `more` of one that adds to them, and
+    `update` that of the optimizer. They exclude what existed before, and the state of the optimizer.
+    """
+    if layers > 2:
+        one, two = (count_step(config, vocab_size, runtime, sequences, n) for n in (1, 2))
+        rates = {part: two[part] - one[part] for part in two}
+        # A backward pass replaces a layer's activations with its gradients. The larger of both adds to the peak.
+        rates |= {"first": max(rates["activations"], rates["gradients"]), "more": rates["activations"]}
+        return {part: two[part] + (layers - 2) * rates[part] for part in two}
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    is_gpu = runtime.device.startswith("cuda") and runtime.device in available_devices()
+    place = runtime if is_gpu else replace(runtime, device="cpu")
+    with FakeTensorMode(), torch.device(place.device), LiveMemory() as memory:
+        step = _Step(config, vocab_size, place, sequences, layers)
+        if place.device != runtime.device:  # a CPU keeps all attention weights for dropout, and a GPU none
+            use_kernels(step.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
+        counts = {"weights": memory.live}
+        for name in ("first", "more"):
+            before = memory.peak = memory.live
+            loss = step.loss()
+            counts["activations"] = memory.live - before
+            loss.backward()
+            del loss
+            counts[name] = memory.peak - before
+        before = memory.peak = memory.live
+        step.optimizer.step(1.0)
+        counts |= {"optimizer": memory.live - before, "update": memory.peak - memory.live}
+        return counts | {"gradients": before - counts["weights"]}
+
+
+def measure_step(config: RunConfig, vocab_size: int, runtime: Runtime, seconds: float) -> tuple[float, float] | None:
+    """Return the seconds of a forward and backward pass of a sequence, and of an update. None if it takes too long."""
+    configure_torch(replace(runtime, compile=False))
+    layers = range(1, min(2, config.model.n_layer) + 1)
+    flops = training_flops(config.model.model_copy(update={"n_layer": layers[-1]}), vocab_size) * config.model.context
+    affordable = seconds / 4 * measure_matmul(runtime) / 3 / flops  # as in `choose_runtime`
+    sequences = max(1, min(config.train.sequences_at_once, int(affordable)))
+    needed = sum(count_step(config, vocab_size, runtime, sequences, layers[-1]).values())
+    if affordable < 1 / 20 or needed > SPARING * (free_memory_bytes(runtime.device) or math.inf):
+        return None
+    steps = [_Step(config, vocab_size, runtime, sequences, n) for n in layers]
+    for step in steps:
+        step.model.to(runtime.device)
+    end, times = time.perf_counter() + seconds, list[list[tuple[float, float]]]()
+    while len(times) < 4 or time.perf_counter() < end:
+        times.append([step.timed() for step in steps])
+    parts = torch.tensor(times[2:]).median(0).values  # (layers, 2); the first rounds allocate memory
+    compute, update = (parts[0] + (config.model.n_layer - 1) * (parts[-1] - parts[0]).clamp(min=0)).tolist()
+    return compute / sequences, update

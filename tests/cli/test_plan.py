@@ -1,0 +1,82 @@
+"""`minigpt plan`."""
+
+import re
+
+import pytest
+from command_line import SMALL, Cli
+
+from minigpt.training import plan as planning
+
+pytestmark = pytest.mark.usefixtures("empty_folder", "quick_and_clean")
+
+
+@pytest.fixture(autouse=True)
+def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "measure_step", lambda *_: (0.5, 1.0))
+    monkeypatch.setattr(planning, "peak_memory", lambda: 1)
+    monkeypatch.setattr(planning, "LIBRARIES", 0)
+
+
+def test_a_table_and_the_time(cli: Cli) -> None:
+    done = cli("plan", *SMALL, "--vocab-size", 13)
+    head, *rows = done.out.splitlines()
+    assert head.split() == ["memory", "of", "a", "process", "size"]
+    assert [row.split("  ")[0] for row in rows if "B" in row][:2] == ["program", "weights"]
+    assert re.search(r"GFLOP per step, 3 s per step, 0\.2 min for the run without evaluations$", done.out)
+    assert re.match(r"[\d,]+ parameters with a vocabulary of 13, on cpu", done.err)
+
+
+def test_the_vocabulary_size_is_assumed(cli: Cli) -> None:
+    assert "vocabulary of 65 (assumed" in cli("plan", *SMALL).err
+    assert cli("plan", *SMALL, "-s", "data.tokenizer=byte", "--json").json["vocab_size"] == 256
+
+
+def test_json_has_numbers_for_each_kind(cli: Cli) -> None:
+    shards = ("-s", "train.shards=2", "--processes", "2")
+    found = cli("plan", *SMALL, *shards, "--json").json
+    assert set(found["parallel"]) == {"data", "fsdp"}
+    assert found["parallel"]["fsdp"]["weights"] == found["parallel"]["data"]["weights"] // 2
+    assert found["seconds"] == 4 * found["seconds_per_step"]
+    out = cli("plan", *SMALL, *shards).out
+    assert "data  " in out.splitlines()[0]
+    assert out.endswith("not measured: communication between processes\n")
+
+
+def test_lengths_in_epochs_and_minutes(cli: Cli) -> None:
+    base = ("plan", "-c", "tiny", "-s", "runtime.device=cpu", "--json")
+    assert cli(*base, "-s", "train.epochs=2").json["seconds"] is None
+    assert cli(*base, "-s", "train.minutes=2").json["seconds"] == 120
+
+
+def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
+    arguments = ("plan", "-c", "tiny", "--device", "cuda:77")
+    assert cli(*arguments, "--json").json["seconds_per_step"] is None
+    assert "cuda:77 is not on this machine" in cli(*arguments).out
+
+
+def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("plan", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
+    peak = cli(*arguments, "--json").json["parallel"]["data"]["peak"]
+    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak - 1)
+    assert re.search(r"data does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
+    monkeypatch.setattr(planning, "free_memory_bytes", lambda device: 1000)
+    assert "try a smaller train.batch_size" in cli(*arguments).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("-c nosuch", "nosuch"),
+        ("-s model.n_layr=2", r"model\.n_layer"),
+        ("--device gpu", r"runtime\.device is gpu"),
+        ("--processes 2", r"2 processes need at least 2 shards.*train\.shards=2"),
+        ("-c tiny -c tiny", "one --config"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, arguments: str, problem: str) -> None:
+    assert re.search(problem, cli("plan", *arguments.split()).error)
+
+
+def test_wrong_usage(cli: Cli) -> None:
+    assert "--processes" in cli("plan", "--processes", "0").err
+    assert "--set train.steps=VALUE" in cli("plan", "--steps", "3").err
