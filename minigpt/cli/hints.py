@@ -20,6 +20,7 @@ from minigpt.errors import (
     EncodingError,
     FolderNotEmptyError,
     InsufficientMemoryError,
+    JoinError,
     MissingPackageError,
     NoAttentionError,
     NoCounterpartError,
@@ -150,6 +151,8 @@ def hint(error: UserError, command: str) -> str:
             return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
         case TrainingError():
             return _retry(error)
+        case JoinError():
+            return "start them with torchrun, or with minigpt train --processes N"
         case InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if has_settings:

@@ -35,7 +35,7 @@ def plan(
     Examples:
       minigpt plan
       minigpt plan -c shakespeare --set runtime.activation_checkpointing=true
-      minigpt plan -c shakespeare --set train.shards=2 --processes 2
+      minigpt plan -c shakespeare --processes 2
     """
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import parse_overrides, resolve
@@ -44,7 +44,8 @@ def plan(
     name = only_config(config)
     sources = read_preset("quickstart", only_shipped=True) if name is None else read_preset(name)
     assignments = [*(set_ or []), *([f"runtime.device={device}"] if device else [])]
-    settings = resolve(*sources, parse_overrides(assignments)).config
+    shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
+    settings = resolve(shards, *sources, parse_overrides(assignments)).config
     size = vocab_size or VOCAB_SIZES[settings.data.tokenizer]
     found = make_plan(settings, size, processes)
     steps, minutes, each = settings.train.steps, settings.train.minutes, found.seconds_per_step

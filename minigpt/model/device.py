@@ -91,7 +91,7 @@ def choose_runtime(
     """
     device = pick_device(config.device, saved)
     kind = torch.device(device).type
-    kept = saved if saved and torch.device(saved.device).type == kind else None
+    kept = saved if saved and saved.device.partition(":")[0] == kind else None
     threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * (os.cpu_count() or 1) else torch.get_num_threads()

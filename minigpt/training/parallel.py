@@ -22,6 +22,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import (
     ConfigError,
     InsufficientMemoryError,
+    JoinError,
     LostProcessError,
     OtherProcessError,
     UserError,
@@ -211,7 +212,7 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        UserError: The others cannot be found.
+        JoinError: The others cannot be found.
     """
     if (size := os.environ.get("WORLD_SIZE", "1")) in ("", "1"):
         yield ONE
@@ -222,7 +223,7 @@ def join() -> Iterator[Processes]:
         processes = Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     except (ValueError, RuntimeError) as error:
         problem = f"cannot join the other processes (WORLD_SIZE={escape(size)}): {reason(error).splitlines()[0][:200]}"
-        raise UserError(f"{problem}; start them with torchrun, or with minigpt train --processes") from error
+        raise JoinError(problem) from error
     try:
         yield processes
         processes.gather(None)  # a process that ends early would look like one that failed

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from minigpt.config.schema import RunConfig, RuntimeConfig
-from minigpt.errors import ConfigError, DeviceError
+from minigpt.errors import DeviceError
 from minigpt.model.device import Runtime, choose_runtime, measure_matmul
 from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
 from minigpt.model.size import count_parameters, training_flops
+from minigpt.training.parallel import check_count
 from minigpt.training.step_cost import count_step, measure_step
 
 HEAP = {False: 1.45, True: 2.9}
@@ -74,7 +75,7 @@ def process_memory(
     """Return the memory of one of several processes, with micro-batches of `sequences`."""
     train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
     step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
-    shards = math.ceil(train.shards / processes)  # of this process
+    shards = train.shards // processes  # of this process
     is_tree = config.runtime.exact and shards > 1  # keeps a sum for each level of a balanced tree, and the newest shard
     gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)) if is_tree else 1) // parts
     weights, state = step["weights"] // parts, step["optimizer"] // parts
@@ -92,12 +93,10 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     """Plan a run in so many processes. Measure its time for about `seconds` if its device is available.
 
     Raises:
-        ConfigError: There are more processes than shards.
+        ConfigError: So many processes cannot divide the shards.
     """
     train, each = config.train, training_flops(config.model, vocab_size)
-    if processes > train.shards:
-        problem = f"{processes} processes need at least {processes} shards, and train.shards is {train.shards}"
-        raise ConfigError(f"{problem}; set train.shards={processes}, and train.batch_size to a multiple of it")
+    check_count(processes, config)
     per_step = each * train.batch_size * config.model.context
     cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
     runtime, is_here = _runtime(config.runtime, max(1, cores // processes), per_step * (train.steps or 0) / processes)
@@ -109,7 +108,7 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     parallel = {kind: _fit(config, free, vocab_size, runtime, processes, kind, program) for kind in kinds}
     step_seconds, is_measured = None, False
     if is_here:
-        sequences = math.ceil(train.shards / processes) * (train.batch_size // train.shards)
+        sequences = train.shards // processes * (train.batch_size // train.shards)
         measured, is_measured = measure_step(config, vocab_size, runtime, seconds), True
         if measured is None:
             measured, is_measured = (3 * each * config.model.context / measure_matmul(runtime), 0.0), False

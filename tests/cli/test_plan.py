@@ -69,7 +69,7 @@ def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest
         ("-c nosuch", "nosuch"),
         ("-s model.n_layr=2", r"model\.n_layer"),
         ("--device gpu", r"runtime\.device is gpu"),
-        ("--processes 2", r"2 processes need at least 2 shards.*train\.shards=2"),
+        ("--processes 3", "3 processes cannot divide train.shards=3|must be a multiple"),
         ("-c tiny -c tiny", "one --config"),
     ],
 )

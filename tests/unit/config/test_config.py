@@ -462,7 +462,7 @@ def configurations(draw: st.DrawFn) -> RunConfig:
     values["model.n_embd"] = 2 * values["model.n_head"] * draw(st.integers(1, 9))
     if values["model.family"] in RECURRENT:
         values |= {f"model.{key}": value for key, value in NO_ATTENTION.items()}
-        values["runtime.activation_checkpointing"] = False
+        values |= {"runtime.activation_checkpointing": False, "runtime.parallel": "data"}
     values["train.shards"] = draw(st.sampled_from([1, values["train.batch_size"]]))
     values["train.micro_batch_size"] = draw(st.none() | st.just(values["train.batch_size"]))
     values["optim.warmup"] = min(values["optim.warmup"], 1 - values["optim.decay"])
