@@ -84,7 +84,7 @@ def train(
 
     with join() as joined:
         joined.together(lambda: _check(text, config, name, from_, unknown, resume))
-        if processes not in (None, joined.size):
+        if processes not in (None, joined.size) and joined.is_main:
             notice(f"torchrun has started {joined.size} processes; ignoring --processes {processes}")
         is_auto = resume == "auto"
         if is_auto:

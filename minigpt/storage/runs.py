@@ -282,7 +282,7 @@ def is_training(run: Path) -> bool:
     return False
 
 
-def record_start(run: Path, step: int, command: Sequence[str], environment: Environment) -> None:
+def record_start(run: Path, step: int, command: Sequence[str], environment: Environment, processes: int = 1) -> None:
     """Append a line to environment.jsonl that records how the run was started or resumed."""
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
@@ -290,6 +290,7 @@ def record_start(run: Path, step: int, command: Sequence[str], environment: Envi
         "step": step,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(command),
+        "processes": processes,
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),

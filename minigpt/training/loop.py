@@ -97,7 +97,7 @@ def train(
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             prepare(training)
             if processes.is_main:
-                record_start(run, training.state.step, command, training.runtime.environment())
+                record_start(run, training.state.step, command, training.runtime.environment(), processes.size)
             training.metrics.to_tensorboard("add_text", "settings", settings_card(config), training.state.step)
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:

@@ -137,7 +137,7 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
     monkeypatch.setattr(planning, "measure_matmul", lambda runtime: 3.0)
     found = make_plan(config, V)
     assert (found.seconds_per_step, found.is_measured) == (found.flops_per_step, False)
-    with pytest.raises(ConfigError, match="5 processes cannot divide train.shards=4"):
+    with pytest.raises(ConfigError, match=r"5 processes cannot divide train\.shards=4"):
         make_plan(config, V, processes=5)
 
 
