@@ -176,7 +176,10 @@ def set_options(settings: Iterable[str]) -> str:
 
 def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
     """Return the command that resumes `run` with changed `settings`, each KEY=VALUE."""
-    return f"minigpt train --resume {as_argument(run)} {set_options(settings)}".rstrip()
+    size = os.environ.get("WORLD_SIZE", "1")
+    is_several = size.isdecimal() and int(size) > 1 and os.environ.get("LOCAL_WORLD_SIZE") == size  # on one machine
+    several = f"--processes {size}" if is_several else ""
+    return " ".join(filter(None, (f"minigpt train --resume {as_argument(run)}", several, set_options(settings))))
 
 
 def as_argument(run: Path) -> str:

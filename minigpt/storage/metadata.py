@@ -95,6 +95,8 @@ class Environment(_Part):
     compile: bool
     threads: int = Field(ge=1, le=MOST_THREADS)
     kernels: Literal["cpu", "torch"] = "torch"
+    sums: str = "exact"
+    """How processes add up gradients: "exact", or what depends on their number."""
     processor: str = ""
     torch: str = ""
     numpy: str = ""

@@ -25,7 +25,7 @@ from minigpt.model.memory import as_memory_error, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.metadata import TrainState
+from minigpt.storage.metadata import Environment, TrainState
 from minigpt.storage.runs import InPlace, newest_step, record_start, repair, step_folder
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset
@@ -97,7 +97,7 @@ def train(
                 training.metrics.message(f"quarantined a damaged checkpoint: {path}")
             prepare(training)
             if processes.is_main:
-                record_start(run, training.state.step, command, training.runtime.environment(), processes.size)
+                record_start(run, training.state.step, command, training.environment(), processes.size)
             training.metrics.to_tensorboard("add_text", "settings", settings_card(config), training.state.step)
             return training.loop(probes)
     except (MemoryError, RuntimeError) as error:
@@ -168,9 +168,15 @@ class Training:
         """Differences from the environment of the checkpoint, which may change results from here on."""
         if checkpoint:
             restore(checkpoint, self.model, self.average, self.optimizer, processes)
-            self.drift = self.runtime.environment().changes(checkpoint.metadata.runtime)
+            self.drift = self.environment().changes(checkpoint.metadata.runtime)
             before, now = checkpoint.config.train.sequences_at_once, config.train.sequences_at_once
             self.drift += [f"micro-batches of {now} instead of {before}"] if before != now else []
+
+    def environment(self) -> Environment:
+        """Return everything outside the configuration that affects the last bits of a result."""
+        kind = "fsdp" if self.is_sharded else "" if self.processes.is_exact else "all-reduce"
+        sums = f"{kind} of {self.processes.size} processes" if kind else "exact"
+        return self.runtime.environment().model_copy(update={"sums": sums})
 
     def _place(self, built: Model) -> Model:
         """Return a model on the device of this process, with the weights that `built` has on the main process."""

@@ -33,8 +33,8 @@ from minigpt.model.memory import check_model
 from minigpt.training.sharding import is_sharded, local, rows
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=7)
-"""How long processes wait for each other before training: one of them may be encoding a long text."""
+JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
+"""How long processes wait for each other to start, and then before training: one may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 """Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
 
@@ -47,13 +47,18 @@ class Processes:
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
-        self.group: Any = None  # the default group until `connect`
+        self.group: Any = None
         self.pairs: list[Any] = []
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints, logs and saves."""
         return self.rank == 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `sum` gives the bits of one process."""
+        return self.size == 1 or bool(self.pairs)
 
     # --- before training ---------------------------------------------------------------------------------
 
@@ -219,8 +224,9 @@ def join() -> Iterator[Processes]:
         return
     try:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=JOINING)
         processes = Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+        processes.group = dist.new_group(timeout=PREPARING)
     except (ValueError, RuntimeError) as error:
         problem = f"cannot join the other processes (WORLD_SIZE={escape(size)}): {reason(error).splitlines()[0][:200]}"
         raise JoinError(problem) from error
@@ -238,11 +244,11 @@ def check_count(size: int, config: RunConfig) -> None:
     if size in allowed:
         return
     *most, last = map(str, allowed)
-    counts = f"{', '.join(most)} or {last} processes" if most else "one process"
-    problem = f"{size} processes cannot divide train.shards={shards}; use {counts}"
-    if is_exact and shards % size == 0:
-        problem += ", or runtime.exact=false (the bits then depend on the number of processes)"
-    raise ConfigError(problem)
+    counts = f"use {', '.join(most)} or {last} processes" if most else "use one process"
+    if shards % size:
+        raise ConfigError(f"{size} processes cannot divide train.shards={shards}; {counts}")
+    why = "the bits of one process need a power of two, or runtime.exact=false"
+    raise ConfigError(f"{size} processes cannot add up gradients exactly; {counts}: {why}")
 
 
 def choose_sharding(size: int, config: RunConfig, parameters: int, device: str) -> bool:

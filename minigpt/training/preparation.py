@@ -27,7 +27,7 @@ def prepare(training: Training) -> None:
         log("sharded: no samples, attention and histograms during training; rounding depends on the processes")
     else:
         check_fit(training)
-    if processes.size > 1 and not (processes.pairs or training.is_sharded):
+    if not (processes.is_exact or training.is_sharded):
         log("runtime.exact=false: rounding depends on the number of processes")
     training.matmul_speed = measure_matmul(training.runtime)
     compile_training(training)

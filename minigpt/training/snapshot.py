@@ -51,7 +51,7 @@ def save(training: Training) -> None:
         origin=training.origin,
         vocab_size=data.tokenizer.vocab_size,
         parameters=training.parameters,
-        runtime=training.runtime.environment(),
+        runtime=training.environment(),
         state=state,
         metrics_bytes=training.metrics.size,
         metrics_sha256=training.metrics.digest.hexdigest(),

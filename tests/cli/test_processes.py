@@ -225,7 +225,7 @@ def the_only_line(ranks: Any) -> str:
         (
             ["-s", "train.shards=3", "-s", "train.batch_size=12"],
             3,
-            "use one process, or runtime.exact=false (the bits then depend on the number of processes)",
+            "3 processes cannot add up gradients exactly; use one process: the bits of one process need a power of two",
         ),
         (["-s", "train.shards=5"], 2, "train.batch_size (16) must be a multiple of train.shards (5)"),
         (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
