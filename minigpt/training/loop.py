@@ -207,6 +207,8 @@ class Training:
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % train.save_every == 0:
                     self.save()
+            if signal:
+                interrupts.adopt(signal)
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:
