@@ -183,8 +183,9 @@ class Training:
         if self.is_sharded:
             from minigpt.training.fsdp import build_sharded
 
-            shape = self.config.model, self.data.tokenizer.vocab_size
-            model: Model = build_sharded(*shape, self.runtime, self.processes)
+            model: Model = build_sharded(
+                self.config.model, self.data.tokenizer.vocab_size, self.runtime, self.processes
+            )
         else:
             model = built.to(self.runtime.device)
         use_kernels(model, self.runtime.model_kernels)
@@ -213,6 +214,8 @@ class Training:
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % train.save_every == 0:
                     self.save()
+            if signal:
+                interrupts.adopt(signal)
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:

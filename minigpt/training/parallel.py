@@ -37,6 +37,7 @@ JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
 """How long processes wait for each other to start, and then before training: one may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 """Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
+LOST_CONTACT = "lost contact with another process: it ended, or hangs"
 
 
 class Processes:
@@ -217,7 +218,7 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        JoinError: The others cannot be found.
+        JoinError: The others cannot be found, or one of them ends before or after training.
     """
     if (size := os.environ.get("WORLD_SIZE", "1")) in ("", "1"):
         yield ONE
@@ -233,6 +234,10 @@ def join() -> Iterator[Processes]:
     try:
         yield processes
         processes.gather(None)  # a process that ends early would look like one that failed
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise JoinError(LOST_CONTACT) from error
     finally:
         dist.destroy_process_group()
 
@@ -271,9 +276,12 @@ def choose_sharding(size: int, config: RunConfig, parameters: int, device: str) 
 
 def as_process_error(error: Exception, run: Path, saved_step: int | None) -> LostProcessError | None:
     """Return an error that says that another process has ended or hangs; None for other errors."""
-    if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in LOST):
-        return None
-    return LostProcessError("lost contact with another process: it ended, or hangs", run, saved_step)
+    return LostProcessError(LOST_CONTACT, run, saved_step) if is_lost(error) else None
+
+
+def is_lost(error: Exception) -> bool:
+    """Return whether an error means that another process has ended or hangs."""
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 
 def add_shards(first: int, count: int, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:

@@ -161,15 +161,8 @@ class Launcher:
         output: Path | None = None,
     ) -> Result:
         """Run `minigpt train` in `folder` until it ends. The child calls `setup` first."""
-        progress = Progress.from_buffer(mmap.mmap(-1, ctypes.sizeof(Progress)))
-        progress.saved, output = -1, output or folder / "output.txt"
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            try:
-                self._run_child(folder, arguments, fault, progress, setup, output)
-            finally:
-                os._exit(99)
+        output = output or folder / "output.txt"
+        child, progress = self.fork(folder, arguments, fault, setup, output)
         status, was_hit = os.waitpid(child, os.WNOHANG if event else 0), False
         if event is not None:
             while not status[0] and progress.entries[event.phase] < event.entry:
@@ -187,6 +180,26 @@ class Launcher:
                     os.kill(child, signal.SIGCONT)
                     status = os.waitpid(child, 0)
         return Result(os.waitstatus_to_exitcode(status[1]), output.read_text(encoding="utf-8"), progress, was_hit)
+
+    def fork(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        fault: Fault | None,
+        setup: Callable[[], object],
+        output: Path,
+    ) -> tuple[int, Progress]:
+        """Start `minigpt train`. Return the id of its process, which the caller must reap, and its progress."""
+        progress = Progress.from_buffer(mmap.mmap(-1, ctypes.sizeof(Progress)))
+        progress.saved = -1
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                self._run_child(folder, arguments, fault, progress, setup, output)
+            finally:
+                os._exit(99)
+        return child, progress
 
     def _run_child(
         self,

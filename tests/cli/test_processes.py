@@ -282,7 +282,7 @@ def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, missing:
     (line,) = done.stderr.splitlines()
     assert line.startswith("minigpt: cannot join the other processes (WORLD_SIZE=2): ")
     assert missing in line
-    assert line.endswith("; start them with torchrun, or with minigpt train --processes N")
+    assert line.endswith("; start all of them, with torchrun or with minigpt train --processes N")
 
 
 # --- the launcher ------------------------------------------------------------------------------------

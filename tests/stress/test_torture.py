@@ -13,7 +13,9 @@ from checks import find_damage
 from powerloss import Cut, Disk, RandomCut, Record
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNTS = "kills=2 early=1 pairs=2 blocked=1 moves=2 faults=3 images=3 cuts=1 settings=1 overlays=2 seed=1"
+COUNTS = (
+    "kills=2 early=1 pairs=2 blocked=1 ranks=3 hosts=0 moves=2 faults=3 images=3 cuts=1 settings=1 overlays=2 seed=1"
+)
 SHORT = [word for option in COUNTS.split() for word in f"--{option}".split("=")]
 Tortured = tuple[Path, "subprocess.CompletedProcess[str]"]
 
@@ -37,6 +39,7 @@ def test_training_survives_every_fault(tortured: Tortured) -> None:
     assert all(row["survived"] == row["tried"] > 0 for row in rows.values())
     parts = (
         *("resumed after kills", "SIGKILL before", "stderr is a full pipe", "run folder removed and replaced"),
+        "resumed with another number of ranks",
         *("SIGKILL at an operation", "power loss", "resumed after a power loss", "limit on", "a flipped bit"),
     )
     assert [part for part in parts if not any(fault.startswith(part) for fault in rows)] == []

@@ -226,6 +226,16 @@ def test_after_the_block_the_second_of_a_pair_is_ignored_and_a_later_signal_is_n
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_signal_of_another_process_counts_as_the_first_of_a_pair(send: Any, raised: list[tuple[int, Any]]) -> None:
+    with Interrupts() as interrupts:
+        interrupts.adopt(signal.SIGTERM)
+    assert interrupts.signal == signal.SIGTERM
+    send("TERM@0.5")
+    assert raised == []
+    send("TERM@2")
+    assert [number for number, _ in raised] == [signal.SIGTERM]
+
+
 @pytest.mark.parametrize(
     ("sent", "gap"),
     [("INT", 0.0), ("TERM", 0.0), ("INT TERM", 0.0002), ("TERM INT", 0.7), ("INT INT", 1.2)],
