@@ -128,8 +128,8 @@ class Training:
         start: Checkpoint | None = None,
         processes: Processes = ONE,
     ) -> None:
-        self.config, self.run, self.data, self.metrics = config, run, data, metrics or Metrics()
-        self.processes = processes
+        self.config, self.run, self.data, self.processes = config, run, data, processes
+        self.metrics = metrics or Metrics()
         saved = checkpoint.metadata.runtime if checkpoint else None
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.in_place, self.saved_step = in_place, self.state.step if checkpoint else None
@@ -156,8 +156,8 @@ class Training:
             self.model.checkpoints_activations = config.runtime.activation_checkpointing
         self.average: Model | None = None
         if config.train.ema:
-            copied = self._place(built) if self.is_sharded else copy.deepcopy(self.model)
-            self.average = copied.eval().requires_grad_(False)
+            self.average = self._place(built) if self.is_sharded else copy.deepcopy(self.model)
+            self.average.eval().requires_grad_(False)
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled."""
@@ -214,16 +214,14 @@ class Training:
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % train.save_every == 0:
                     self.save()
-            if signal:
-                interrupts.adopt(signal)
+            interrupts.adopt(signal)
             if self.saved_step != state.step:
                 self.save()
         if train.hparams and is_done:
             self.metrics.add_hparams(hparams(self.config), state)
-        signal = None if is_done else signal
         is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)
-        return Outcome(state, step_folder(self.run, state.step), signal, is_early, settings)
+        return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early, settings)
 
     def step(self) -> None:
         """Make one update. Skip it if it is not finite and `train.on_nonfinite` is "skip".

@@ -53,9 +53,9 @@ class Interrupts:
             self.previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
-    def adopt(self, number: int) -> None:
+    def adopt(self, number: int | None) -> None:
         """Record a signal that another process has received. The same request may reach this process later."""
-        if self.signal is None:
+        if number and self.signal is None:
             self.noted, self.signal = time.monotonic(), number
 
     def __exit__(self, *_: object) -> None:
