@@ -39,7 +39,7 @@ from minigpt.training.signals import STDERR
 
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
-    "Train": {"plan": plan, "train": train, "board": board},
+    "Train": {"train": train, "plan": plan, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
     "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app, "bench": bench_app},
