@@ -123,7 +123,7 @@ class LostProcessError(TrainingError):
 
 
 class JoinError(UserError):
-    """The other processes of a run cannot be found, or one has ended before or after training."""
+    """The other processes of a run cannot be found."""
 
 
 class OtherProcessError(UserError):

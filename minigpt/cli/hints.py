@@ -152,7 +152,7 @@ def hint(error: UserError, command: str) -> str:
         case TrainingError():
             return _retry(error)
         case JoinError():
-            return "start all of them, with torchrun or with minigpt train --processes N"
+            return "start them with torchrun or minigpt train --processes N; to train in one process, unset WORLD_SIZE"
         case InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if has_settings:

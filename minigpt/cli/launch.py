@@ -12,6 +12,7 @@ def launch(processes: int) -> int:
     """Run this process's command line in `processes` processes. Return the exit code of the first that fails."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ["PYTHONSAFEPATH"] = "1"  # do not import from the current folder, as `minigpt` does not either
     import torch
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

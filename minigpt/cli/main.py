@@ -69,7 +69,7 @@ def main() -> None:
         line = error_line(error, _command_name(sys.argv[1:]))
         if line is None:
             raise
-        if "--debug" in sys.argv[1:2]:
+        if line and "--debug" in sys.argv[1:2]:
             traceback.print_exc()
         if line:
             STDERR.write(f"{line}\n")

@@ -76,7 +76,7 @@ def train(
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
     config_name = only_config(config)
-    if processes and processes > 1 and not os.environ.get("WORLD_SIZE"):
+    if processes and processes > 1 and "RANK" not in os.environ:  # torchrun sets it
         from minigpt.cli.launch import launch
 
         raise typer.Exit(launch(processes))
@@ -85,7 +85,7 @@ def train(
     with join() as joined:
         joined.together(lambda: _check(text, config, name, from_, unknown, resume))
         if processes not in (None, joined.size) and joined.is_main:
-            notice(f"torchrun has started {joined.size} processes; ignoring --processes {processes}")
+            notice(f"ignoring --processes {processes}: processes that torchrun has started: {joined.size}")
         is_auto = resume == "auto"
         if is_auto:
             resume = joined.share(name if is_run(RUNS / str(name)) else None)

@@ -73,6 +73,7 @@ def evaluate(
         raise ConfigError(f"the loss by position needs windows that do not overlap, so a stride of {context}")
     if len(tokens) < 2:
         raise TextError(f"the text is too short to evaluate: it needs at least 2 tokens and has {len(tokens)}")
+    assert processes.size == 1 or not by_position, "only the sums are shared"
     device, vocab_size = model.token_embedding.weight.device, model.token_embedding.num_embeddings
     batch_size = max(1, min(MAX_TOKENS[device.type], MAX_LOGITS // vocab_size) // context)
     sums = list[float]()

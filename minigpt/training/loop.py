@@ -360,8 +360,8 @@ class Training:
         best = ", the best so far" if is_best else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
-            for probe in probes if self.processes.is_main and not self.is_sharded else ():
-                probe(state.step, model, self.metrics)
+            looking = probes if self.processes.is_main and not self.is_sharded else ()
+            self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
         if self.config.train.histograms and not self.is_sharded:
             self.metrics.add_histograms(self.model, state.step)
         self._show_progress()

@@ -69,17 +69,17 @@ class Processes:
         On each machine, one process goes first, so that the others find what it has cached.
 
         Raises:
-            UserError: `work` raised it here. Only the first of several processes with the same message raises it.
+            UserError, OSError: `work` raised it here. Only the first of several processes with the same message does.
             OtherProcessError: `work` failed on another process, which prints the message.
         """
         if self.size == 1:
             return work()
         results: list[T] = []
-        error: UserError | None = None
+        error: UserError | OSError | None = None
         for is_turn in (self.local_rank == 0, self.local_rank != 0):
             try:
                 results += [work()] if is_turn else []
-            except UserError as problem:
+            except (UserError, OSError) as problem:
                 error = problem
             problems = self.gather(str(error) if error else None)
         if any(problem is not None for problem in problems):
@@ -193,10 +193,16 @@ class Processes:
         return call
 
     def serve(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with each folder that the main process shares, until it shares None (collective)."""
-        while folder := self.share(None):
+        """Call `write` with each folder that the main process shares, until it shares whether it failed (collective).
+
+        Raises:
+            OtherProcessError: It failed.
+        """
+        while isinstance(folder := self.share(None), Path):
             with suppress(OSError):  # the main process raises it
                 self._written(folder, write)
+        if folder:
+            raise OtherProcessError("another process failed")
 
     def _written(self, folder: Path, write: Callable[[Path], None]) -> None:
         problem = None
@@ -218,7 +224,8 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        JoinError: The others cannot be found, or one of them ends before or after training.
+        JoinError: The others cannot be found.
+        UserError: One of them ends before or after training.
     """
     if (size := os.environ.get("WORLD_SIZE", "1")) in ("", "1"):
         yield ONE
@@ -237,7 +244,7 @@ def join() -> Iterator[Processes]:
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        raise JoinError(LOST_CONTACT) from error
+        raise UserError(f"{LOST_CONTACT}; start all processes again") from error
     finally:
         dist.destroy_process_group()
 

@@ -55,7 +55,7 @@ def compile_training(training: Training) -> None:
     is_optional = config.runtime.compile == "auto" and training.state.step == 0
     loss = compile_loss(training.mean_loss, example, is_optional=is_optional, log=training.metrics.message)
     training.optimizer.zero_grad()  # compiling ran a backward pass
-    is_kept = training.processes.share(loss != training.mean_loss)
+    is_kept = all(training.processes.gather(loss != training.mean_loss))
     training.loss = loss if is_kept else training.mean_loss
     training.runtime = replace(training.runtime, compile=is_kept)
     configure_torch(training.runtime)

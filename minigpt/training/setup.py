@@ -23,6 +23,7 @@ from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkp
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
+from minigpt.training.parallel import check_count
 
 ENOUGH_TEXT = 1000
 """Characters below which a run gets a warning."""
@@ -84,6 +85,7 @@ def prepare_run(
     if start:
         layers.append((f"run {start.run_name}", kept))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
+    check_count(processes, resolved.config)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += data.notices
     if data.characters < ENOUGH_TEXT:
@@ -152,6 +154,7 @@ def prepare_resume(
     config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
+    check_count(processes, config)
     _refuse_standard_input(config.data.source, processes)
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     if len(data.train) <= config.model.context:

@@ -28,18 +28,27 @@ RAW = "weights/"
 
 
 def save(training: Training) -> None:
-    """Publish a checkpoint. The main process does it; if the model is sharded, each process writes its rows."""
-    state, data, processes = training.state, training.data, training.processes
-    if not (processes.is_main or training.is_sharded):
+    """Publish a checkpoint. The main process does it; if the model is sharded, each process writes its rows.
+
+    If that fails, the main process raises the error, and the others OtherProcessError.
+    """
+    processes = training.processes
+    if not training.is_sharded:
+        processes.together(lambda: _publish(training, write_arrays) if processes.is_main else None)
         return
+    write = partial(write_arrays, part=processes.rank + 1, parts=processes.size)
+    _publish(training, write)
+
+
+def _publish(training: Training, write_own: Callable[..., None]) -> None:
+    state, data, processes = training.state, training.data, training.processes
     training.metrics.flush()
     arrays = take(training.model, training.average, training.optimizer, processes)
     is_finite = all(processes.gather(arrays is not None)) if training.is_sharded else arrays is not None
     if arrays is None or not is_finite:
         raise training.diverged("the weights or the optimizer state are not finite")
     weights, optimizer = arrays
-    part, parts = (processes.rank + 1, processes.size) if training.is_sharded else (1, 1)
-    write: Callable[[Path], None] = partial(write_arrays, weights=weights, optimizer=optimizer, part=part, parts=parts)
+    write: Callable[[Path], None] = partial(write_own, weights=weights, optimizer=optimizer)
     if training.is_sharded:
         if not processes.is_main:
             processes.serve(write)
@@ -57,8 +66,10 @@ def save(training: Training) -> None:
         metrics_sha256=training.metrics.digest.hexdigest(),
     )
     run, content = training.run, (training.config, data.tokenizer, metadata, write, training.metrics.message)
+    has_failed = True
     try:
         save_checkpoint(run, *content, training.in_place)
+        has_failed = False
     except RunMovedError as error:
         moved = create_first(run.with_name(f"{run.name}-moved{'-again' * n}") for n in itertools.count())
         training.metrics.copy_to(moved)
@@ -66,7 +77,7 @@ def save(training: Training) -> None:
         raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
     finally:
         if training.is_sharded:
-            processes.share(None)
+            processes.share(has_failed)
 
 
 def take(

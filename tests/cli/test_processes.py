@@ -27,6 +27,7 @@ TRAIN = (
 CONFIGURATIONS = {
     "muon": ["-s", "model.dropout=0.1", "-s", "optim.grad_clip=0.3"],
     "adamw": ["-s", "model.family=classic", "-s", "optim.name=adamw", "-s", "model.dropout=0.2", "-s", "train.ema=0.9"],
+    "long": ["-s", "data.val_source=long.txt"],  # five batches to evaluate
     "micro": ["-s", "train.micro_batch_size=1", "-s", "runtime.dtype=bfloat16", "-s", "model.dropout=0.1"],
     "lstm": ["-s", "model.family=lstm", "-s", "model.dropout=0.1"],
 }
@@ -36,6 +37,7 @@ CONFIGURATIONS["lstm"] += ["-s", "data.tokenizer=byte", "-s", "runtime.activatio
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "verse.txt").write_text(VERSE, encoding="utf-8")
+    (tmp_path / "long.txt").write_text(VERSE[::-1] * 10, encoding="utf-8")
     os.utime(tmp_path / "verse.txt", (1, 1))
     return tmp_path
 
@@ -98,6 +100,12 @@ def test_without_shards_each_process_gets_one_and_the_run_says_so(folder: Path) 
     assert main.code == 0, main
     assert "train.shards=2, one for each process: the run cannot be resumed on more processes" in main.err
     assert load_checkpoint(folder / "runs/run").config.train.shards == 2
+
+
+def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:
+    succeed(folder, "start", "-s", "train.steps=2", size=1)
+    expected = succeed(folder, "one", "--from", "start", size=1)
+    assert succeed(folder, "two", "--from", "start", size=2) == expected
 
 
 # --- sharded models ----------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ def the_only_line(ranks: Any) -> str:
             3,
             "3 processes cannot add up gradients exactly; use one process: the bits of one process need a power of two",
         ),
-        (["-s", "train.shards=5"], 2, "train.batch_size (16) must be a multiple of train.shards (5)"),
+        (["-s", "train.shards=6"], 2, "train.batch_size (16) must be a multiple of train.shards (6)"),
         (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
         (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
         (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
@@ -258,6 +266,16 @@ def test_processes_with_different_settings_or_texts_are_refused(folder: Path, ot
     assert not (folder / "runs/run").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(folder: Path) -> None:
+    (folder / "runs").touch()
+    assert the_only_line(train(folder, "run")) == "minigpt: runs: File exists"
+
+
+def test_a_full_disk_of_the_main_process_is_one_line(folder: Path) -> None:
+    line = the_only_line(train(folder, "run", setup=file_limit, argument=(0, 2000)))
+    assert re.search("cannot save the checkpoint at step 0: .*File too large", line.splitlines()[-1])
+
+
 def test_a_second_job_on_the_same_run_is_refused(folder: Path) -> None:
     first = Job(folder, *TRAIN, "--name", "run", "-s", "train.steps=100000")
     end = time.monotonic() + 30
@@ -282,7 +300,7 @@ def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, missing:
     (line,) = done.stderr.splitlines()
     assert line.startswith("minigpt: cannot join the other processes (WORLD_SIZE=2): ")
     assert missing in line
-    assert line.endswith("; start all of them, with torchrun or with minigpt train --processes N")
+    assert line.endswith("--processes N; to train in one process, unset WORLD_SIZE")
 
 
 # --- the launcher ------------------------------------------------------------------------------------
