@@ -121,9 +121,9 @@ class Processes:
         self.together(lambda: check_count(self.size, config))
         wait = timedelta(seconds=config.runtime.timeout)
         self.group = dist.new_group(timeout=wait)
-        for distance in (1 << level for level in range((self.size - 1).bit_length())):
-            pair = sorted((self.rank, self.rank ^ distance))
-            if config.runtime.exact and self.size & (self.size - 1) == 0:
+        if config.runtime.exact and self.size & (self.size - 1) == 0:  # a power of two
+            for level in range(self.size.bit_length() - 1):
+                pair = sorted((self.rank, self.rank ^ (1 << level)))
                 self.pairs.append(dist.new_group(pair, timeout=wait, use_local_synchronization=True))
 
     # --- messages ----------------------------------------------------------------------------------------
