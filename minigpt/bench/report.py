@@ -1,9 +1,7 @@
 """Results of a benchmark as a JSON document and as tables."""
 
-import os
 import platform
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -41,15 +39,14 @@ def report(benchmark: str, settings: dict[str, Any], comparisons: list[dict[str,
     """Return the results of a benchmark with a description of the machine."""
     import torch
 
-    from minigpt.model.device import processor
+    from minigpt.model.device import available_cores, processor
 
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {
             "processor": processor(torch.device(device)),
-            "cores": cores,
+            "cores": available_cores(),
             "system": platform.platform(),
             "python": platform.python_version(),
             "torch": str(torch.__version__),

@@ -31,6 +31,13 @@ def notice(*lines: str) -> None:
         STDERR.write(f"{escape(line)}\n")
 
 
+def duration(seconds: float) -> str:
+    """Return a duration such as "48 s", "12 min" or "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of cells in columns. On a terminal, wrap the widest column if the table is too wide."""
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]

@@ -8,7 +8,7 @@ from typer import Option
 
 from minigpt.cli.hints import set_options
 from minigpt.cli.options import ConfigOption, JsonOption, SetOption, only_config
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import duration, json_text, notice, table, write
 
 if TYPE_CHECKING:
     from minigpt.training.plan import Plan
@@ -67,11 +67,11 @@ def plan(
 
 def _lines(plan: "Plan", processes: int, total: float | None) -> Iterator[str]:
     """Yield the work, the time, what that excludes, and what to type if the run does not fit."""
-    step, work = plan.seconds_per_step, f"{plan.flops_per_step / 1e9:,.1f} GFLOP per step"
+    step, work = plan.seconds_per_step, f"{plan.flops_per_step / 1e9:,.4g} GFLOP per step"
     if step is None:
         yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"
     else:
-        run = f", {total / 60:,.1f} min for the run without evaluations" if total else ""
+        run = f", {duration(total)} for the run without evaluations" if total else ""
         how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
 from minigpt.cli.options import TEXT, ConfigOption, SetOption, complete_run, only_config
-from minigpt.cli.output import notice
+from minigpt.cli.output import duration, notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
 
@@ -85,7 +85,7 @@ def train(
     with join() as joined:
         joined.together(lambda: _check(text, config, name, from_, unknown, resume))
         if processes not in (None, joined.size) and joined.is_main:
-            notice(f"ignoring --processes {processes}: processes that torchrun has started: {joined.size}")
+            notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
         is_auto = resume == "auto"
         if is_auto:
             resume = joined.share(name if is_run(RUNS / str(name)) else None)
@@ -235,7 +235,7 @@ def _report(run: Path, outcome: "Outcome", has_attention: bool) -> int:
     ending = "Stopped early, because validation no longer improved," if outcome.is_early else "Finished"
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
-    notice(f"{ending} at step {state.step} after {_duration(state.seconds)}: {losses}.")
+    notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
     notice(f"The model is in {run}.")
@@ -251,10 +251,3 @@ def _report(run: Path, outcome: "Outcome", has_attention: bool) -> int:
 def _suggest(**commands: str) -> None:
     """Print what to type next."""
     notice(*(f"  {f'{what}:':8} {command}" for what, command in commands.items()))
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration such as "48 s", "12 min" or "3.4 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

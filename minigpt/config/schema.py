@@ -151,7 +151,7 @@ class TrainConfig(Section):
     micro_batch_size: int | None = Field(None, ge=1)
     """Sequences per forward pass (default: a whole shard). Fewer need less memory but change the dropout masks."""
     shards: int = Field(1, ge=1, le=1_000_000)
-    """Parts of each batch, with their own dropout masks. Processes divide them: with 8, 1 to 8 give the same bits."""
+    """Parts of each batch, with their own dropout masks. With 8, the bits are the same on 1, 2, 4 or 8 processes."""
     seed: int = Field(1337, ge=0)
     """Seed of the run: initial weights, batches and dropout."""
     log_every: int = Field(10, ge=1)
@@ -230,7 +230,7 @@ class RuntimeConfig(Section):
     parallel: Literal["auto", "data", "fsdp"] = "auto"
     """`data`: each process has a copy of the model. `fsdp`: each has a part. `auto`: `fsdp` if a copy does not fit."""
     exact: bool = True
-    """Several processes give the bits of one process. `false`: plain all-reduce, which is faster with many of them."""
+    """Add gradients so that several processes give the bits of one. `false`: all-reduce, faster with many processes."""
     timeout: float = Field(600.0, gt=0, le=1_000_000)
     """Seconds to wait for another process before training ends."""
 

@@ -188,6 +188,11 @@ def processor(device: torch.device) -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def seconds_waited() -> float:
     """Return how long this thread waited for a core while other programs ran; 0 on systems other than Linux."""
     table = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, number of turns
@@ -199,6 +204,7 @@ def configure_torch(runtime: Runtime) -> None:
     torch.set_num_threads(runtime.threads)
     kind = runtime.torch_device.type
     if kind == "cuda":
+        torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
         torch.set_float32_matmul_precision("high")  # TF32
     # Compiled CPU kernels add partial sums in the order in which threads finish. Exact resume needs a fixed order.
     deterministic = kind == "cpu" and runtime.compile

@@ -15,10 +15,10 @@ from minigpt.training.parallel import Processes
 
 
 def build_sharded(config: ModelConfig, vocab_size: int, runtime: Runtime, processes: Processes) -> GPT:
-    """Return a model of which each process holds some rows, with undefined weights.
+    """Return a model with undefined weights. Each process holds some rows of each.
 
-    In bfloat16 the weights of blocks are gathered in bfloat16. The residual stream, gradients' sums and the weights
-    themselves stay in float32, as in one process.
+    With `runtime.dtype` bfloat16, blocks gather their weights in bfloat16. The stored weights, the sums of gradients
+    and the residual stream are float32, as in one process.
     """
     with torch.device("meta"):  # no process allocates the whole model
         model = GPT(config, vocab_size)

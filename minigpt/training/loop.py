@@ -148,8 +148,9 @@ class Training:
             load_weights(built, start)
         self.flops_per_token = flops_per_token(built)
         flops = (self.length.steps or 0) * tokens * self.flops_per_token
-        chosen = choose_runtime(config.runtime, saved, flops=flops, seconds=self.length.seconds)
-        self.runtime = replace(processes.share(chosen), device=device)
+        own = config.runtime.model_copy(update={"device": device})
+        chosen = processes.share(choose_runtime(own, saved, flops=flops, seconds=self.length.seconds))
+        self.runtime = replace(chosen, device=device, compile=chosen.compile and not self.is_sharded)
         configure_torch(self.runtime)
         self.model = self._place(built)
         if isinstance(self.model, GPT):
@@ -183,9 +184,8 @@ class Training:
         if self.is_sharded:
             from minigpt.training.fsdp import build_sharded
 
-            model: Model = build_sharded(
-                self.config.model, self.data.tokenizer.vocab_size, self.runtime, self.processes
-            )
+            shape = self.config.model, self.data.tokenizer.vocab_size
+            model: Model = build_sharded(*shape, self.runtime, self.processes)
         else:
             model = built.to(self.runtime.device)
         use_kernels(model, self.runtime.model_kernels)
@@ -264,15 +264,13 @@ class Training:
         """Compute the gradients of the mean loss over the batch. Return that loss. All processes have the same."""
         train, parameters = self.config.train, self.optimizer.names
         own, each = self.processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
-        part = slice(own.start * each, own.stop * each)
-        x, y = batch_at(
-            self.data.train, self.config.model.context, train.batch_size, train.seed, self.state.step, part=part
-        )
+        where = self.config.model.context, train.batch_size, train.seed, self.state.step
+        batch = batch_at(self.data.train, *where, part=slice(own.start * each, own.stop * each))
+        xs, ys = (tokens.to(self.runtime.device).split(each) for tokens in batch)  # for each shard
 
         def backward(shard: int) -> Tensor:
             reseed(self.runtime, mix_seed(train.seed, "dropout", self.state.step, shard))
-            rows = slice((shard - own.start) * each, (shard - own.start + 1) * each)
-            return self._accumulate(x[rows].to(self.runtime.device), y[rows].to(self.runtime.device))
+            return self._accumulate(xs[shard - own.start], ys[shard - own.start])
 
         def gradients(shard: int) -> list[Tensor]:
             self.optimizer.zero_grad()
@@ -376,7 +374,7 @@ class Training:
         return pause >= self.length.eval_seconds(self._main_clock(self.clock.last_evaluation))
 
     def _main_clock(self, seconds: float) -> float:
-        """Return the seconds of the main process, if the run follows the clock: processes must decide alike."""
+        """Return the seconds of the main process, if the run follows the clock: all must decide the same."""
         return seconds if self.length.steps is not None else self.processes.share(seconds)
 
     def save(self) -> None:

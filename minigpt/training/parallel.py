@@ -111,14 +111,9 @@ class Processes:
                 raise OtherProcessError("processes differ")
 
     def connect(self, config: RunConfig) -> None:
-        """Create the groups for training, whose operations fail after `runtime.timeout` (collective).
-
-        Raises:
-            ConfigError: The settings do not allow this number of processes.
-        """
+        """Create the groups for training, whose operations fail after `runtime.timeout` (collective)."""
         if self.size == 1:
             return
-        self.together(lambda: check_count(self.size, config))
         wait = timedelta(seconds=config.runtime.timeout)
         self.group = dist.new_group(timeout=wait)
         if config.runtime.exact and self.size & (self.size - 1) == 0:  # a power of two
@@ -156,6 +151,7 @@ class Processes:
 
     def shards(self, count: int) -> range:
         """Return the shards of this process, out of `count` in each batch."""
+        assert count % self.size == 0, "see check_count"
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
@@ -255,12 +251,12 @@ def check_count(size: int, config: RunConfig) -> None:
     allowed = [n for n in range(1, shards + 1) if shards % n == 0 and not (is_exact and n & (n - 1))]
     if size in allowed:
         return
+    if shards % size == 0:
+        problem = f"{size} processes cannot give the same bits as one"
+        raise ConfigError(f"{problem}; use a power of two, such as 2 or 4, or set runtime.exact=false")
     *most, last = map(str, allowed)
-    counts = f"use {', '.join(most)} or {last} processes" if most else "use one process"
-    if shards % size:
-        raise ConfigError(f"{size} processes cannot divide train.shards={shards}; {counts}")
-    why = "the bits of one process need a power of two, or runtime.exact=false"
-    raise ConfigError(f"{size} processes cannot add up gradients exactly; {counts}: {why}")
+    counts = f"{', '.join(most)} or {last} processes" if most else "one process"
+    raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 
 
 def choose_sharding(size: int, config: RunConfig, parameters: int, device: str) -> bool:

@@ -24,7 +24,7 @@ def prepare(training: Training) -> None:
     if training.state.step:
         log(f"resuming at step {training.state.step}")
     if training.is_sharded:
-        log("sharded: no samples, attention and histograms during training; rounding depends on the processes")
+        log("sharded: no samples, attention or histograms during training; rounding depends on the processes")
     else:
         check_fit(training)
     if not (processes.is_exact or training.is_sharded):
@@ -48,7 +48,7 @@ def check_fit(training: Training) -> None:
 
 def compile_training(training: Training) -> None:
     """Compile the loss if the runtime says so. A resumed run keeps that decision, because it changes the bits."""
-    if not training.runtime.compile or training.is_sharded:
+    if not training.runtime.compile:
         return
     config = training.config
     example = example_batch(training, config.train.sequences_at_once, config.model.context)

@@ -77,10 +77,7 @@ def prepare_run(
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
-    notices = list[str]()
-    if processes > 1 and not any("train.shards" in values for _, values in layers):
-        layers.insert(0, (f"{processes} processes", {"train.shards": processes}))
-        notices.append(f"train.shards={processes}, one for each process: the run cannot be resumed on more processes")
+    notices = _give_each_a_shard(layers, processes)
     kept = _kept_settings(start, layers) if start else {}
     if start:
         layers.append((f"run {start.run_name}", kept))
@@ -108,6 +105,14 @@ def prepare_run(
         resolved = resolve.resolve(*layers, ("fitted to the text", {"model.context": longest}))
     stem = name_stem(preset or (text[0] if text else "quickstart"))
     return PreparedRun(resolved.config, data, stem, tuple(notices), start=start)
+
+
+def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
+    """Set `train.shards` to the number of processes if no layer sets it. Return a line that says so."""
+    if processes == 1 or any("train.shards" in values for _, values in layers):
+        return []
+    layers.insert(0, (f"{processes} processes", {"train.shards": processes}))
+    return [f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"]
 
 
 def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:

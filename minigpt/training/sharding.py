@@ -1,9 +1,10 @@
-"""Tensors of which each process holds some rows: DTensors, as FSDP2 makes them. Other tensors pass through.
+"""Sharded tensors: each process holds some rows of a DTensor, as FSDP2 makes them. Other tensors pass through.
 
-DTensor is imported where it is needed, because that takes 0.4 s.
+This file does not import DTensor, which takes 0.4 s.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows(whole: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of the tensor `whole` that this process holds of `like`."""
+    """Return the rows of `whole` that this process holds if it is sharded like `like`."""
     if not is_sharded(like):
         return whole
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    parts, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else whole[:0]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -37,14 +37,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered(own: Tensor, like: Tensor) -> Tensor:
-    """Return the whole tensor of which this process holds the rows `own`, sharded like `like` (collective)."""
+    """Return the whole tensor from the rows `own` of each process, sharded like `like` (collective)."""
     if not is_sharded(like):
         return own
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(like, DTensor)
-    mesh, placements = like.device_mesh, like.placements
-    return DTensor.from_local(own, mesh, placements, shape=like.shape, stride=like.stride()).full_tensor()
+    sharded: Any = like
+    shape = {"shape": like.shape, "stride": like.stride()}
+    return whole(sharded.from_local(own, sharded.device_mesh, sharded.placements, **shape))
 
 
 def add_sharded(model: nn.Module, shards: range, backward: Callable[[int], Tensor]) -> Tensor:

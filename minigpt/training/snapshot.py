@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,14 +31,13 @@ def save(training: Training) -> None:
     If that fails, the main process raises the error, and the others OtherProcessError.
     """
     processes = training.processes
-    if not training.is_sharded:
-        processes.together(lambda: _publish(training, write_arrays) if processes.is_main else None)
-        return
-    write = partial(write_arrays, part=processes.rank + 1, parts=processes.size)
-    _publish(training, write)
+    if training.is_sharded:
+        _publish(training)
+    else:
+        processes.together(lambda: _publish(training) if processes.is_main else None)
 
 
-def _publish(training: Training, write_own: Callable[..., None]) -> None:
+def _publish(training: Training) -> None:
     state, data, processes = training.state, training.data, training.processes
     training.metrics.flush()
     arrays = take(training.model, training.average, training.optimizer, processes)
@@ -48,12 +45,12 @@ def _publish(training: Training, write_own: Callable[..., None]) -> None:
     if arrays is None or not is_finite:
         raise training.diverged("the weights or the optimizer state are not finite")
     weights, optimizer = arrays
-    write: Callable[[Path], None] = partial(write_own, weights=weights, optimizer=optimizer)
+    write = partial(write_arrays, weights=weights, optimizer=optimizer)
     if training.is_sharded:
+        write = partial(write, part=processes.rank + 1, parts=processes.size)
         if not processes.is_main:
             processes.serve(write)
             return
-        write = processes.write_all(write)
     metadata = Metadata(
         corpus=escape(" + ".join(training.config.data.source)),
         fingerprint=data.fingerprint,
@@ -65,7 +62,8 @@ def _publish(training: Training, write_own: Callable[..., None]) -> None:
         metrics_bytes=training.metrics.size,
         metrics_sha256=training.metrics.digest.hexdigest(),
     )
-    run, content = training.run, (training.config, data.tokenizer, metadata, write, training.metrics.message)
+    write_all = processes.write_all(write) if training.is_sharded else write
+    run, content = training.run, (training.config, data.tokenizer, metadata, write_all, training.metrics.message)
     has_failed = True
     try:
         save_checkpoint(run, *content, training.in_place)

@@ -22,7 +22,7 @@ def test_a_table_and_the_time(cli: Cli) -> None:
     head, *rows = done.out.splitlines()
     assert head.split() == ["memory", "of", "a", "process", "size"]
     assert [row.split("  ")[0] for row in rows if "B" in row][:2] == ["program", "weights"]
-    assert re.search(r"GFLOP per step, 3 s per step, 0\.2 min for the run without evaluations$", done.out)
+    assert re.search(r"GFLOP per step, 3 s per step, 12 s for the run without evaluations$", done.out)
     assert re.match(r"[\d,]+ parameters with a vocabulary of 13, on cpu", done.err)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import SMALL, VERSE, Cli, environment, process
-from several import Job, at_step, file_limit, other_argument, together
+from several import Job, at_step, fast_clock, file_limit, other_argument, together
 from small_runs import ending
 
 from minigpt.errors import CheckpointError
@@ -53,16 +53,25 @@ def succeed(folder: Path, name: str, *more: str, size: int) -> dict[str, Any]:
     return ending(folder / "runs" / name)
 
 
+def printed_samples(folder: Path) -> list[str]:
+    """Return the samples that the last main process has printed."""
+    lines = (folder / "err-0.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("    ")]
+
+
 # --- the same bits -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_one_two_and_four_processes_end_in_the_same_bits(folder: Path, name: str) -> None:
-    """Weights, optimizer state, logged and validation losses."""
+    """Weights, optimizer state, logged and validation losses, and samples."""
     settings = CONFIGURATIONS[name]
     expected = succeed(folder, "one", *settings, size=1)
+    samples = printed_samples(folder)
+    assert len(samples) == 4
     for size in (2, 4):
         assert succeed(folder, f"on-{size}", *settings, size=size) == expected
+        assert printed_samples(folder) == samples
 
 
 def test_a_run_moves_between_process_counts(folder: Path) -> None:
@@ -102,6 +111,14 @@ def test_without_shards_each_process_gets_one_and_the_run_says_so(folder: Path) 
     assert load_checkpoint(folder / "runs/run").config.train.shards == 2
 
 
+def test_a_run_in_minutes_follows_the_clock_of_the_main_process(folder: Path) -> None:
+    """The other process has a clock that is a minute fast."""
+    minutes = ["-s", "train.steps=null", "-s", "train.minutes=0.02"]
+    ranks = train(folder, "run", *minutes, setup=fast_clock, argument=1)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert load_checkpoint(folder / "runs/run", "last").metadata.state.seconds < 30
+
+
 def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:
     succeed(folder, "start", "-s", "train.steps=2", size=1)
     expected = succeed(folder, "one", "--from", "start", size=1)
@@ -115,8 +132,9 @@ SHARDED = ("-s", "runtime.parallel=fsdp", "-s", "train.steps=20", "-s", "model.d
 
 @pytest.mark.parametrize("settings", [[], ["-s", "optim.name=adamw", "-s", "train.ema=0.9"]], ids=["muon", "adamw"])
 def test_a_sharded_model_learns_like_a_whole_one(folder: Path, settings: list[str]) -> None:
-    whole = succeed(folder, "whole", *SHARDED, *settings, size=1)["state"]
-    ranks = train(folder, "run", *SHARDED, *settings, size=2)
+    settings = [*SHARDED, *settings, "-s", "train.steps=100", "-s", "train.shards=2", "-s", "train.eval_every=50"]
+    whole = succeed(folder, "whole", *settings, "-s", "train.save_every=50", size=1)["state"]
+    ranks = train(folder, "run", *settings, "-s", "train.save_every=50", size=2)
     assert [rank.code for rank in ranks] == [0, 0], ranks
     found = load_checkpoint(folder / "runs/run", "last")
     assert found.metadata.state.validation_loss == pytest.approx(whole["validation_loss"], rel=1e-4)
@@ -233,7 +251,7 @@ def the_only_line(ranks: Any) -> str:
         (
             ["-s", "train.shards=3", "-s", "train.batch_size=12"],
             3,
-            "3 processes cannot add up gradients exactly; use one process: the bits of one process need a power of two",
+            "cannot give the same bits as one; use a power of two, such as 2 or 4, or set runtime.exact=false",
         ),
         (["-s", "train.shards=6"], 2, "train.batch_size (16) must be a multiple of train.shards (6)"),
         (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
