@@ -30,7 +30,14 @@ Compute with its best checkpoint in PyTorch:
     logits = network(ids[None])  # (1, 4, vocabulary size)
 """
 
+import os
 from typing import TYPE_CHECKING, Any
+
+SPIN_COUNT = "10000"
+"""How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
+the time of other threads on a busy one. OpenMP reads the variable when PyTorch is first imported."""
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,9 +1,10 @@
 """Sampling with NumPy, compared with transformers, llama.cpp and ONNX Runtime, where they are installed.
 
-All sides continue a prompt of one token on the CPU, in float32, and sample with the same temperature and no filter. All
-may use as many threads as torch does. Set OMP_NUM_THREADS to change that.
+All sides continue a prompt of one token on the CPU, in float32, and sample with the same temperature and no filter.
+NumPy uses one thread, as in `minigpt sample`. The others may use as many as torch does: OMP_NUM_THREADS changes that.
 """
 
+import os
 import time
 import warnings
 import zlib
@@ -77,6 +78,7 @@ def run(
     if length > model.context and not model.is_recurrent:  # beyond the context, the sides would use different windows
         raise ConfigError(f"a length of {length} exceeds the context of {model.context} (model.context)")
     common = (checkpoint, length, num_samples)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for the processes that start now, as in `minigpt sample`
     with ExitStack() as stack:
         sides = [stack.enter_context(start_side("minigpt", f"{__name__}.build_minigpt", *common, log=log))]
         if model.is_recurrent:

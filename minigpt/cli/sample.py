@@ -85,6 +85,8 @@ def sample(
       minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
       minigpt sample mine --copied
     """
+    # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from minigpt.sampling.generate import generate
     from minigpt.text.tokenizer import unix_newlines
 

@@ -25,6 +25,7 @@ from minigpt import __version__
 from minigpt.config.schema import RuntimeConfig
 from minigpt.errors import DeviceError
 from minigpt.model.kernels import KERNELS, Kernels
+from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
 
 COMPILE_FROM_SECONDS = 270.0
@@ -61,7 +62,9 @@ class Runtime:
 
     def describe(self) -> str:
         """Return the decisions as one line."""
-        where = self.device if self.device != "cpu" else f"cpu ({self.threads} thread{'s' * (self.threads > 1)})"
+        cores = f" on {available_cores()} cores" if self.threads < available_cores() else ""
+        threads = f"cpu ({self.threads} thread{'s' * (self.threads > 1)}{cores})"
+        where = self.device if self.device != "cpu" else threads
         return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
 
     def environment(self) -> Environment:
@@ -193,16 +196,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def seconds_waited() -> float:
-    """Return how long this thread waited for a core while other programs ran; 0 on systems other than Linux."""
-    table = Path("/proc/thread-self/schedstat")  # nanoseconds on a core, nanoseconds waiting for one, number of turns
-    return int(table.read_text(encoding="ascii").split()[1]) / 1e9 if table.is_file() else 0.0
-
-
 def configure_torch(runtime: Runtime) -> None:
     """Set PyTorch's threads, matrix precision, determinism and allocator for this process."""
     torch.set_num_threads(runtime.threads)
     kind = runtime.torch_device.type
+    if kind == "cpu" and runtime.threads > 1:
+        adapt_to_load()
     if kind == "cuda":
         torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
         torch.set_float32_matmul_precision("high")  # TF32

@@ -18,11 +18,12 @@ from torch import Tensor
 from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 from minigpt.errors import DivergedError, TrainingError, escape, reason
-from minigpt.model.device import choose_runtime, configure_torch, pick_device, reseed, seconds_waited
+from minigpt.model.device import choose_runtime, configure_torch, pick_device, reseed
 from minigpt.model.gpt import GPT, eval_mode, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
 from minigpt.model.memory import as_memory_error, peak_memory
 from minigpt.model.size import count_parameters, flops_per_token
+from minigpt.model.waiting import is_busy
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Environment, TrainState
@@ -50,8 +51,6 @@ from minigpt.training.snapshot import restore, save
 
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
-BUSY = 0.2
-"""Report a busy machine if the run waits for a core for more than a second, and for this share of the time."""
 
 
 def train(
@@ -163,8 +162,8 @@ class Training:
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled."""
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
-        self.logged = (0.0, 0, 0.0)  # seconds, tokens and seconds waited for a core at the last log line
-        self.speed, self.is_busy = "", False
+        self.logged = (0.0, 0)  # seconds and tokens at the last log line
+        self.speed, self.was_busy = "", False
         self.drift: list[str] = []
         """Differences from the environment of the checkpoint, which may change results from here on."""
         if checkpoint:
@@ -201,7 +200,7 @@ class Training:
             if state.step == 0:
                 self.evaluate(probes)
                 self.clock.restart()  # the first evaluation does not count
-            self.logged = (self.clock.training, state.tokens_seen, seconds_waited())
+            self.logged = (self.clock.training, state.tokens_seen)
             is_done, signal = False, None
             while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
@@ -314,8 +313,8 @@ class Training:
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
         state, before = self.state, self.logged
-        self.logged = (self.clock.training, state.tokens_seen, seconds_waited())
-        seconds, tokens, waited = (now - then for now, then in zip(self.logged, before, strict=True))
+        self.logged = (self.clock.training, state.tokens_seen)
+        seconds, tokens = (now - then for now, then in zip(self.logged, before, strict=True))
         if not state.loss_count:  # every update since the last log line was skipped
             return
         tokens_per_second = tokens / max(1e-9, seconds)
@@ -337,9 +336,9 @@ class Training:
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         self.speed = f"{characters_per_second:,.0f} chars/s"
-        if self.runtime.threads > 1 and waited > max(1.0, BUSY * seconds) and not self.is_busy:  # say it once
-            self.is_busy = True
-            self.metrics.message("other programs keep the processor busy; runtime.threads=1 may be faster")
+        if is_busy() and not self.was_busy:  # say it once
+            self.was_busy = True
+            self.metrics.message("other programs keep the processor busy: training is slower, with the same result")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:

@@ -1,0 +1,74 @@
+"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy one.
+
+Threads meet at the end of each parallel loop. On an idle machine it is best if the first one spins there: the next loop
+starts at once. If another program has the core of the last one, spinning takes the time that the last one needs, and a
+step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
+(https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). So while the machine is busy, this module keeps a
+second team of threads that never works. The first team works as before, so no result changes.
+
+This concerns Linux. PyTorch has other OpenMP libraries on Windows and macOS.
+"""
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from minigpt import SPIN_COUNT
+
+PERIOD = 0.25
+"""Seconds between two measurements of the load."""
+BUSY = 0.2
+"""The machine is busy if the threads of this process wait for a core for this share of the time, added up."""
+
+_is_busy = threading.Event()
+
+
+def is_busy() -> bool:
+    """Return whether other programs need the cores of this process, as far as `adapt_to_load` knows."""
+    return _is_busy.is_set()
+
+
+@cache
+def adapt_to_load() -> None:
+    """Let threads sleep while the machine is busy, from now on. Leave it to users who have set OpenMP's variables."""
+    is_default = "OMP_WAIT_POLICY" not in os.environ and os.environ.get("GOMP_SPINCOUNT") == SPIN_COUNT
+    if sys.platform == "linux" and is_default:
+        threading.Thread(target=_watch, name="load", daemon=True).start()
+
+
+def _watch() -> None:
+    waited, at = seconds_waited(), time.monotonic()
+    while True:
+        time.sleep(PERIOD)
+        before, since = waited, at
+        waited, at = seconds_waited(), time.monotonic()
+        if waited - before < BUSY * (at - since):
+            _is_busy.clear()
+        elif not is_busy():
+            _is_busy.set()
+            threading.Thread(target=_keep_team, name="second team", daemon=True).start()
+
+
+def _keep_team() -> None:
+    """Own as many threads as there are cores while the machine is busy. They end with this thread."""
+    cores = os.cpu_count() or 1
+    torch.set_num_threads(cores)
+    torch.zeros(cores << 16).add_(1)  # large enough for all of them
+    while is_busy():
+        time.sleep(PERIOD)
+
+
+def seconds_waited() -> float:
+    """Return how long the threads of this process waited for a core while others ran, added up."""
+    total = 0
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            statistics = Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii")
+            total += int(statistics.split()[1])  # nanoseconds on a core, nanoseconds waiting for one, turns
+    return total / 1e9

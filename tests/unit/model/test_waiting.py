@@ -1,0 +1,115 @@
+"""Threads spin on an idle machine and sleep on a busy one."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from command_line import environment
+
+from minigpt.model import waiting
+from minigpt.model.device import available_cores
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
+
+
+class Stop(Exception):
+    """Ends the endless loop of `_watch`."""
+
+
+@pytest.fixture
+def teams(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Record the threads that are started, and end them with the test."""
+    started: list[str] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self))[1])
+    yield started
+    waiting._is_busy.clear()
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[bool]:
+    """Let `_watch` measure these shares of time waited, and return `is_busy` after each."""
+    clock, waited, states = 0.0, 0.0, []
+    left = iter(shares)
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock, waited
+        if clock and threading.current_thread() is main:
+            states.append(waiting.is_busy())
+        if threading.current_thread() is main:
+            share = next(left, None)
+            if share is None:
+                raise Stop
+            clock, waited = clock + seconds, waited + share * seconds
+        else:
+            event.wait(0.001)
+
+    main, event = threading.current_thread(), threading.Event()
+    monkeypatch.setattr(waiting.time, "sleep", sleep)
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(waiting, "seconds_waited", lambda: waited)
+    with pytest.raises(Stop):
+        waiting._watch()
+    return states
+
+
+def test_a_second_team_lives_as_long_as_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch, teams: list[str]) -> None:
+    states = watch(monkeypatch, 0.05, 0.8, 0.5, 0.5, 0.02, 0.0, 0.9)
+    assert states == [False, True, True, True, False, False, True]
+    assert teams == ["second team"] * 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_watched"),
+    [({}, True), ({"GOMP_SPINCOUNT": "7"}, False), ({"OMP_WAIT_POLICY": "active"}, False)],
+    ids=["default", "own spin count", "own policy"],
+)
+@LINUX
+def test_users_who_set_openmp_keep_their_choice(variables: dict[str, str], is_watched: bool) -> None:
+    code = (
+        "import os, json, threading, minigpt; from minigpt.model.waiting import adapt_to_load; adapt_to_load();"
+        "names = {thread.name for thread in threading.enumerate()};"
+        "print(json.dumps(['load' in names, os.environ.get('GOMP_SPINCOUNT')]))"
+    )
+    inherited = {name: value for name, value in environment().items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run([sys.executable, "-c", code], env=inherited | variables, capture_output=True, check=True)
+    count = variables.get("GOMP_SPINCOUNT", None if variables else "10000")
+    assert json.loads(done.stdout) == [is_watched, count]
+
+
+BUSY_STEPS = """
+import json, subprocess, sys, time, torch
+from minigpt.model.device import Runtime, configure_torch
+
+configure_torch(Runtime("cpu", "float32", False, 2))
+a = torch.ones(96, 4096)
+
+def seconds():
+    started = time.perf_counter()
+    for _ in range(300):
+        a.add(1).mul(2).sum()
+    return time.perf_counter() - started
+
+seconds()
+idle = min(seconds() for _ in range(5))
+with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+    end = time.perf_counter() + 1.5
+    while time.perf_counter() < end:
+        seconds()
+    busy = [seconds() for _ in range(5)]
+    other.kill()
+print(json.dumps(sorted(busy)[2] / idle))
+"""
+
+
+@pytest.mark.alone
+@LINUX
+@pytest.mark.skipif(available_cores() != 2, reason="one other program makes two cores busy")
+def test_one_busy_program_costs_its_share() -> None:
+    """Without sleeping threads the ratio is 20 and more. The best possible is near 2."""
+    env = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
+    done = subprocess.run([sys.executable, "-c", BUSY_STEPS], env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) < 6
