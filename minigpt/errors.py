@@ -197,10 +197,10 @@ def reason(error: Exception) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return `"; did you mean NAME?"` for the name most similar to `word`, or an empty string.
+    """Return `"; did you mean NAME?"` for the other name most similar to `word`, or an empty string.
 
     `word` may omit the part of a name before its last dot or colon.
     """
-    known = {part: name for name in names for part in (re.split("[.:]", name)[-1], name)}
+    known = {part: name for name in names if name != word for part in (re.split("[.:]", name)[-1], name)}
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     return f"; did you mean {escape(known[near[0]])}?" if near else ""

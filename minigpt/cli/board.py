@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from minigpt.cli.output import notice
 from minigpt.errors import UserError, escape
 
 IMAGES = 200
@@ -32,6 +33,7 @@ def board(
         raise UserError(f"port {port} is in use; for a free one: --port 0")
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--port={port}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
+    notice("TensorBoard smooths curves; to read their values, set Smoothing to 0")
     server.configure(argv=["minigpt board", *options])
     raise typer.Exit(server.main())
 

@@ -36,7 +36,7 @@ def data_info(
     from minigpt.text.dataset import remove_damaged, scan_cached
     from minigpt.text.sources import open_corpus
 
-    corpus = open_corpus(text, encoding)
+    corpus = open_corpus(text, encoding, is_trusted=False)
     found = scan_cached(corpus, is_trusted=False)
     notice(*corpus.notices)
     if damaged := remove_damaged(found.fingerprint):

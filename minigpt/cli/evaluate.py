@@ -24,6 +24,7 @@ from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserEr
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.storage.metadata import Metadata
     from minigpt.text.tokenizer import Ids
 
 MOST = 0.9
@@ -115,9 +116,18 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
+    if (own is not None or not text) and windows == protocol(loaded.config.model.context, None):
+        _print_recorded(loaded.metadata, result.loss)
     print(f"checkpoint          {escape(loaded.path)}")
     if by_position:
         _print_by_position(result.by_position)
+
+
+def _print_recorded(metadata: "Metadata", loss: float) -> None:
+    """Print the loss of the best checkpoint as `minigpt runs` shows it, if it differs."""
+    best = metadata.state.best_loss
+    if best is not None and metadata.step == metadata.state.best_step and f"{best:.4f}" != f"{loss:.4f}":
+        print(f"in training         {best:.4f} nats: another precision or device rounds differently")
 
 
 def _print_by_position(by_position: Sequence[float]) -> None:

@@ -104,7 +104,8 @@ def hint(error: UserError, command: str) -> str:
         case ConfigAsTextError(name=name):
             return f"to train with it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
-            return "to leave them out, add --unknown skip"
+            new = "a new run with --set data.tokenizer=byte reads any character"
+            return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"
         case UnknownCharacterError() if command.startswith("import"):
             return "name the text that the model was trained on"
         case UnknownCharacterError():

@@ -64,6 +64,14 @@ def only_config(given: list[str] | None) -> str | None:
     return given[0] if given else None
 
 
+def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:
+    """Add the value of an option to the values of --set. Raises UserError if both give it: one would silently win."""
+    given = assignments or []
+    if value is not None and any(assignment.startswith(f"{key}=") for assignment in given):
+        raise UserError(f"{option} and --set {key} are the same setting; remove one of them")
+    return given if value is None else [*given, f"{key}={value}"]
+
+
 def checked_device(device: str) -> str:
     """Return the value of --device. Raises UserError if it is not a device."""
     from minigpt.config.resolve import parse_overrides, resolve

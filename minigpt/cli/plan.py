@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.hints import set_options
-from minigpt.cli.options import ConfigOption, JsonOption, SetOption, only_config
+from minigpt.cli.options import ConfigOption, JsonOption, SetOption, add_setting, only_config
 from minigpt.cli.output import duration, json_text, notice, table, write
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan(
 
     name = only_config(config)
     sources = read_preset("quickstart", only_shipped=True) if name is None else read_preset(name)
-    assignments = [*(set_ or []), *([f"runtime.device={device}"] if device else [])]
+    assignments = add_setting(set_, "runtime.device", device, "--device")
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
     settings = resolve(shards, *sources, parse_overrides(assignments)).config
     size = vocab_size or VOCAB_SIZES[settings.data.tokenizer]

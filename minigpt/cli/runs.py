@@ -29,7 +29,7 @@ def runs(
       minigpt runs --diff
       minigpt runs --verify
     """
-    from minigpt.config.resolve import decisive, show
+    from minigpt.config.resolve import show
     from minigpt.storage.runs import all_runs
 
     if verify:
@@ -42,7 +42,7 @@ def runs(
     if not summaries:
         raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
     settings = [
-        {"data.text hash": (fingerprint or "")[:6], "run.from": _origin(origin), **decisive(values)} if values else {}
+        {"data.text hash": (fingerprint or "")[:6], "run.from": _origin(origin), **values} if values else {}
         for values, fingerprint, origin in (
             [summary.pop(key) for key in ("settings", "fingerprint", "origin")] for summary in summaries
         )
@@ -50,10 +50,11 @@ def runs(
     known = [found for found in settings if found]
     keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
     rows = [
-        (*_row(**summary), *(show(found[key]) if found else "" for key in keys))
+        (*_row(**summary), *(_shorten(show(found[key])) if found else "" for key in keys))
         for summary, found in zip(summaries, settings, strict=True)
     ]
-    head = (*COLUMNS, *(key.split(".")[1] for key in keys))
+    names = [key.split(".")[1] for key in keys]
+    head = (*COLUMNS, *(key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)))
     columns = [n for n, name in enumerate(head) if not diff or name in BRIEF or n >= len(COLUMNS)]
     table([head[n] for n in columns], [[row[n] for n in columns] for row in rows])
 

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
-from minigpt.cli.options import TEXT, ConfigOption, SetOption, complete_run, only_config
+from minigpt.cli.options import TEXT, ConfigOption, SetOption, add_setting, complete_run, only_config
 from minigpt.cli.output import duration, notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
@@ -76,6 +76,8 @@ def train(
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
     config_name = only_config(config)
+    add_setting(set_, "data.source", text[0] if text else None, "TEXT")
+    assignments = add_setting(set_, "data.unknown", unknown, "--unknown")
     if processes and processes > 1 and "RANK" not in os.environ:  # torchrun sets it
         from minigpt.cli.launch import launch
 
@@ -92,7 +94,6 @@ def train(
         if resume is not None:
             code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_), is_auto)
         else:
-            assignments = [*(set_ or []), *([f"data.unknown={unknown}"] if unknown else [])]
             code = _start(joined, text or [], config_name, assignments, name, from_)
     raise typer.Exit(code)
 

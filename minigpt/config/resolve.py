@@ -29,6 +29,9 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
+UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
+"""The types of words that need no quotes, by pydantic's type of the error for a text."""
+
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
 
@@ -129,22 +132,30 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         chosen |= {key: (value, label) for key, value in values.items()}
     if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):
         chosen["train.steps"] = (DEFAULT_STEPS, "default")
-    tree: dict[str, dict[str, Any]] = {}
-    for key, (value, _) in chosen.items():
-        section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = value
-    try:
-        config = RunConfig.model_validate(tree)
-        problems += contradictions(config) if complete else []
-    except ValidationError as error:
-        problems += _problems(error)
+    config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
+    problems += wrong.values()
+    # A wrong value has its default here, which contradicts nothing that the user wrote.
+    problems += [one for one in contradictions(config) if not any(key in one for key in wrong)] if complete else []
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
     return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
+    """Return the configuration without its wrong values, and the problem with each of them by key."""
+    tree: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = value
+    try:
+        return RunConfig.model_validate(tree), {}
+    except ValidationError as error:
+        wrong = _problems(error)
+    return _validate({key: values[key] for key in fields() if key in values and key not in wrong})[0], wrong
+
+
+def _problems(error: ValidationError) -> dict[str, str]:
     """Return the problem with each key."""
     problems: dict[str, str] = {}
     for one in error.errors():
@@ -156,8 +167,11 @@ def _problems(error: ValidationError) -> list[str]:
         elif key in problems and message.startswith("should be '"):  # an alternative to the first type
             problems[key] += message.replace("should be", " or")
         elif key not in problems:
-            problems[key] = f"{escape(key)} is {show(one['input'])[:60]}, but {message}"
-    return list(problems.values())
+            value, shown = one["input"], show(one["input"])[:60]
+            if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(one["type"], ()):
+                shown = f"the text '{shown}' (write {shown} without quotes)"
+            problems[key] = f"{escape(key)} is {shown}, but {message}"
+    return problems
 
 
 def _unknown_key(key: str) -> str:

@@ -65,6 +65,11 @@ def parse(text: str, origin: str) -> Any:
     raise ConfigError(f"{escape(origin)}{line}: not valid YAML: {escape(problem)}")
 
 
+def word_type(word: str) -> str:
+    """Return the type of an unquoted word: null, bool, int, float or str."""
+    return next((name for name, pattern in _TYPES.items() if re.fullmatch(pattern, word)), "str")
+
+
 def dump(values: Any) -> str:
     """Return YAML that `parse` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -6,6 +6,7 @@ code of its own. Three of them are the same function as a model of minigpt.
 
 import contextlib
 import io
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import hidden_width
 from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.interop.card import ABOUT
 from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import CharTokenizer, Tokenizer
@@ -23,6 +25,8 @@ from minigpt.text.tokenizer import CharTokenizer, Tokenizer
 PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
+PADDING = 256
+"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds that of the model."""
 
 ROTARY = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "bias": False}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -166,7 +170,7 @@ def load(folder: Path) -> Callable[[Sequence[int]], Array]:
     """
     from llama_cpp import GGML_TYPE_F32, Llama
 
-    with contextlib.redirect_stderr(io.StringIO()):  # it warns that it rounds the context up to 256
+    with contextlib.redirect_stderr(io.StringIO()):  # it warns that it rounds the context up
         model = Llama(
             str(folder / FILE), n_ctx=0, logits_all=True, verbose=False, flash_attn=False,
             type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32,
@@ -182,10 +186,16 @@ def load(folder: Path) -> Callable[[Sequence[int]], Array]:
 
 
 def usage(folder: Path) -> str:
-    """Return three lines of Python that continue a text with llama-cpp-python."""
+    """Return lines of Python that continue a text with llama-cpp-python."""
+    context = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["settings"]["model"]["context"]
+    padded = -(-context // PADDING) * PADDING
+    warning = (
+        f"# llama.cpp may warn that it rounds n_ctx up to {padded}. The text must still fit into {context} tokens."
+    )
     lines = (
         "from llama_cpp import Llama",
-        f"model = Llama({str(folder / FILE)!r}, n_ctx=0, verbose=False)",
-        'print(model("\\n", max_tokens=100)["choices"][0]["text"])',
+        *[warning] * (padded > context),
+        f"model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)",
+        f'print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])',
     )
     return "\n".join(lines)

@@ -63,6 +63,23 @@ def file_state(file: Path | int) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns, status.st_mtime_ns
 
 
+def is_intact(path: Path, sha256: str | None, is_trusted: bool = True) -> bool:
+    """Return whether a file has this hash. Read it, unless `is_trusted` and it has not changed since the last check."""
+    try:
+        with open(path, "rb") as file:
+            state = sha256, file_state(file.fileno())
+            if is_trusted and recall(state):
+                return True
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError:
+        return False
+    is_same = digest.hexdigest() == sha256
+    remember(state, is_same)
+    return is_same
+
+
 def release(content: npt.NDArray[Any]) -> None:
     """Make the pages of a large memory map not resident. Otherwise, reading all of it makes all of it resident."""
     base: object = content

@@ -68,6 +68,14 @@ def test_the_summary_names_the_strongest_pattern_beside_its_baseline(cli: Cli) -
         assert distance == f"{found['distance']['value']:.2f}"
 
 
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_a_text_too_short_for_a_pattern(cli: Cli, text: str) -> None:
+    rows = [row.split() for row in cli("attention", "--text", text).out.splitlines()[1:]]
+    assert len(rows) == 4
+    if text == "a":
+        assert {tuple(row[2:]) for row in rows} == {("-", "-", "-", "-")}
+
+
 def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Path) -> None:
     text, npz = "hath all too short", tmp_path / "a.npz"
     found = cli("attention", "--text", text, "--npz", npz, "--layer", 1, "--head", 0, "--json").json

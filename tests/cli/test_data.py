@@ -62,3 +62,15 @@ def test_info_reads_the_text_and_its_cached_tokens(
     text.write_text("abab", encoding="utf-8")
     assert cli("data", "info", str(text), "--json").json["counts"] == {"a": 2, "b": 2}
     assert load_dataset(DataConfig(source=(str(text),))).train.tolist() == [0, 1], "info corrects the record"
+
+
+def test_info_reads_the_copy_of_the_stories(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("minigpt.text.cache.file_state", lambda file: (0, 0, 0, 0, 0))
+    before = cli("data", "info", "builtin:stories:500")
+    assert (before.code, before.err) == (0, "")
+    with open(cache_folder() / "stories/500-1.txt", "r+b") as file:
+        file.write(b"#")
+    after = cli("data", "info", "builtin:stories:500")
+    assert after.out == before.out
+    assert after.err == "the copy of builtin:stories:500 in the cache was damaged; wrote it again\n"

@@ -1,5 +1,6 @@
 """`minigpt export` and `minigpt import`."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -30,6 +31,23 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     assert "minigpt train --from back" in cli("train", "--resume", "back").error
     Path("other.txt").write_text("Ω", encoding="utf-8")
     assert "name the text" in cli("import", "hf", "again", "--text", "other.txt").error
+
+
+def test_eval_of_an_import_says_why_it_differs_from_the_list_of_runs(cli: Cli, run: Path) -> None:
+    cli("export", "--to", "hf", "out")
+    about = json.loads(Path("out/minigpt.json").read_text(encoding="utf-8"))
+    assert "in training" not in cli("eval").out
+    about["validation_loss"] += 0.0003  # as after training in bfloat16
+    Path("out/minigpt.json").write_text(json.dumps(about), encoding="utf-8")
+    assert cli("import", "hf", "out", "--text", "verse.txt", "--name", "back").code == 0
+    recorded = f"{about['validation_loss']:.4f}"
+    assert recorded in cli("runs").out.splitlines()[-1]
+    line = f"in training         {recorded} nats: another precision or device rounds differently\n"
+    assert line in cli("eval", "back").out
+    assert line in cli("eval", "back", "verse.txt").out
+    Path("other.txt").write_text(VERSE[:300], encoding="utf-8")
+    for other in (["other.txt"], ["--stride", "4"]):
+        assert "in training" not in cli("eval", "back", *other).out
 
 
 def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> None:

@@ -77,6 +77,11 @@ def test_bad_input_is_one_line(cli: Cli, arguments: str, problem: str) -> None:
     assert re.search(problem, cli("plan", *arguments.split()).error)
 
 
+def test_a_device_given_twice(cli: Cli) -> None:
+    error = cli("plan", "--device", "cpu", "--set", "runtime.device=cuda").error
+    assert error == "--device and --set runtime.device are the same setting; remove one of them"
+
+
 def test_wrong_usage(cli: Cli) -> None:
     assert "--processes" in cli("plan", "--processes", "0").err
     assert "--set train.steps=VALUE" in cli("plan", "--steps", "3").err

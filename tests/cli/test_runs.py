@@ -32,6 +32,19 @@ def test_many_texts_are_shortened_in_the_table_only(cli: Cli, empty_folder: Path
     assert cli("runs", "--json").json[0]["corpus"] == " + ".join(names)
 
 
+def test_diff_shows_every_setting_that_differs(cli: Cli, empty_folder: Path) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    settings = {"a": ["data.encoding=utf-8"], "b": ["data.encoding=latin-1", "sample.seed=7", "train.patience=9"]}
+    for name, chosen in settings.items():
+        options = [word for setting in chosen for word in ("-s", setting)]
+        assert cli("train", "verse.txt", *SMALL, "-s", "train.steps=1", "--name", name, *options).code == 0
+    head, *rows = [line.split() for line in cli("runs", "--diff").out.splitlines()]
+    assert head == ["run", "step", "best", "loss", "encoding", "patience", "seed"]
+    assert [[row[0], *row[3:]] for row in rows] == [["a", "utf-8", "8", "1337"], ["b", "latin-1", "9", "7"]]
+    assert cli("train", "verse.txt", *SMALL, "-s", "train.steps=1", "--name", "c", "-s", "train.seed=8").code == 0
+    assert {"train.seed", "sample.seed"} <= set(cli("runs", "--diff").out.split())
+
+
 def test_without_runs_json_is_an_empty_list_and_text_an_error(cli: Cli, empty_folder: Path) -> None:
     assert cli("runs", "--json").json == []
     assert "minigpt train" in cli("runs").error
@@ -46,7 +59,7 @@ def test_board_passes_its_options_to_tensorboard(cli: Cli, empty_folder: Path, m
     }
     monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace(**parts))
     Path("runs").mkdir()
-    assert cli("board", "--port", 7000).code == 0
+    assert "set Smoothing to 0" in cli("board", "--port", 7000).err
     assert {"--logdir=runs", "--port=7000", "--host=localhost"} <= set(seen)
 
 

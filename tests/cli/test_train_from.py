@@ -102,7 +102,8 @@ def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli)
     line = cli("train", "strange.txt", "--from", "modern", *NEW).error
     assert line == (
         "the text has 12 characters outside the vocabulary of the run: 'ä', 'ï', '1', '2', '3', '4', '5', '6', ...; "
-        "to leave them out, add --unknown skip"
+        "to leave them out, add --unknown skip; "
+        "the vocabulary of a run cannot change, but a new run with --set data.tokenizer=byte reads any character"
     )
     assert not Path("runs/strange-1").exists()
     done = cli("train", "strange.txt", "--from", "modern", "--unknown", "skip", "-s", "train.steps=2", *NEW)
@@ -128,6 +129,11 @@ def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli)
         ),
         (["other.txt", "-c", "tiny"], "model.n_embd is 16 in the run but 32 now (preset tiny)"),
         (["other.txt", "-s", "model.nlayer=3"], "model.nlayer: unknown key; did you mean model.n_layer?"),
+        (
+            ["other.txt", "--unknown", "skip", "-s", "data.unknown=error"],
+            "--unknown and --set data.unknown are the same setting; remove one of them",
+        ),
+        (["other.txt", "-s", "data.source=short.txt"], "TEXT and --set data.source are the same setting"),
         (["short.txt"], "the context of the model is 16 tokens, and the text has 13 training tokens"),
         ([], "--from needs a text to train on: minigpt train TEXT --from RUN"),
         (["--resume", "modern"], "--resume keeps the text, configuration and name of the run"),

@@ -92,4 +92,5 @@ def test_a_reason_is_one_line() -> None:
 def test_a_similar_name_is_suggested_and_escaped() -> None:
     assert did_you_mean("shakespaere", ["shakespeare", "tiny"]) == "; did you mean shakespeare?"
     assert did_you_mean("xyz", ["shakespeare"]) == ""
+    assert did_you_mean("loop", ["loop"]) == "", "a name is no suggestion for itself"
     assert did_you_mean("abcde", ["abcd\n"]) == r"; did you mean abcd\n?"

@@ -87,7 +87,7 @@ def run(command: str) -> None:
         words += (
             [] if any("lstm" in word for word in words) else ["-s", "model.n_head=2"]
         )  # a recurrent network has no heads
-        words += [*SHORT, "-s", "data.source=my.txt"] if "--config" in words or "-c" in words else SHORT
+        words += [*SHORT, "-s", "data.source=my.txt"] if words[1:2] in (["--config"], ["-c"]) else SHORT
         words += [] if "=0.01" in " ".join(words) else ["-s", "train.steps=2"]
     elif words[0] == "plan":
         words += ["-s", "model.n_head=2", *SHORT]

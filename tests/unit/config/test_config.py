@@ -176,7 +176,7 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     ("assignment", "expected"),
     [
         ("model.n_layer=true", "model.n_layer is true, but should be a valid integer"),
-        ("model.n_layer='6'", "model.n_layer is 6, but should be a valid integer"),
+        ("model.n_layer='6'", "model.n_layer is the text '6' (write 6 without quotes), but should be a valid integer"),
         ("model.n_layer=1.5", "model.n_layer is 1.5, but should be a valid integer"),
         ("model.n_layer=", "model.n_layer is null, but should be a valid integer"),
         ("model.n_layer=[1]", "model.n_layer is [1], but should be a valid integer"),
@@ -260,6 +260,37 @@ def test_the_default_of_a_wrong_value_is_not_reported_as_a_contradiction() -> No
         refused("model.n_head=x", "model.n_embd=90")
         == "configuration: model.n_head is x, but should be a valid integer"
     )
+
+
+def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> None:
+    message = refused("train.steps=x", "nosuch.a=1", "nosuch.b=2", "model=3", "model.n_embd=97", "optim.decay=2")
+    assert "divisible" not in message, "the section of these settings is wrong"
+    message = refused("train.steps=x", "n_layers=3", "model.n_embd=97")
+    assert message.startswith("configuration: 3 problems: ")
+    assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4)")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("train: {steps: '3'}", "train.steps is the text '3' (write 3 without quotes), but should be a valid integer"),
+        (
+            "optim: {lr: '1e-3'}",
+            "optim.lr is the text '1e-3' (write 1e-3 without quotes), but should be a valid number",
+        ),
+        (
+            "runtime: {compile: 'yes'}",
+            "runtime.compile is the text 'yes' (write yes without quotes), but should be a valid boolean or 'auto'",
+        ),
+        ("train: {steps: three}", "train.steps is three, but should be a valid integer"),
+        ("train: {steps: 'true'}", "train.steps is true, but should be a valid integer"),
+        ("model: {norm: '3'}", "model.norm is 3, but should be 'layernorm' or 'rmsnorm'"),
+    ],
+)
+def test_quotes_around_a_number_are_named(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_yaml(text, "my.yaml")
+    assert str(error.value) == f"configuration: {problem}"
 
 
 def test_an_assignment_needs_an_equals_sign() -> None:

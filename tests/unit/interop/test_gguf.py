@@ -3,6 +3,7 @@
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,26 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingPackageError) as missing:
         gguf.write(checkpoint(ALPHABET), tmp_path)
     assert "pip install '.[gguf]'" in str(error_line(missing.value, "export"))
+
+
+@pytest.mark.parametrize(("context", "length"), [(1, 1), (16, 15), (256, 100)])
+def test_the_printed_lines_stay_within_the_context(
+    context: int, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(checkpoint(ALPHABET, context=context), "gguf", tmp_path / "out")
+    seen: list[dict[str, Any]] = []
+
+    def llama(path: str, **options: Any) -> Any:
+        assert Path(path).is_file()
+        seen.append(options)
+        return lambda prompt, **options: seen.append(options) or {"choices": [{"text": "a text"}]}
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=llama))
+    lines = gguf.usage(tmp_path / "out")
+    exec(lines, {})  # noqa: S102 - our own lines
+    assert [seen[0]["n_ctx"], seen[1]["max_tokens"]] == [context, length]
+    assert capsys.readouterr().out == "a text\n"
+    assert ("rounds n_ctx up to 256" in lines) == (context < 256)
 
 
 @pytest.mark.parametrize("name", MODELS)
