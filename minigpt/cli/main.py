@@ -67,6 +67,8 @@ def main() -> None:
             code = app(standalone_mode=False, windows_expand_args=False)  # text/sources.py expands * and ~
         finally:
             print(end="", flush=True)
+    except KeyboardInterrupt:  # typer handles it only in a command
+        code = 128 + signal.SIGINT
     except Exception as error:
         line = error_line(error, _command_name(sys.argv[1:]))
         if line is None:

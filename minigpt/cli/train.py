@@ -15,7 +15,7 @@ from minigpt.cli.options import TEXT, ConfigOption, SetOption, add_setting, comp
 from minigpt.cli.output import duration, notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
-from minigpt.training.signals import SIGHUP, handle
+from minigpt.training.signals import SIGHUP, handle, unhandled
 from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def train(
         from minigpt.cli.launch import launch
 
         raise typer.Exit(launch(processes))
-    from minigpt.training.parallel import join
+    with unhandled():  # there is nothing to undo yet
+        import minigpt.training.loop
+        import minigpt.training.setup  # noqa: F401 - used later
+        from minigpt.training.parallel import join
 
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo

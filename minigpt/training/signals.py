@@ -31,7 +31,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     while frame and "importlib._bootstrap" not in frame.f_code.co_filename:
         frame = frame.f_back
     if frame:
-        threading.Timer(0.05, raise_in_main_thread, [number]).start()
+        threading.Timer(0.001, raise_in_main_thread, [number]).start()
     elif number == signal.SIGINT:
         raise KeyboardInterrupt
     else:
