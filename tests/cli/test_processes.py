@@ -355,7 +355,7 @@ def test_processes_are_started_by_the_option(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert ending(folder / "runs/run") == expected
     assert done.stderr.count("Finished at step 6") == 1
-    assert "2 processes, each on cpu (1 thread)" in done.stderr
+    assert "2 processes, each on cpu (1 thread" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
