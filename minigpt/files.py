@@ -20,7 +20,7 @@ def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
     The block creates a file or a folder of files there. It replaces any file or folder at `path`. The temporary path
-    is new, or `partial`, which Ctrl-C does not remove.
+    is new, or `partial`, which signals do not remove.
     """
     temporary = partial or path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -33,7 +33,7 @@ def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
         os.replace(temporary, path)
         sync(path.parent)
     except BaseException as error:
-        if not (partial and isinstance(error, KeyboardInterrupt)):
+        if not (partial and isinstance(error, KeyboardInterrupt | SystemExit)):
             remove(temporary)
         raise
 

@@ -39,7 +39,8 @@ def report(benchmark: str, settings: dict[str, Any], comparisons: list[dict[str,
     """Return the results of a benchmark with a description of the machine."""
     import torch
 
-    from minigpt.model.device import available_cores, processor
+    from minigpt.model.device import processor
+    from minigpt.world import available_cores
 
     return {
         "benchmark": benchmark,

@@ -37,6 +37,7 @@ from minigpt.errors import (
     escape,
     reason,
 )
+from minigpt.world import is_one_of_several, rank
 
 
 def error_line(error: Exception, command: str) -> str | None:
@@ -49,7 +50,7 @@ def error_line(error: Exception, command: str) -> str | None:
             return _usage_line(error)
         case OtherProcessError():  # which prints the line
             return ""
-        case DivergedError() | RunFinishedError() if _rank():  # every process raises it
+        case DivergedError() | RunFinishedError() if rank():  # every process raises it
             return ""
         case UserError():
             problem = f"{escape(error)}; {hint(error, command)}".removesuffix("; ")
@@ -65,13 +66,7 @@ def error_line(error: Exception, command: str) -> str | None:
             problem = "out of memory; everything saved so far is intact"
         case _:
             return None
-    return f"minigpt: {f'process {rank}: ' if (rank := _rank()) else ''}{problem}"
-
-
-def _rank() -> int:
-    """Return the number of this process among those that torchrun started. Process 0 is the main one."""
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else 0
+    return f"minigpt: {f'process {rank()}: ' if rank() else ''}{problem}"
 
 
 def _usage_line(error: TyperException) -> str:
@@ -177,9 +172,8 @@ def set_options(settings: Iterable[str]) -> str:
 
 def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
     """Return the command that resumes `run` with changed `settings`, each KEY=VALUE."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    is_several = size.isdecimal() and int(size) > 1 and os.environ.get("LOCAL_WORLD_SIZE") == size  # on one machine
-    several = f"--processes {size}" if is_several else ""
+    size = os.environ.get("LOCAL_WORLD_SIZE")  # of this machine
+    several = f"--processes {size}" if is_one_of_several() and size == os.environ["WORLD_SIZE"] else ""
     return " ".join(filter(None, (f"minigpt train --resume {as_argument(run)}", several, set_options(settings))))
 
 

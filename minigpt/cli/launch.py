@@ -1,37 +1,89 @@
-"""`minigpt train --processes N`: start this command in several processes, with the launcher of torchrun."""
+"""`minigpt train --processes N`: start this command in several processes, the workers, and pass signals on to them.
 
-import logging
+The standard input of a worker is a pipe from the launcher, which sends the numbers of signals. The pipe closes when the
+launcher ends in any way, so no worker outlives it.
+"""
+
+import math
 import os
+import signal
+import socket
+import subprocess
 import sys
-from uuid import uuid4
+import threading
+import time
+from contextlib import ExitStack, suppress
 
 from minigpt.cli.output import notice
+from minigpt.training.signals import Interrupts, raise_in_main_thread
+from minigpt.world import available_cores
+
+PATIENCE = 10.0
+"""Seconds that the other workers have to report it and end, after one has failed."""
 
 
 def launch(processes: int) -> int:
-    """Run this process's command line in `processes` processes. Return the exit code of the first that fails."""
-    import torch
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from minigpt.model.device import available_cores
-
+    """Run this process's command line in `processes` workers. Return the exit code of the first that fails."""
     cores = available_cores()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
-    os.environ["PYTHONSAFEPATH"] = "1"  # do not import from the current folder, as `minigpt` does not either
-    if processes > cores and not torch.cuda.is_available():
+    if processes > cores:
         notice(f"{processes} processes on {cores} core{'s' * (cores > 1)} take turns: fewer would be faster")
-    logging.disable(logging.ERROR)  # the workers say what happens
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        run_id=uuid4().hex, max_restarts=0,
-    )  # fmt: skip
-    try:
-        elastic_launch(config, sys.executable)("-m", "minigpt", *sys.argv[1:])
-    except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        return next((code if code > 0 else 128 - code for code in codes), 1)
-    except SignalException as error:
-        return 128 + error.sigval
-    return 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size, threads = str(processes), str(max(1, cores // processes))
+    defaults = {"OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # torchrun may have started the launcher
+    shared["PYTHONSAFEPATH"] = "1"  # do not import from the current folder, as `minigpt` does not either
+    with ExitStack() as stack, Interrupts(is_silent=True) as interrupts:
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "minigpt.cli.launch", *sys.argv[1:]],
+                    env={**defaults, **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,  # a terminal sends Ctrl-C to its session
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+                )
+            )
+            for rank in range(processes)
+        ]
+        return _wait(workers, interrupts)
+
+
+def _wait(workers: "list[subprocess.Popen[bytes]]", interrupts: Interrupts) -> int:
+    """Pass on the first signal, and wait until all workers have ended. Return the exit code."""
+    code, failed, is_told = 0, math.inf, False
+    while None in (codes := [worker.poll() for worker in workers]):
+        if any(codes) and not code:
+            code, failed = next(filter(None, codes)), time.monotonic()
+        number = interrupts.signal
+        for worker in workers:
+            if number and not is_told:
+                with suppress(OSError):  # it has ended
+                    worker.stdin.write(bytes([number]))  # type: ignore[union-attr]
+            if time.monotonic() > failed + PATIENCE:
+                worker.kill()
+        is_told = number is not None
+        time.sleep(0.05)
+    code = code or next(filter(None, codes), 0)
+    return code if code >= 0 else 128 - code
+
+
+def _follow() -> None:
+    """In a worker: receive a signal from the launcher. If it ends, receive SIGTERM, or end at once after a signal."""
+    received = os.read(0, 1)
+    number = received[0] if received else signal.SIGTERM
+    raise_in_main_thread(number)
+    if received:
+        os.read(0, 1)
+        os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main() handles it
+    threading.Thread(target=_follow, daemon=True).start()
+    from minigpt.cli.main import main
+
+    main()

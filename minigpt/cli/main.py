@@ -7,6 +7,7 @@ Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 128 plus the signa
 import atexit
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -35,7 +36,7 @@ from minigpt.cli.runs import runs
 from minigpt.cli.sample import sample
 from minigpt.cli.train import train
 from minigpt.errors import UserError
-from minigpt.training.signals import STDERR
+from minigpt.training.signals import STDERR, handle
 
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
@@ -58,6 +59,7 @@ def main() -> None:
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
     _prepare_streams()
+    handle(signal.SIGINT)
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: results are checked for NaN and infinity instead
     try:
         try:
@@ -65,6 +67,8 @@ def main() -> None:
             code = app(standalone_mode=False, windows_expand_args=False)  # text/sources.py expands * and ~
         finally:
             print(end="", flush=True)
+    except KeyboardInterrupt:  # typer handles it only in a command
+        code = 128 + signal.SIGINT
     except Exception as error:
         line = error_line(error, _command_name(sys.argv[1:]))
         if line is None:

@@ -1,6 +1,5 @@
 """`minigpt train`."""
 
-import os
 import shutil
 import signal
 import sys
@@ -16,6 +15,8 @@ from minigpt.cli.options import TEXT, ConfigOption, SetOption, add_setting, comp
 from minigpt.cli.output import duration, notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
+from minigpt.training.signals import SIGHUP, handle, unhandled
+from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
@@ -78,13 +79,17 @@ def train(
     config_name = only_config(config)
     add_setting(set_, "data.source", text[0] if text else None, "TEXT")
     assignments = add_setting(set_, "data.unknown", unknown, "--unknown")
-    if processes and processes > 1 and "RANK" not in os.environ:  # torchrun sets it
+    if processes and processes > 1 and not is_one_of_several():
         from minigpt.cli.launch import launch
 
         raise typer.Exit(launch(processes))
-    from minigpt.training.parallel import join
+    with unhandled():  # there is nothing to undo yet
+        import minigpt.training.loop
+        import minigpt.training.setup  # noqa: F401 - used later
+        from minigpt.training.parallel import join
 
     with join() as joined:
+        handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
         joined.together(lambda: _check(text, config, name, from_, unknown, resume))
         if processes not in (None, joined.size) and joined.is_main:
             notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
@@ -131,6 +136,7 @@ def _resume(processes: "Processes", resume: str, assignments: list[str], has_own
             shared = processes.share(own and (replace(own[0], weights={}), list[str]()))  # only one needs the weights
             found = own or shared
             prepared = processes.together(lambda: prepare_resume(run, assignments, found, processes.size))
+            processes.connect(prepared.config)
             return _train(run, in_place or (lambda: True), prepared, processes)
         except RunFinishedError as error:
             if not is_auto:
@@ -159,6 +165,7 @@ def _start(
         return prepare_run(text, config, assignments, start, processes.size)
 
     prepared = processes.together(prepare)
+    processes.connect(prepared.config)
     with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as new:
         run, in_place = new or (Path(), lambda: True)
         return _train(processes.share(run), in_place, prepared, processes)
@@ -189,7 +196,7 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun", processes: "
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
             in_place=in_place, processes=processes,
         )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")

@@ -199,7 +199,8 @@ def contradictions(config: RunConfig) -> list[str]:
         found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
     shards, micro = train.shards, train.micro_batch_size
     if train.batch_size % shards:
-        found.append(f"train.batch_size ({train.batch_size}) must be a multiple of train.shards ({shards})")
+        batch = f"train.batch_size ({train.batch_size})"
+        found.append(f"{batch} must be a multiple of train.shards ({shards}), by default the number of processes")
     elif micro and train.batch_size // shards % train.sequences_at_once:
         what = "train.batch_size / train.shards" if shards > 1 else "train.batch_size"
         size = train.batch_size // shards

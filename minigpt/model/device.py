@@ -27,6 +27,7 @@ from minigpt.errors import DeviceError
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
+from minigpt.world import available_cores
 
 COMPILE_FROM_SECONDS = 270.0
 """Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15% of the training time."""
@@ -189,11 +190,6 @@ def processor(device: torch.device) -> str:
     model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
     name = model[1] if model else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def configure_torch(runtime: Runtime) -> None:

@@ -73,7 +73,7 @@ def train(
     Args:
         command: Recorded in the run.
         in_place: Returns whether `run` is still the folder that this process has locked, as in `runs.lock`.
-        processes: The processes that train together. Each calls this function; the main one logs and saves.
+        processes: The connected processes. Each calls this function; the main one logs and saves.
 
     Raises:
         RunFinishedError: There is nothing left to do.
@@ -82,7 +82,6 @@ def train(
         LostProcessError: Another process has ended or hangs.
     """
     try:
-        processes.connect(config)
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         training = Training(config, run, data, resume, start=start, in_place=in_place, processes=processes)
         if processes.is_main and newest_step(run) == training.state.step:  # nothing to quarantine

@@ -31,6 +31,8 @@ from minigpt.errors import (
 )
 from minigpt.model.memory import check_model
 from minigpt.training.sharding import is_sharded, local, rows
+from minigpt.training.signals import unhandled
+from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
@@ -69,7 +71,7 @@ class Processes:
         On each machine, one process goes first, so that the others find what it has cached.
 
         Raises:
-            UserError, OSError: `work` raised it here. Only the first of several processes with the same message does.
+            UserError, OSError: `work` raised it here. If it fails on several processes, only the first raises it.
             OtherProcessError: `work` failed on another process, which prints the message.
         """
         if self.size == 1:
@@ -81,11 +83,11 @@ class Processes:
                 results += [work()] if is_turn else []
             except (UserError, OSError) as problem:
                 error = problem
-            problems = self.gather(str(error) if error else None)
-        if any(problem is not None for problem in problems):
-            if error and problems.index(str(error)) == self.rank:
+            failed = self.gather(error is not None)
+            if error and failed.index(True) == self.rank:
                 raise error
-            raise OtherProcessError("another process failed")
+            if any(failed):
+                raise OtherProcessError("another process failed")
         return results[0]
 
     @contextmanager
@@ -115,11 +117,12 @@ class Processes:
         if self.size == 1:
             return
         wait = timedelta(seconds=config.runtime.timeout)
-        self.group = dist.new_group(timeout=wait)
-        if config.runtime.exact and self.size & (self.size - 1) == 0:  # a power of two
-            for level in range(self.size.bit_length() - 1):
-                pair = sorted((self.rank, self.rank ^ (1 << level)))
-                self.pairs.append(dist.new_group(pair, timeout=wait, use_local_synchronization=True))
+        with unhandled():
+            self.group = dist.new_group(timeout=wait)
+            if config.runtime.exact and self.size & (self.size - 1) == 0:  # a power of two
+                for level in range(self.size.bit_length() - 1):
+                    pair = sorted((self.rank, self.rank ^ (1 << level)))
+                    self.pairs.append(dist.new_group(pair, timeout=wait, use_local_synchronization=True))
 
     # --- messages ----------------------------------------------------------------------------------------
 
@@ -223,14 +226,18 @@ def join() -> Iterator[Processes]:
         JoinError: The others cannot be found.
         UserError: One of them ends before or after training.
     """
-    if (size := os.environ.get("WORLD_SIZE", "1")) in ("", "1"):
+    if not is_one_of_several():
         yield ONE
         return
+    size, rank = os.environ["WORLD_SIZE"], os.environ.get("RANK") or "0"
     try:
+        if int(rank) >= int(size):  # PyTorch would wait for the others
+            raise ValueError(f"RANK={rank} must be less")
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=JOINING)
-        processes = Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
-        processes.group = dist.new_group(timeout=PREPARING)
+        with unhandled():
+            dist.init_process_group(backend, timeout=JOINING)
+            processes = Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+            processes.group = dist.new_group(timeout=PREPARING)
     except (ValueError, RuntimeError) as error:
         problem = f"cannot join the other processes (WORLD_SIZE={escape(size)}): {reason(error).splitlines()[0][:200]}"
         raise JoinError(problem) from error

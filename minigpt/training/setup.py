@@ -65,7 +65,6 @@ def prepare_run(
         ConfigError: Settings are wrong, or would change the model of `start`.
         UnknownCharacterError: The text has characters outside the vocabulary of `start`.
     """
-    _refuse_standard_input(text, processes)
     for name in filter(presets.is_config, text):
         raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
     layers: list[ConfigSource] = []
@@ -83,6 +82,7 @@ def prepare_run(
         layers.append((f"run {start.run_name}", kept))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
     check_count(processes, resolved.config)
+    _refuse_standard_input(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += data.notices
     if data.characters < ENOUGH_TEXT:
@@ -160,7 +160,7 @@ def prepare_resume(
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     check_count(processes, config)
-    _refuse_standard_input(config.data.source, processes)
+    _refuse_standard_input(config, processes)
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     if len(data.train) <= config.model.context:
         needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
@@ -168,8 +168,8 @@ def prepare_resume(
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 
-def _refuse_standard_input(text: Sequence[str], processes: int) -> None:
-    if processes > 1 and "-" in text:
+def _refuse_standard_input(config: RunConfig, processes: int) -> None:
+    if processes > 1 and "-" in (*config.data.source, *config.data.val_source):
         raise TextError(f"{processes} processes cannot share standard input; save the text to a file")
 
 

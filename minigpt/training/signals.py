@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,49 @@ CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe or a terminal that was closed."""
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by an exception, so that the program undoes what it has begun: KeyboardInterrupt or SystemExit.
+
+    Inside an import, wait for its end: libraries catch the exception there, or crash.
+    """
+    while frame and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame:
+        threading.Timer(0.001, raise_in_main_thread, [number]).start()
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt
+    else:
+        sys.exit(128 + number)
+
+
+def raise_in_main_thread(number: int) -> None:
+    """Send a signal from another thread so that it interrupts system calls of the main thread, except on Windows."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
+
+
+def handle(*numbers: int | None, by: Any = interrupt) -> dict[int, Any]:
+    """Handle signals by `interrupt`, except those that the parent process ignores, as nohup does.
+
+    Return the handlers before.
+    """
+    handled = [number for number in numbers if number and signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, by) for number in handled}
+
+
+@contextmanager
+def unhandled() -> Iterator[None]:
+    """Let signals end this process at once in a block that waits outside of Python, where no handler would run."""
+    before = handle(signal.SIGINT, signal.SIGTERM, SIGHUP, by=signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Interrupts:
     """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later one ends the process.
 
@@ -30,7 +74,8 @@ class Interrupts:
     SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
-    output. A later signal restores and calls the previous handlers.
+    output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because
+    torchrun sends SIGTERM when another process has failed.
 
     Args:
         on_continue: Called when the process continues after it was stopped.
@@ -58,9 +103,11 @@ class Interrupts:
         if number and self.signal is None:
             self.noted, self.signal = time.monotonic(), number
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self.is_over = True
-        if self.signal is None:
+        if error:
+            self.noted = time.monotonic()
+        elif self.signal is None:
             self._restore()
 
     def _restore(self) -> None:

@@ -98,7 +98,7 @@ class Ranks:
         for rank in job.codes:
             result, prefix = job.result(rank), f"minigpt: process {rank}: " if rank else "minigpt: "
             allowed = ({0} if is_done else set()) | ({128 + SIGTERM} if number == SIGTERM else set())
-            allowed |= {-SIGTERM, -SIGKILL} if rank in job.hit else set()
+            allowed |= {-SIGTERM, 128 + SIGTERM, -SIGKILL} if rank in job.hit else set()
             if result.code not in allowed or "Traceback" in result.output:
                 problem = result.problem_with_error()
                 if problem or f"\n{prefix}" not in f"\n{result.output}":

@@ -116,3 +116,8 @@ def test_an_error_is_one_line_and_a_bug_none() -> None:
     assert error_line(MemoryError(), "train") == "minigpt: out of memory; everything saved so far is intact"
     assert error_line(RuntimeError("size mismatch"), "train") is None
     assert error_line(KeyError("a"), "train") is None
+
+
+def test_a_rank_without_others_means_nothing(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    assert cli("train", "--resume", "verse-1").error.startswith("run verse-1 is finished")

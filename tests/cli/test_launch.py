@@ -1,56 +1,103 @@
-"""`minigpt train --processes N` and how torchrun's launcher ends, without starting a process."""
+"""`minigpt train --processes N`: the launcher, with workers that are short programs instead of training."""
 
-import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.launcher.api as launcher
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from command_line import environment
 
-from minigpt.cli.launch import launch
-from minigpt.model import device
+from minigpt.cli import launch as launcher
+
+CODES = "import os, sys; sys.exit([{}][int(os.environ['RANK'])])"
+LISTEN = "import os, sys; read = os.read(0, 1); sys.exit(128 + read[0] if read else 99)"
+Launch = Callable[..., int]
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Return a function that launches processes on some cores. The launcher raises an error, if one is given."""
-    for name in ("OMP_NUM_THREADS", "PYTHONSAFEPATH"):
-        monkeypatch.setenv(name, "restored later")
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(logging, "disable", lambda level: None)
+def launch(monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """A function that launches workers that run a program."""
+    start: Any = subprocess.Popen
 
-    def call(processes: int, cores: int, error: BaseException | None = None) -> int:
-        def run(*_: str) -> None:
-            if error:
-                raise error
-
-        monkeypatch.setattr(device, "available_cores", lambda: cores)
-        monkeypatch.setattr(launcher, "elastic_launch", lambda config, program: run)
-        return launch(processes)
+    def call(program: str, processes: int = 2) -> int:
+        monkeypatch.setattr(
+            subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
+        )
+        return launcher.launch(processes)
 
     return call
 
 
 @pytest.mark.parametrize(("processes", "cores", "threads", "warns"), [(2, 8, "4", False), (3, 2, "1", True)])
-def test_processes_share_the_cores(
-    ends: Any, capsys: pytest.CaptureFixture[str], processes: int, cores: int, threads: str, warns: bool
+def test_workers_share_the_cores(
+    launch: Launch,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    cores: int,
+    threads: str,
+    warns: bool,
 ) -> None:
-    assert ends(processes, cores) == 0
-    assert os.environ["OMP_NUM_THREADS"] == threads
-    assert os.environ["PYTHONSAFEPATH"] == "1"
-    expected = f"{processes} processes on {cores} cores take turns: fewer would be faster\n"
-    assert capsys.readouterr().err == expected * warns
+    monkeypatch.setattr(launcher, "available_cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    names = "OMP_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONSAFEPATH"
+    expected = dict(zip(names, (threads, str(processes), str(processes), "1"), strict=True))
+    assert launch(f"import os; assert os.environ.items() >= {expected}.items()", processes) == 0
+    assert ("take turns: fewer would be faster" in capsys.readouterr().err) == warns
 
 
-@pytest.mark.parametrize(("exit_code", "expected"), [(1, 1), (143, 143), (-signal.SIGKILL, 137)])
-def test_the_exit_code_is_that_of_the_process_that_failed(ends: Any, exit_code: int, expected: int) -> None:
-    failure = ProcessFailure(local_rank=1, pid=99_999, exitcode=exit_code, error_file="none")
-    assert ends(2, 2, ChildFailedError("minigpt", {1: failure})) == expected
+@pytest.mark.parametrize(("codes", "expected"), [("0, 0", 0), ("0, 3", 3), ("143, 0", 143)])
+def test_the_exit_code_is_that_of_the_worker_that_failed(launch: Launch, codes: str, expected: int) -> None:
+    assert launch(CODES.format(codes)) == expected
 
 
-def test_a_signal_gives_its_exit_code(ends: Any) -> None:
-    assert ends(2, 2, SignalException("stopped", signal.SIGTERM)) == 143
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_after_a_worker_was_killed_the_others_are_too(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "PATIENCE", 0.1)
+    victim = "os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)"
+    assert launch(f"import os, signal, time; {victim}; time.sleep(60)") == 137
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_launcher_reaches_the_workers(launch: Launch, name: str) -> None:
+    number = signal.Signals[name]
+    assert launch(f"import os; os.kill(os.getppid(), {number}); {LISTEN}") == 128 + number
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_workers_notice_that_the_launcher_was_killed(tmp_path: Path) -> None:
+    """Both workers write a file when the pipe closes."""
+    worker = "import os; print(flush=True); os.read(0, 1); open(os.environ['RANK'], 'w').close()"
+    program = (
+        "import subprocess, sys; from minigpt.cli.launch import launch; start = subprocess.Popen\n"
+        f"subprocess.Popen = lambda _, **options: start([sys.executable, '-c', {worker!r}], **options)\n"
+        "launch(2)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline(), process.stdout.readline()
+        process.kill()
+        process.stdout.read()  # until the workers have ended
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_workers_that_cannot_start_leave_none_behind(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    start: Any = subprocess.Popen
+
+    def fail_later(command: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(start([sys.executable, "-c", LISTEN], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", fail_later)
+    with pytest.raises(BlockingIOError):
+        launcher.launch(2)
+    assert started[0].returncode == 99

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,11 @@ def test_a_harmless_overflow_prints_no_warning(run: Path) -> None:
     scale_weights(run, 1e10)
     done = process("sample", "-l", "3")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_the_command_line_is_parsed_is_silent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.cli.main._check_current_folder", lambda: signal.raise_signal(signal.SIGINT))
+    assert cli("runs") == Done(130, "", "")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the current folder of a process")

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +255,7 @@ def the_only_line(ranks: Any) -> str:
             3,
             "cannot give the same bits as one; use a power of two, such as 2 or 4, or set runtime.exact=false",
         ),
-        (["-s", "train.shards=6"], 2, "train.batch_size (16) must be a multiple of train.shards (6)"),
+        (["-s", "train.shards=6"], 2, "a multiple of train.shards (6), by default the number of processes"),
         (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
         (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
         (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
@@ -266,8 +268,14 @@ def test_an_error_of_all_processes_is_one_line(folder: Path, more: list[str], si
     assert expected in line
 
 
-def test_standard_input_cannot_be_shared(folder: Path) -> None:
-    line = the_only_line(together(folder, "train", "-", *SMALL))
+def test_a_device_that_each_process_calls_differently_is_one_line(folder: Path) -> None:
+    line = the_only_line(together(folder, "train", "verse.txt", "-c", "tiny", "-s", "runtime.device=cuda"))
+    assert line.startswith("minigpt: runtime.device=cuda is not available")
+
+
+@pytest.mark.parametrize("words", [["-"], ["-s", "data.source=-"], ["verse.txt", "-s", "data.val_source=-"]])
+def test_standard_input_cannot_be_shared(folder: Path, words: list[str]) -> None:
+    line = the_only_line(together(folder, "train", *words, *SMALL))
     assert line == "minigpt: 2 processes cannot share standard input; save the text to a file"
 
 
@@ -297,7 +305,7 @@ def test_a_full_disk_of_the_main_process_is_one_line(folder: Path) -> None:
 def test_a_second_job_on_the_same_run_is_refused(folder: Path) -> None:
     first = Job(folder, *TRAIN, "--name", "run", "-s", "train.steps=100000")
     end = time.monotonic() + 30
-    while not checkpoint_steps(folder / "runs/run") and time.monotonic() < end:
+    while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
         time.sleep(0.05)
     (folder / "second").mkdir()
     (folder / "second/runs").symlink_to(folder / "runs")
@@ -306,19 +314,36 @@ def test_a_second_job_on_the_same_run_is_refused(folder: Path) -> None:
     assert [rank.code for rank in first.wait()] == [143, 143]
 
 
-@pytest.mark.parametrize("missing", ["MASTER_ADDR", "RANK"])
-def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, missing: str) -> None:
-    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    del variables[missing]
+@pytest.mark.parametrize(("wrong", "value"), [("MASTER_ADDR", ""), ("RANK", ""), ("RANK", "2")])
+def test_without_a_rendezvous_the_error_says_how_to_start(folder: Path, wrong: str, value: str) -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", wrong: value}
     done = subprocess.run(
         [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run"],
         cwd=folder, env=environment() | variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("minigpt: cannot join the other processes (WORLD_SIZE=2): ")
-    assert missing in line
+    assert re.match("minigpt: (process 2: )?cannot join the other processes .WORLD_SIZE=2.: ", line)
+    assert f"{wrong}=2 must be less" in line if value else wrong in line
     assert line.endswith("--processes N; to train in one process, unset WORLD_SIZE")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process_that_waits_for_the_others(folder: Path, number: signal.Signals) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "minigpt", *TRAIN], cwd=folder, env=environment() | variables
+    ) as waits:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+        time.sleep(0.1)
+        waits.send_signal(number)
+        assert waits.wait(10) == -number
 
 
 # --- the launcher ------------------------------------------------------------------------------------
@@ -330,19 +355,22 @@ def test_processes_are_started_by_the_option(folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert ending(folder / "runs/run") == expected
     assert done.stderr.count("Finished at step 6") == 1
-    assert "2 processes, each on cpu (1 thread)" in done.stderr
+    assert "2 processes, each on cpu (1 thread" in done.stderr
 
 
-def test_ctrl_c_stops_all_and_saves(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_launcher_stops_all_and_saves(folder: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run", "-s", "train.steps=100000", "--processes", "2"]
-    with subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+    environ = environment() | {"RANK": "1"}  # without WORLD_SIZE it means nothing
+    with subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True) as running:
         end = time.monotonic() + 60
         while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
             time.sleep(0.1)
-        running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=60)
-    assert running.returncode == 130
+        running.send_signal(number)
+        _, err = running.communicate(timeout=60)  # until the workers have ended, too
+    assert running.returncode == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[number]
     assert "Traceback" not in err
+    assert "2 processes, each on cpu" in err
     assert err.count("Everything is saved in runs/run.") == 1
     lines = (folder / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1])["step"] <= checkpoint_steps(folder / "runs/run")[-1]

@@ -402,21 +402,23 @@ def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, 
     assert (resumed.code, checkpoint_steps(Path("runs/verse-1"))[-1]) == (0, step + 2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", ["loop.train", "preparation.check_batch"])
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
-def test_ctrl_c_before_the_first_step_ends_at_once_and_undoes_the_start(
-    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, phase: str
+def test_a_signal_before_the_first_step_ends_at_once_and_undoes_the_start(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, phase: str, number: signal.Signals
 ) -> None:
-    """In the first phase nothing handles signals yet; in the second the loop does."""
+    """In the first phase there is no checkpoint yet; in the second there is one."""
 
     def interrupted(*_: object, **__: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         pytest.fail("training continued")
 
     monkeypatch.setattr(f"minigpt.training.{phase}", interrupted)
     before = content(Path("runs"))
+    signal.signal(number, lambda *_: pytest.fail("training does not handle the signal"))
     done = cli("train", *(["--resume", "verse-1"] if is_resumed else ["verse.txt"]), *SMALL[-4:], *MORE)
-    assert done.code == 128 + signal.SIGINT
+    assert done.code == 128 + number
     assert "Traceback" not in done.err
     assert done.err.splitlines()[-1].startswith("stopped before the first step; ")
     assert content(Path("runs")) == before

@@ -4,6 +4,7 @@ Such text can be in a vocabulary, a name or an error.
 """
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -31,7 +32,7 @@ from minigpt.cli.main import main
 from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training import signals
-from minigpt.training.signals import STDERR, Interrupts, Stderr
+from minigpt.training.signals import STDERR, Interrupts, Stderr, handle
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
@@ -216,14 +217,41 @@ def test_signals_within_a_second_count_as_one_and_a_later_one_quits(
 def test_after_the_block_the_second_of_a_pair_is_ignored_and_a_later_signal_is_not(
     send: Any, raised: list[tuple[int, Any]]
 ) -> None:
-    previous = signal.getsignal(signal.SIGTERM)
+    previous, other = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with Interrupts():
         send("INT@0")
     send("TERM@0.5")
     assert raised == []
     send("TERM@2")
     assert raised == [(signal.SIGTERM, previous)]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is other
+
+
+def test_a_signal_right_after_an_error_does_not_interrupt_its_report(send: Any, raised: list[tuple[int, Any]]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("interrupted"))
+    with suppress(ValueError), Interrupts():
+        raise ValueError("another process was killed")
+    send("TERM@0.5")
+    assert raised == []
+    send("TERM@2")
+    assert [number for number, _ in raised] == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("name", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
+def test_a_signal_in_an_import_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
+) -> None:
+    """The imported module would swallow the exception."""
+    swallow = (
+        f"import signal\ntry: signal.raise_signal(signal.{name}), sum(range(1000))\nexcept BaseException: raise OSError"
+    )
+    (tmp_path / f"swallows_{name}.py").write_text(swallow)
+    monkeypatch.syspath_prepend(tmp_path)
+    handle(getattr(signal, name))
+    module = importlib.import_module(f"swallows_{name}")
+    with pytest.raises(error):
+        threading.Event().wait(10)
+    assert module.signal is signal
 
 
 def test_a_signal_of_another_process_counts_as_the_first_of_a_pair(send: Any, raised: list[tuple[int, Any]]) -> None:
