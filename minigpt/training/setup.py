@@ -89,9 +89,7 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
     if is_fitted:
-        device = resolved.config.runtime.device  # need not be here: `make_plan` accepts any
-        is_gpu = (pick_device(device) if device == "auto" else device) != "cpu"
-        fitted = presets.fit(data.characters, gpu=is_gpu)
+        fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
         resolved = resolve.resolve(*layers)
         data = data.resplit(resolved.config.data.val_fraction)
