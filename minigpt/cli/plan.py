@@ -26,7 +26,10 @@ def plan(
     processes: Annotated[int, Option(min=1, max=1024, help="Number of processes.", metavar="N")] = 1,
     device: Annotated[str | None, Option(help="Device to plan for: auto, cpu, cuda or mps.", metavar="NAME")] = None,
     vocab_size: Annotated[
-        int | None, Option(min=1, max=1_114_112, help="Vocabulary size. Default: 65, or 256 for bytes.", metavar="N")
+        int | None,
+        Option(
+            min=1, max=1_114_112, help="Vocabulary size. Default: that of TEXT, else 65, or 256 for bytes.", metavar="N"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
