@@ -1,6 +1,6 @@
 """Generate pages of the documentation from the code, as a hook of MkDocs: mkdocs.yml names this file.
 
-reference/commands.md comes from the command line, reference/settings.md from minigpt/config/schema.py.
+reference/commands.md comes from the command line. scripts/make_docs writes reference/settings.md, which has links.
 project/contributing.md and project/changelog.md come from the files at the top of the repository.
 """
 
@@ -32,7 +32,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     pages = {
         "reference/commands.md": commands(),
-        "reference/settings.md": settings(),
         "project/contributing.md": from_top("CONTRIBUTING.md"),
         "project/changelog.md": from_top("CHANGELOG.md"),
     }

@@ -97,7 +97,7 @@ def hint(error: UserError, command: str) -> str:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
         case ConfigAsTextError(name=name):
-            return f"to train with it: minigpt {command} --config {shell_quote(name)}"
+            return f"to use it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
             new = "a new run with --set data.tokenizer=byte reads any character"
             return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from minigpt.cli.hints import set_options
-from minigpt.cli.options import ConfigOption, JsonOption, SetOption, add_setting, only_config
+from minigpt.cli.hints import set_options, shell_quote
+from minigpt.cli.options import TEXT, ConfigOption, JsonOption, SetOption, add_setting, only_config
 from minigpt.cli.output import duration, json_text, notice, table, write
 
 if TYPE_CHECKING:
+    from minigpt.config.schema import RunConfig
     from minigpt.training.plan import Plan
 
 VOCAB_SIZES = {"char": 65, "byte": 256}
@@ -19,41 +20,41 @@ PARTS = ("program", "weights", "gradients", "optimizer", "average", "exchange", 
 
 
 def plan(
+    text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     processes: Annotated[int, Option(min=1, max=1024, help="Number of processes.", metavar="N")] = 1,
     device: Annotated[str | None, Option(help="Device to plan for: auto, cpu, cuda or mps.", metavar="NAME")] = None,
     vocab_size: Annotated[
-        int | None, Option(min=1, max=1_114_112, help="Vocabulary size. Default: 65, or 256 for bytes.", metavar="N")
+        int | None,
+        Option(
+            min=1, max=1_114_112, help="Vocabulary size. Default: that of TEXT, else 65, or 256 for bytes.", metavar="N"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the memory, operations and time of a run before it starts.
 
-    Read no text, and measure steps of a small part of the model for a few seconds.
+    With TEXT, plan `minigpt train TEXT`. Without, read no text. Measure steps of a small part of the model.
 
     Examples:
-      minigpt plan
+      minigpt plan my.txt
       minigpt plan -c shakespeare --set runtime.activation_checkpointing=true
       minigpt plan -c shakespeare --processes 2
     """
-    from minigpt.config.presets import read_preset
-    from minigpt.config.resolve import parse_overrides, resolve
     from minigpt.training.plan import make_plan
 
-    name = only_config(config)
-    sources = read_preset("quickstart", only_shipped=True) if name is None else read_preset(name)
     assignments = add_setting(set_, "runtime.device", device, "--device")
-    shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
-    settings = resolve(shards, *sources, parse_overrides(assignments)).config
-    size = vocab_size or VOCAB_SIZES[settings.data.tokenizer]
+    settings, known_size = _settings(text or [], only_config(config), assignments, processes)
+    size = vocab_size or known_size or VOCAB_SIZES[settings.data.tokenizer]
     found = make_plan(settings, size, processes)
     steps, minutes, each = settings.train.steps, settings.train.minutes, found.seconds_per_step
     total = 60 * minutes if minutes else steps * each if steps and each else None
     if as_json:
-        write(json_text({"vocab_size": size, "processes": processes, **asdict(found), "seconds": total}))
+        facts = {"vocab_size": size, "processes": processes, **asdict(found), "steps": steps, "seconds": total}
+        write(json_text(facts))
         return
-    assumed = "" if vocab_size else " (assumed; to change it, add --vocab-size)"
+    assumed = "" if vocab_size or known_size else " (assumed: no text was read; add a TEXT or --vocab-size)"
     notice(f"{found.parameters:,} parameters with a vocabulary of {size}{assumed}, on {found.runtime.describe()}")
     memories = found.parallel.values()
     used = [part for part in PARTS if any(vars(memory)[part] for memory in memories)]
@@ -62,16 +63,42 @@ def plan(
         rows.append(("free", *[_size(found.free_bytes)] * len(memories)))
         rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
     table(("memory of a process", *(found.parallel if processes > 1 else ["size"])), rows)
-    print("", *_lines(found, processes, total), sep="\n")
+    print("", *_lines(found, processes, steps, total), sep="\n")
+    if settings.train.epochs:
+        own = " ".join(map(shell_quote, settings.data.source))
+        notice(f"the steps of train.epochs depend on the text, which was not read; to read it, add {own}")
 
 
-def _lines(plan: "Plan", processes: int, total: float | None) -> Iterator[str]:
+def _settings(
+    text: list[str], config: str | None, assignments: list[str], processes: int
+) -> tuple["RunConfig", int | None]:
+    """Return the settings of the run, and its vocabulary size. A text gives this size, and turns epochs into steps."""
+    from minigpt.config.presets import read_preset
+    from minigpt.config.resolve import parse_overrides, resolve
+    from minigpt.training.schedule import RunLength
+    from minigpt.training.setup import prepare_run
+
+    if text:
+        prepared = prepare_run(text, config, assignments, processes=processes)
+        notice(*prepared.notices)
+        length = {"steps": RunLength.of(prepared.config, len(prepared.data.train)).steps, "epochs": None}
+        settings = prepared.config.model_copy(update={"train": prepared.config.train.model_copy(update=length)})
+        return settings, prepared.data.tokenizer.vocab_size
+    sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)
+    shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
+    resolved = resolve(shards, *sources, parse_overrides(assignments))
+    notice(*resolved.notices)
+    return resolved.config, None
+
+
+def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None) -> Iterator[str]:
     """Yield the work, the time, what that excludes, and what to type if the run does not fit."""
     step, work = plan.seconds_per_step, f"{plan.flops_per_step / 1e9:,.4g} GFLOP per step"
     if step is None:
         yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"
     else:
-        run = f", {duration(total)} for the run without evaluations" if total else ""
+        length = f"{steps:,} steps" if steps else "the run"
+        run = f", {duration(total)} for {length} without evaluations" if total else ""
         how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile

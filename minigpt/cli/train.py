@@ -201,7 +201,7 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun", processes: "
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
-    return _report(run, outcome, has_attention=not config.model.is_recurrent)
+    return _report(run, outcome, data.tokenizer, has_attention=not config.model.is_recurrent)
 
 
 def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
@@ -232,8 +232,10 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, outcome: "Outcome", has_attention: bool) -> int:
+def _report(run: Path, outcome: "Outcome", tokenizer: "Tokenizer", has_attention: bool) -> int:
     """Print how the run ended and what to type next. Return the exit code."""
+    from minigpt.training.outcome import explain_loss
+
     state, name = outcome.state, as_argument(run)
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
@@ -244,14 +246,18 @@ def _report(run: Path, outcome: "Outcome", has_attention: bool) -> int:
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
+    notice(explain_loss(state.best_loss or 0.0, tokenizer))
+    longer = {"longer": resume_command(run, outcome.resume_settings)}
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
+        notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
+        longer = {}
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
         look=f"minigpt inspect {name} --open" if has_attention else f"minigpt eval {name} --by-position",
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
-        longer=resume_command(run, outcome.resume_settings),
+        **longer,
     )
     return 0
 

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig, one_or_many
 from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
@@ -32,6 +32,11 @@ MAY_CHANGE = (
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
 
+PRESET = "preset "
+"""The start of the name of a source that is a shipped preset."""
+TEXT_BOUND = ("data.val_source", "data.val_fraction", "data.encoding", "sample.prompt")
+"""Settings of a shipped preset that apply only to its own text."""
+
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
 
@@ -42,6 +47,8 @@ class Resolved:
 
     config: RunConfig
     sources: dict[str, str]
+    notices: tuple[str, ...] = ()
+    """What presets set for their own text, which this configuration does not train on. One line for each preset."""
 
 
 def fields() -> dict[str, FieldInfo]:
@@ -104,6 +111,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
+    If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
     Args:
@@ -120,7 +128,8 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         defaults["optim.muon_lr"] = RECURRENT[family]
     chosen: dict[str, tuple[Any, str]] = {}
     problems = []
-    for label, values in ((f"family {family}", defaults), *sources):
+    kept, notices = _without_other_texts(sources)
+    for label, values in ((f"family {family}", defaults), *kept):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
             problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
@@ -139,7 +148,21 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
-    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
+    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()}, notices)
+
+
+def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
+    """Leave out what shipped presets set for their own text, if the text is another one. Also return what that was."""
+    texts = [one_or_many(values.get("data.source")) for _, values in sources]
+    text = next((own for own in reversed(texts) if own is not None), None)
+    kept, notices = list[ConfigSource](), list[str]()
+    for (label, values), own in zip(sources, texts, strict=True):
+        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and own != text]
+        kept.append((label, {key: value for key, value in values.items() if key not in lost}))
+        if lost:
+            settings = ", ".join(f"{key}={values[key]!r}" for key in lost)
+            notices.append(f"left out of {label}, because they fit only its own text: {settings}")
+    return kept, tuple(notices)
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:

@@ -39,7 +39,8 @@ class Section(BaseModel):
         return value
 
 
-def _one_or_many(value: Any) -> Any:
+def one_or_many(value: Any) -> Any:
+    """Return the value of a setting that takes one text or several as a tuple. Other values stay as they are."""
     if isinstance(value, list):
         return tuple(value)
     return (value,) if isinstance(value, str) else value
@@ -47,7 +48,7 @@ def _one_or_many(value: Any) -> Any:
 
 Texts = Annotated[
     tuple[str, ...],
-    BeforeValidator(_one_or_many),
+    BeforeValidator(one_or_many),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ GROUPS = {
 LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
 """TensorBoard's first charts, with training and validation together."""
 FLUSH_SECONDS = 10
+QUIET_SECONDS = 30
+"""Without a terminal, print the progress if nothing was printed for so long."""
 BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaining}]{postfix}"
 
 
@@ -51,6 +54,10 @@ class Metrics:
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers: "" for the run, and VALIDATION. Empty after a failed write."""
         self.bar: tqdm[Any] | None = None
+        self.printed = time.monotonic()
+        """When the last line was printed."""
+        self.began: tuple[float, float] | None = None
+        """When `progress` was first called, and the position then."""
         self.pending, self.is_failing = b"", False
         self.size, self.digest = 0, hashlib.sha256()
         """The size and the SHA-256 of metrics.jsonl, including pending lines."""
@@ -121,17 +128,35 @@ class Metrics:
     def message(self, line: str) -> None:
         """Print a line on the terminal, above the progress bar."""
         if not self.is_silent:
+            self.printed = time.monotonic()
             tqdm.write(f"{escape(line)}\n", file=STDERR, end="")
 
     def progress(self, position: float, total: float, unit: str, status: str) -> None:
-        """Move the progress bar to `position` of `total` `unit`s, and show `status` beside it."""
-        if self.is_silent or not sys.stderr.isatty():
+        """Move the progress bar to `position` of `total` `unit`s, and show `status` beside it.
+
+        Without a terminal, as in a log file, print a line instead if nothing was printed for a while.
+        """
+        if self.is_silent:
+            return
+        if not sys.stderr.isatty():
+            self._print_progress(position, total, unit, status)
             return
         if self.bar is None:
             self.bar = tqdm(initial=position, total=total, unit=unit, file=STDERR, dynamic_ncols=True, bar_format=BAR)
         self.bar.set_postfix_str(status, refresh=False)
         self.bar.n = position
         self.bar.refresh()
+
+    def _print_progress(self, position: float, total: float, unit: str, status: str) -> None:
+        now = time.monotonic()
+        began, start = self.began = self.began or (now, position)
+        if now < self.printed + QUIET_SECONDS:
+            return
+        line = f"{position:,.0f} of {total:,.0f} {unit}s"
+        if position > start:
+            seconds = (now - began) * max(0.0, total - position) / (position - start)
+            line += f", {tqdm.format_interval(seconds)} left"
+        self.message(f"{line}, {status}")
 
     def copy_to(self, run: Path) -> None:
         """Copy `metrics.jsonl` to another run, even if the file is no longer at its path."""

@@ -25,8 +25,11 @@ from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
 from minigpt.training.parallel import check_count
 
-ENOUGH_TEXT = 1000
-"""Characters below which a run gets a warning."""
+ENOUGH = 5000
+"""Characters of text, or of validation text, below which a run gets a warning.
+
+Parts of Tiny Shakespeare with 2,000 characters differ by 0.09 in loss (standard deviation), those with 5,000 by 0.07.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,7 @@ def prepare_run(
     check_count(processes, resolved.config)
     _refuse_standard_input(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
-    notices += data.notices
-    if data.characters < ENOUGH_TEXT:
-        notices.append(f"the text has only {data.characters:,} characters; the model can hardly learn from it")
+    notices += (*resolved.notices, *data.notices)
     if is_fitted:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)
@@ -96,6 +97,7 @@ def prepare_run(
         length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "the length that you set"
         layers_and_width = f"{model.n_layer} layers, {model.n_embd} wide, context {model.context}"
         notices.append(f"fitted settings: {layers_and_width}, {length}")
+    notices += _warn_of_little_text(data)
     longest, context = len(data.train) - 1, resolved.config.model.context
     if longest < context and start:
         needs = f"the context of the model is {context} tokens, and the text has {longest + 1} training tokens"
@@ -105,6 +107,16 @@ def prepare_run(
         resolved = resolve.resolve(*layers, ("fitted to the text", {"model.context": longest}))
     stem = name_stem(preset or (text[0] if text else "quickstart"))
     return PreparedRun(resolved.config, data, stem, tuple(notices), start=start)
+
+
+def _warn_of_little_text(data: TokenDataset) -> list[str]:
+    """Return a line if the text is too short to learn from, or else if its validation text is too short to measure."""
+    if data.characters < ENOUGH:
+        many = f"the text has only {data.characters:,} characters"
+        return [f"{many}, and settings were measured from {ENOUGH:,}: expect the model to memorize it"]
+    if (validation := round(len(data.validation) * data.characters_per_token)) < ENOUGH:
+        return [f"only {validation:,} characters are for validation, so the validation loss may be off by about 0.1"]
+    return []
 
 
 def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:

@@ -1,9 +1,10 @@
 """`minigpt plan`."""
 
 import re
+from pathlib import Path
 
 import pytest
-from command_line import SMALL, Cli
+from command_line import SMALL, VERSE, Cli
 
 from minigpt.training import plan as planning
 
@@ -22,7 +23,7 @@ def test_a_table_and_the_time(cli: Cli) -> None:
     head, *rows = done.out.splitlines()
     assert head.split() == ["memory", "of", "a", "process", "size"]
     assert [row.split("  ")[0] for row in rows if "B" in row][:2] == ["program", "weights"]
-    assert re.search(r"GFLOP per step, 3 s per step, 12 s for the run without evaluations$", done.out)
+    assert re.search(r"GFLOP per step, 3 s per step, 12 s for 4 steps without evaluations$", done.out)
     assert re.match(r"[\d,]+ parameters with a vocabulary of 13, on cpu", done.err)
 
 
@@ -45,7 +46,19 @@ def test_json_has_numbers_for_each_kind(cli: Cli) -> None:
 def test_lengths_in_epochs_and_minutes(cli: Cli) -> None:
     base = ("plan", "-c", "tiny", "-s", "runtime.device=cpu", "--json")
     assert cli(*base, "-s", "train.epochs=2").json["seconds"] is None
+    said = cli(*base[:-1], "-s", "train.epochs=2").err.splitlines()[-1]
+    assert said == "the steps of train.epochs depend on the text, which was not read; to read it, add builtin:pydoc"
     assert cli(*base, "-s", "train.minutes=2").json["seconds"] == 120
+
+
+def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> None:
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    done = cli("plan", "verse.txt", *SMALL, "-s", "train.steps=null", "-s", "train.epochs=2")
+    assert "parameters with a vocabulary of 26, on cpu" in done.err
+    steps = -(-2 * int(0.9 * len(VERSE)) // (4 * 16))
+    assert re.search(rf"3 s per step, 3 min for {steps} steps without evaluations\n", done.out)
+    found = cli("plan", "verse.txt", "--json").json
+    assert (found["vocab_size"], found["steps"], found["seconds"]) == (26, 250, 250 * found["seconds_per_step"])
 
 
 def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
@@ -67,6 +80,7 @@ def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest
     ("arguments", "problem"),
     [
         ("-c nosuch", "nosuch"),
+        ("nosuch.txt", "nosuch.txt"),
         ("-s model.n_layr=2", r"model\.n_layer"),
         ("--device gpu", r"runtime\.device is gpu"),
         ("--processes 3", "3 processes cannot divide train.shards=3|must be a multiple"),

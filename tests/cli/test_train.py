@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -199,7 +200,20 @@ def test_overfitting_is_reported(cli: Cli) -> None:
     lengths = ("train.steps=80", "train.eval_every=10", "train.log_every=10", "train.patience=0")
     others = ("optim.lr=0.02", "optim.schedule=constant", "optim.weight_decay=0", "model.dropout=0")
     done = cli("train", "noise.txt", *SMALL, *(word for one in (*lengths, *others) for word in ("-s", one)))
-    assert re.search(r"^Overfitting since step \d+: ", done.err, re.MULTILINE), done.err
+    assert re.search(r"^Overfitting since step (\d+): .*\nAdd text, .*sample uses step \1\.$", done.err, re.MULTILINE)
+    assert "longer:" not in done.err
+
+
+@pytest.mark.parametrize(("tokenizer", "tokens"), [("char", "26 characters"), ("byte", "256 bytes")])
+def test_the_loss_is_explained(cli: Cli, verse: str, tokenizer: str, tokens: str) -> None:
+    done = cli("train", verse, *SMALL, "-s", f"data.tokenizer={tokenizer}")
+    number, unit = r"([\d.]*\d)", tokens.split()[1].removesuffix("s")
+    told = f"{number}; a loss of {number} is like guessing among {number} .{number} bits per {unit}.\\."
+    found = re.search(f"^Guessing equally among all {tokens} would give {told}$", done.err, re.MULTILINE)
+    assert found, done.err
+    guess, loss, among, bits = map(float, found.groups())
+    assert guess == pytest.approx(math.log(int(tokens.split()[0])), abs=0.005)
+    assert (among, bits) == pytest.approx((math.exp(loss), loss / math.log(2)), rel=0.01)
 
 
 def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:

@@ -23,6 +23,17 @@ def test_generated_pages_are_current() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+def test_every_relative_link_works_in_the_repository() -> None:
+    pages = [
+        page for pattern in ("*.md", "data/*.md", "docs/**/*.md", ".github/**/*.md") for page in ROOT.glob(pattern)
+    ]
+    assert len(pages) > 50
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text):
+            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)}: {link}"
+
+
 def test_the_reference_has_one_table_row_per_setting() -> None:
     rows = [line for line in reference.settings().splitlines() if re.match(r"\| `\w+\.", line)]
     assert [row.split("`")[1] for row in rows] == list(fields())

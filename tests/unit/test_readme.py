@@ -16,7 +16,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs/project/benchmarks.md").read_text(encoding="utf-8")
 CODE = re.compile(r"^```.*?^```|^    .*?$", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#]+)(?:#([^)]+))?\)")
-FIGURE = re.compile(r"\d[\d,.]*")
+FIGURE = re.compile(r"\b\d[\d,.]*")
+"""A number, but not that of "float32"."""
 MAX_PICTURE = 300 * 1024
 
 
