@@ -58,8 +58,11 @@ class DownloadError(TextError):
     """Where minigpt looks for the file if the user downloads it manually."""
 
 
+@dataclass(eq=False)
 class TextMismatchError(TextError):
     """The text of a resumed run is missing, or differs from the text it was trained on."""
+
+    checkpoint: Path | None = None
 
 
 @dataclass(eq=False)
@@ -142,8 +145,11 @@ class InsufficientMemoryError(UserError):
     """Settings, as KEY=VALUE, that make it fit."""
 
 
+@dataclass(eq=False)
 class NoAttentionError(UserError):
     """A recurrent network, where a transformer is needed."""
+
+    checkpoint: Path
 
 
 class NoCounterpartError(UserError):

@@ -40,6 +40,16 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Head:
+    """A head that a question found."""
+
+    layer: int
+    head: int
+    text: str | None = None
+    """A text that ends where the head does what the question asks. If None, any text shows it."""
+
+
+@dataclass(frozen=True)
 class Result:
     """A claim with its verdict, as `minigpt claims --json` prints it."""
 
@@ -49,14 +59,16 @@ class Result:
     """A true statement or, for a run, a question."""
     verdict: str
     """PASS, CORRECTED (the title is true, but the notes are wrong) or FAIL. `evidence.py` has the verdicts for runs."""
-    notes: str
-    notes_say: str
+    said: str
+    """What the notes say."""
     mistake: str | None
     measured: str
+    """The measured values. If there are heads, a line for each."""
     trained: list[str]
     """The findings of recorded training runs."""
     where: str
     """File and line of the check, or the page of the experiment."""
+    heads: Sequence[Head] = ()
 
 
 def decide(claim: Claim, part: str) -> Result:
@@ -70,7 +82,6 @@ def decide(claim: Claim, part: str) -> Result:
         part,
         claim.title,
         verdict,
-        ", ".join(claim.notes),
         claim.notes_say or claim.title,
         claim.mistake,
         finding.measured,

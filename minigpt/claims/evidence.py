@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.claims.claim import Head
 from minigpt.errors import TextError, UserError
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
@@ -153,6 +155,15 @@ class Evidence:
         return torch.stack(found, 1).view(len(self.windows), shape.n_layer, shape.n_head)
 
 
+class Answer(NamedTuple):
+    """The answer to a question."""
+
+    verdict: str
+    measured: str
+    """The measured values. If there are heads, a line for each."""
+    heads: tuple[Head, ...] = ()
+
+
 @dataclass(frozen=True)
 class Question:
     """A question about a trained model, the statement in the lecture notes behind it, and the check that answers it."""
@@ -162,8 +173,8 @@ class Question:
     notes_say: str
     """The statement, in our words. It may be false for a model."""
     notes: tuple[str, ...]
-    check: Callable[[Evidence], tuple[str, str]]
-    """Returns the verdict and the measured values as text."""
+    check: Callable[[Evidence], Answer | tuple[str, str]]
+    """Returns the verdict and the measured values as text, and the heads if it found any."""
 
 
 def judge(values: Tensor, margin: float = 0.0, confidence: float = 0.995) -> str:

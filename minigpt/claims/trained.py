@@ -1,9 +1,9 @@
 """The claims that depend on training, as questions about a trained run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from minigpt.claims.claim import Result, location
-from minigpt.claims.evidence import Evidence, Question
+from minigpt.claims.evidence import Answer, Evidence, Question
 from minigpt.claims.trained_heads import (
     attention_selects,
     deeper_attends_further,
@@ -67,34 +67,39 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def ask(loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | None = None) -> list[Result]:
-    """Answer all questions about a trained model, measured on the start of `tokens`.
+def ask(
+    loaded: Checkpoint, tokens: Ids, progress: Callable[[int], object] | None = None, only: Collection[str] = ()
+) -> list[Result]:
+    """Answer the questions about a trained model, measured on the start of `tokens`.
 
     Args:
         loaded: The checkpoint of the model.
         tokens: The validation split.
         progress: Called with 1 after each question, like `tqdm.update`.
+        only: The numbers of the questions. By default, all of them.
 
     Raises:
         UserError: The context or the split is too short.
     """
     evidence, results = Evidence(loaded, tokens), []
     for question in QUESTIONS:
-        verdict, measured = question.check(evidence)
-        results.append(
-            Result(
-                question.id,
-                PART,
-                question.question,
-                verdict,
-                ", ".join(question.notes),
-                question.notes_say,
-                None,
-                measured,
-                [],
-                location(question.check),
+        if not only or str(question.id) in only:
+            found = question.check(evidence)
+            answer = found if isinstance(found, Answer) else Answer(*found)
+            results.append(
+                Result(
+                    question.id,
+                    PART,
+                    question.question,
+                    answer.verdict,
+                    question.notes_say,
+                    None,
+                    answer.measured,
+                    [],
+                    location(question.check),
+                    answer.heads,
+                )
             )
-        )
         if progress:
             progress(1)
     return results

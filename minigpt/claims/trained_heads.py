@@ -10,12 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import fmt
+from minigpt.claims.claim import Head, fmt
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
     NOT_SUPPORTED,
     SUPPORTED,
+    Answer,
     Evidence,
     judge,
     kendall_tau,
@@ -89,22 +90,23 @@ def _mean_divergence(weights: Tensor) -> Tensor:
     return mean
 
 
-def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], tuple[str, str]]:
+def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], Answer]:
     """Return a check for a head that gives `pattern` at least `share` of its attention, and more than uniform."""
 
-    def check(evidence: Evidence) -> tuple[str, str]:
+    def check(evidence: Evidence) -> Answer:
         values, uniform = evidence.scores(pattern)  # (N, L, H), (N,)
         half = len(values) // 2
         if half == 0:
-            return INCONCLUSIVE, "the validation split has only one window"
+            return Answer(INCONCLUSIVE, "the validation split has only one window")
         lift = (values[:half] - uniform[:half, None, None]).nanmean(0)  # nan in windows without the pattern
         if lift.isnan().all():
-            return INCONCLUSIVE, "the pattern does not occur in the windows"
+            return Answer(INCONCLUSIVE, "the pattern does not occur in the windows")
         layer, head = divmod(int(lift.nan_to_num(-math.inf).argmax()), values.size(2))
         occurs = uniform[half:].isfinite()
         found, baseline = values[half:, layer, head][occurs], uniform[half:][occurs]
         measured = f"head {layer}.{head}: {fmt(found.mean())} of its attention, uniform {fmt(baseline.mean())}"
-        return judge(torch.minimum(found - share, found - baseline - MIN_MARGIN)), measured
+        verdict = judge(torch.minimum(found - share, found - baseline - MIN_MARGIN))
+        return Answer(verdict, measured, (Head(layer, head),))
 
     return check
 

@@ -1,79 +1,100 @@
 """`minigpt claims`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from minigpt.cli.excerpt import notice_checkpoint
+from minigpt.cli.hints import checkpoint_argument, shell_quote
 from minigpt.cli.input import validation_tokens
-from minigpt.cli.options import CheckpointOption, JsonOption
+from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
 from minigpt.cli.output import json_text, wrapped, write
-from minigpt.errors import UserError
-from minigpt.paths import RUNS, is_run
+from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
-    from minigpt.claims.claim import Result
+    from minigpt.claims.claim import Head, Result
+    from minigpt.storage.checkpoint import Checkpoint
 
 INDENT = 17
 """Columns before the text of a claim."""
 
 
 def claims(
-    run: Annotated[
-        str | None,
-        Argument(help="A trained run, to check claims about training, or a claim's number.", metavar="[RUN]"),
+    which: Annotated[
+        list[str] | None,
+        Argument(
+            help="Numbers of claims, and a trained run for claims about training, in any order. If the name of a run "
+            "is a number, give its folder: runs/37.",
+            metavar="N|RUN",
+            autocompletion=complete_run,
+        ),
     ] = None,
     figures: Annotated[
-        bool, Option("--figures", help="Print what the notes say and what each check measured.")
+        bool, Option("--figures", help="Print what each check measured, and what is often said.")
     ] = False,
     checkpoint: CheckpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check statements about attention, and correct lecture notes that are wrong.
+    """Check statements about attention, and correct common mistakes.
 
     Examples:
       minigpt claims
       minigpt claims 9               one claim, with its figures
       minigpt claims mine            also claims about a trained model
+      minigpt claims 37 mine         one of these, and how to see it
     """
     from minigpt.claims.run import run_claims
+    from minigpt.storage.checkpoint import load_checkpoint
 
-    if checkpoint is not None and run is None:
-        raise UserError("--checkpoint needs a run: minigpt claims RUN --checkpoint ...")
-    number = int(run) if run is not None and run.isdecimal() and not is_run(RUNS / run) else None
-    answers = _ask_run(run, checkpoint) if run is not None and number is None else []
-    results = sorted(run_claims() + answers, key=lambda result: result.id)
-    failed = [str(result.id) for result in results if result.verdict == "FAIL"]
-    if number is not None:
-        results = [result for result in results if result.id == number]
-        if not results:
-            raise UserError(f"there is no claim {number} without a run; to list the claims: minigpt claims")
+    numbers = {word for word in which or [] if word.isdecimal()}
+    names = [word for word in which or [] if word not in numbers]
+    if len(names) > 1:
+        raise UserError(f"expected one run, got {', '.join(map(escape, names))}")
+    if checkpoint is not None and not names:
+        raise UserError("--checkpoint needs a run: minigpt claims last --checkpoint ...")
+    _check_numbers(numbers, bool(names))
+    results, run = run_claims(numbers), ""
+    for name in names:
+        loaded = load_checkpoint(name, checkpoint)
+        results += _ask(loaded, numbers)
+        run = checkpoint_argument(loaded.path)
     if as_json:
         write(json_text([asdict(result) for result in results]))
     else:
-        _print_results(results, figures or number is not None)
-    if failed:
-        raise UserError(f"{len(failed)} claims do not hold: {', '.join(failed)}")
+        _print_results(results, figures or bool(numbers), run)
+    if failed := sorted(result.id for result in results if result.verdict == "FAIL"):
+        raise UserError(f"{len(failed)} claims do not hold: {', '.join(map(str, failed))}")
 
 
-def _ask_run(run: str, checkpoint: str | None) -> "list[Result]":
+def _check_numbers(numbers: set[str], has_run: bool) -> None:
+    """Raise UserError if there is no such claim, or if it needs a run."""
+    from minigpt.claims.run import CLAIMS
+    from minigpt.claims.trained import QUESTIONS
+
+    for number in numbers - {str(claim.id) for claim in CLAIMS}:
+        if number not in {str(question.id) for question in QUESTIONS}:
+            raise UserError(f"there is no claim {number}; to list the claims: minigpt claims last")
+        if not has_run:
+            raise UserError(f"claim {number} is about a trained run; to check the newest: minigpt claims {number} last")
+
+
+def _ask(loaded: "Checkpoint", numbers: Collection[str]) -> "list[Result]":
     from tqdm import tqdm
 
     from minigpt.claims.trained import QUESTIONS, ask
-    from minigpt.storage.checkpoint import load_checkpoint
 
-    loaded = load_checkpoint(run, checkpoint)
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
-        answers = ask(loaded, validation_tokens(loaded), bar.update)
+        answers = ask(loaded, validation_tokens(loaded), bar.update, numbers)
     notice_checkpoint(loaded)
     return answers
 
 
-def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:
-    """Print the claims by part, with a summary at the end."""
+def _print_results(results: "Sequence[Result]", with_figures: bool, run: str) -> None:
+    """Print the claims by part, with a summary at the end. `run` is the argument that names the run, if any."""
     from minigpt.claims.claim import Result
 
     parts = defaultdict[str, list[Result]](list)
@@ -82,19 +103,33 @@ def _print_results(results: "Sequence[Result]", with_figures: bool) -> None:
     for part, members in parts.items():
         print(part)
         for result in members:
-            _print_result(result, with_figures)
+            _print_result(result, with_figures, run)
         print()
     counts = Counter(result.verdict for result in results)
     print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))
 
 
-def _print_result(result: "Result", with_figures: bool) -> None:
-    """Print the title of a claim. Add what the notes say if that is wrong or if figures are wanted."""
-    lines = {"notes": result.notes_say, "wrong": result.mistake} if result.mistake or with_figures else {}
+def _print_result(result: "Result", with_figures: bool, run: str) -> None:
+    """Print a claim. Add what corrects a mistake, what a question about a run measured, or all figures."""
+    is_question = result.title.endswith("?")
+    lines: list[tuple[str, str | None]] = []
+    if not is_question and (result.mistake or with_figures):
+        lines += [("said", result.said), ("wrong", result.mistake)]
+    if is_question or with_figures:
+        for measured, head in zip_longest(result.measured.splitlines(), result.heads):
+            lines += [("measured", measured), ("look", _look(run, head) if head else None)]
     if with_figures:
-        lines |= {"measured": result.measured, "trained": " ".join(result.trained)}
-        lines |= {"source": f"{result.where}, notes {result.notes}"}
+        lines += [("trained", " ".join(result.trained)), ("source", result.where)]
     wrapped(f"{result.id:>4}  {result.verdict:<9}  {result.title}", INDENT)
-    for name, text in lines.items():
-        if text:
-            wrapped(f"      {name + ':':<10} {text}", INDENT)
+    for name, text in lines:
+        line = f"      {name + ':':<10} {text}"
+        if name == "look" and text:
+            print(line)  # a wrapped command could not be copied
+        elif text:
+            wrapped(line, INDENT)
+
+
+def _look(run: str, head: "Head") -> str:
+    """Return the command that opens the page on a head."""
+    text = "" if head.text is None else f"--text {shell_quote(head.text)} "
+    return f"minigpt inspect {run} {text}--layer {head.layer} --head {head.head} --open"

@@ -68,9 +68,9 @@ def compare(
     if as_json:
         write(json_text(document(comparison)))
         return
-    table(HEAD, _rows(comparison))
     for note in comparison.notes:
         print(escape(note))
+    table(HEAD, _rows(comparison))
     if png:
         notice(f"curves:       {escape(png)}")
     if logdir:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from typer.exceptions import TyperException
@@ -107,8 +108,8 @@ def hint(error: UserError, command: str) -> str:
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
-        case TextMismatchError() if command == "eval":
-            return "to evaluate on a different text: minigpt eval RUN TEXT"
+        case TextMismatchError(checkpoint=Path() as path) if command == "eval":
+            return f"to evaluate on a different text: minigpt eval {checkpoint_argument(path)} TEXT"
         case TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
         case TextMismatchError() if command == "sample":
@@ -129,8 +130,11 @@ def hint(error: UserError, command: str) -> str:
             return f"to compare an intact checkpoint, give its folder: RUN/checkpoints/step-{steps[-1]:08d}"
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
-        case NoAttentionError():
-            return "to see how it uses its past: minigpt eval RUN --by-position, or minigpt compare RUN --png FILE"
+        case NoAttentionError(checkpoint=path):
+            name = checkpoint_argument(path)
+            return (
+                f"to see how it uses its past: minigpt eval {name} --by-position, or minigpt compare {name} --png FILE"
+            )
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):
@@ -182,6 +186,17 @@ def as_argument(run: Path) -> str:
     from minigpt.paths import RUNS
 
     return shell_quote(run.name if run.parent == RUNS else run)
+
+
+def checkpoint_argument(path: Path) -> str:
+    """Return the argument that names the checkpoint at `path`: its run if that has no better one, else its folder."""
+    from minigpt.storage.runs import find_checkpoint
+
+    run = path.parent.parent
+    with suppress(UserError):  # a copied checkpoint has no run
+        if find_checkpoint(str(run)) == path:
+            return as_argument(run)
+    return shell_quote(path)
 
 
 def shell_quote(word: object) -> str:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from minigpt.errors import TextMismatchError
+
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.tokenizer import Ids
@@ -18,5 +20,8 @@ def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
     """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
-    fingerprint = checkpoint.metadata.fingerprint
-    return reload_dataset(checkpoint.config.data, fingerprint, checkpoint.tokenizer).validation
+    try:
+        return reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer).validation
+    except TextMismatchError as error:
+        error.checkpoint = checkpoint.path  # for the hint
+        raise

@@ -14,6 +14,7 @@ from minigpt.cli.excerpt import (
     choose_excerpt,
     notice_skipped,
 )
+from minigpt.cli.hints import checkpoint_argument
 from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
@@ -44,6 +45,8 @@ def inspect(
     detail: Annotated[
         bool, Option("--detail", help="Add a worked example with all numbers, for at most 64 tokens.")
     ] = False,
+    layer: Annotated[int | None, Option(help="Open the page at this layer.", metavar="N")] = None,
+    head: Annotated[int | None, Option(help="Open the page at this head. The first is 0.", metavar="N")] = None,
     layers: Annotated[str | None, Option(help="Show only these layers. The first is 0.", metavar="N,...")] = None,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
@@ -61,12 +64,13 @@ def inspect(
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --detail --out page.html
       minigpt inspect mine --compare other --steps all
+      minigpt inspect mine --text "To be" --layer 2 --head 3   at this head, and the end of the text
     """
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.page import build_page
-    from minigpt.viewer.views import MAX_STAGES
+    from minigpt.viewer.views import MAX_STAGES, Start
 
     check_writable(out, read=file, force=force)
     loaded = load_checkpoint(run, checkpoint)
@@ -89,6 +93,8 @@ def inspect(
             ablation_tokens=validation_tokens(loaded)[:ABLATION_TOKENS] if ablate else None,
             steps=(load_checkpoint(path) for path in _checkpoints(loaded, steps)),  # loads one at a time
             compare=load_checkpoint(compare) if compare else None,
+            start=Start(layer, head, None if text is None and file is None else len(excerpt.ids) - 1),
+            argument=checkpoint_argument(loaded.path),
             progress=show_progress,
         ).encode()
     size = f"{len(page) / 1e6:.2f} MB"

@@ -39,6 +39,8 @@ Measure = Literal["loss", "bits_per_character"]
 GRADIENT_WINDOWS = 256
 LONGEST_LINE = 1 << 20
 """The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
+ALIKE = 1.1
+"""Sizes, training times and steps that differ by a smaller factor count as equal."""
 SAMPLE_SECONDS, WARM_UP = 0.5, 16
 """How long to measure sampling, and the number of tokens to sample before that."""
 
@@ -84,6 +86,13 @@ class Measured:
         runtime = self.metadata.runtime
         threads = f"{runtime.threads} thread{'s' * (runtime.threads > 1)}"
         return ", ".join(filter(None, (runtime.device, threads, runtime.processor)))
+
+    @property
+    def trained(self) -> tuple[float, float]:
+        """The steps and the seconds of training, up to the last evaluation."""
+        if len(self.curve.steps):
+            return float(self.curve.steps[-1]), float(self.curve.seconds[-1])
+        return self.metadata.step, self.metadata.state.seconds
 
     @property
     def bits_per_nat(self) -> float:
@@ -291,13 +300,25 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
         yield f"the tokenizers differ ({tokenizers}), so compare bits per character, not losses in nats"
         if sizes := listed(lambda run: f"{run.result.characters:,} characters"):  # bytes are split at another place
             yield f"their validation parts differ in length ({sizes})"
+    machines = listed(lambda run: run.machine)
+    amounts: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
+        ("sizes", "parameters", lambda run: run.metadata.parameters),
+        ("training times", "s", lambda run: 0 if machines else run.trained[1]),
+        ("lengths of training", "steps", lambda run: run.trained[0]),
+    )
+    for noun, unit, value in amounts:
+        means = {group.name: group.mean(value) or 0.0 for group in groups}
+        least = min(means.values())
+        if max(means.values()) > max(least * ALIKE, least + 1):
+            shown = "; ".join(f"{mean:,.0f} {unit}: {escape(name)}" for name, mean in means.items())
+            yield f"the {noun} differ ({shown}), which also changes the loss"
     if contexts := listed(lambda run: run.settings["model.context"]):
         yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
     if steps := listed(lambda run: f"{run.settings['train.batch_size'] * run.settings['model.context']:,} tokens"):
         yield f"a step reads different amounts of text ({steps}), so compare the curves by time"
     if dtypes := listed(lambda run: run.metadata.runtime.dtype):
         yield f"the runs were trained in different precisions ({dtypes})"
-    if machines := listed(lambda run: run.machine):
+    if machines:
         yield f"do not compare training times, because the machines or threads differ ({machines})"
     for group in groups:
         ends = {run.name: int(run.curve.steps[-1]) for run in group.runs if len(run.curve.steps)}

@@ -37,5 +37,7 @@ def load_transformer(checkpoint: Checkpoint) -> GPT:
     """
     model = load_model(checkpoint)
     if isinstance(model, Recurrent):
-        raise NoAttentionError(f"{escape(checkpoint.path)} is a recurrent network and has no attention")
+        raise NoAttentionError(
+            f"{escape(checkpoint.path)} is a recurrent network and has no attention", checkpoint.path
+        )
     return model

@@ -63,7 +63,7 @@ const definitions = pairs =>
 
 /** Make the line that a view without data shows. */
 const unavailable = (what, option) =>
-  make('p', { class: 'note', text: `To add ${what}, run: minigpt inspect ${option}` });
+  make('p', { class: 'note', text: `To add ${what}, run: minigpt inspect ${page.argument} ${option}` });
 
 /** Make an area that scrolls horizontally, also by keyboard. */
 const scrollArea = (label, ...children) =>

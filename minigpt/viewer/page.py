@@ -30,6 +30,8 @@ def build_page(
     ablation_tokens: Ids | None = None,
     steps: Iterable[Checkpoint] = (),
     compare: Checkpoint | None = None,
+    start: views.Start | None = None,
+    argument: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> str:
     """Return the page as HTML. The same checkpoint and excerpt give the same bytes.
@@ -42,29 +44,35 @@ def build_page(
         ablation_tokens: Tokens over which to measure the loss without each head.
         steps: Checkpoints of the run, in order, to show how heads form during training.
         compare: Another model to run on the same text.
+        start: What the page shows first.
+        argument: What names the run in the commands that the page suggests. Default: its name.
         progress: Called after each ablated head with (heads done, total heads).
 
     Raises:
         ViewError: A view cannot show this model or excerpt.
     """
     config, model = checkpoint.config.model, load_transformer(checkpoint)
-    selected = _check_layers(layers, config.n_layer)
+    selected, start = _check_layers(layers, config.n_layer), start or views.Start()
     if detail and len(excerpt.ids) > views.MAX_STAGES:
         raise ViewError(
             f"the worked example shows at most {views.MAX_STAGES} tokens, not {len(excerpt.ids)}",
             max_tokens=views.MAX_STAGES,
         )
+    for name, index, shown in (("layer", start.layer, selected), ("head", start.head, range(config.n_head))):
+        if index is not None and index not in shown:
+            raise UserError(f"no {name} {index} on this page: it has {name}s {', '.join(map(str, shown))}")
     activations = views.select_layers(extract(model, excerpt.ids), selected)
     symbols = views.Symbols()
     data: dict[str, Any] = {
         "run": escape(checkpoint.run_name),
+        "argument": argument or escape(checkpoint.run_name),
         "layers": selected,
         "heads": config.n_head,
         "levels": [round(level, 6) for level in LEVELS.tolist()],
         "text": views.text_view(excerpt, symbols),
         "attention": views.attention_view(activations),
         "stages": views.stages_view(activations),
-        "scores": views.scores_view(activations, excerpt),
+        "scores": views.scores_view(activations, excerpt, selected, start),
         "predictions": views.predictions_view(model, checkpoint.tokenizer, activations, symbols),
         "characters": views.characters_view(model, checkpoint.tokenizer, activations, selected, symbols),
         "positions": views.positions_view(model, len(excerpt.ids)),

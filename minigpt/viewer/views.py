@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -114,7 +114,16 @@ def stages_view(activations: Activations) -> Data:
     return {"n": n, "raw": pack_scaled(raw.flatten(0, 1), steps), "coarse": steps == COARSE}
 
 
-def scores_view(activations: Activations, excerpt: Excerpt) -> Data:
+@dataclass(frozen=True)
+class Start:
+    """What the page shows first. None: what shows the clearest pattern."""
+
+    layer: int | None = None
+    head: int | None = None
+    query: int | None = None
+
+
+def scores_view(activations: Activations, excerpt: Excerpt, layers: Sequence[int], start: Start) -> Data:
     """Return the scores and kinds of all heads, their baselines, and the divergence between heads."""
     scores = head_scores(activations.weights, excerpt.characters)
     return {
@@ -124,18 +133,24 @@ def scores_view(activations: Activations, excerpt: Excerpt) -> Data:
         "uniform": {name: _number(score.uniform) for name, score in scores.items()},
         "kinds": head_kinds(scores),
         "divergence": pack_scaled(divergence(activations.weights)[None], 255) if len(activations.ids) > 1 else None,
-        "initial": _initial_selection(activations, scores),
+        "initial": _initial_selection(activations, scores, layers, start),
     }
 
 
-def _initial_selection(activations: Activations, scores: dict[str, Score]) -> list[int]:
-    """Return the initial layer, head and query: the head with the clearest pattern, and its most focused late query."""
-    T, H = len(activations.ids), activations.weights.size(1)
+def _initial_selection(
+    activations: Activations, scores: dict[str, Score], layers: Sequence[int], start: Start
+) -> list[int]:
+    """Return the initial layer, head and query. By default, choose the clearest pattern and a focused late query."""
+    L, H, T, _ = activations.weights.shape
     shown = [scores[name] for name in ("previous", "same", "induction", "word", "line")]
     margins = [(s.values - s.uniform).nan_to_num(-1) for s in shown if not math.isnan(s.uniform)]
-    layer, head = divmod(int(torch.stack(margins).amax(0).argmax()), H) if margins else (0, 0)
+    margin = torch.stack(margins).amax(0) if margins else torch.zeros(L, H)
+    rows = range(L) if start.layer is None else [layers.index(start.layer)]
+    columns = range(H) if start.head is None else [start.head]
+    layer, head = max(((row, column) for row in rows for column in columns), key=lambda at: margin[at].item())
     is_late = torch.arange(T) >= T // 2
-    return [layer, head, int((activations.weights[layer, head].amax(-1) * is_late).argmax())]
+    focused = int((activations.weights[layer, head].amax(-1) * is_late).argmax())
+    return [layer, head, focused if start.query is None else start.query]
 
 
 def _number(value: float) -> float | None:

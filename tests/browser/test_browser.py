@@ -481,6 +481,18 @@ def test_rollout_needs_all_layers(opened: Opener) -> None:
     assert "rollout" not in shown.tab.locator("#panel-text").inner_text()
 
 
+def test_a_page_opens_at_the_head_that_it_was_made_for(made: Made, opened: Opener) -> None:
+    text = excerpt(made.loaded, TEXT[:30])
+    start = views.Start(layer=1, head=2, query=29)
+    shown = opened(build_page(made.loaded, text, start=start, argument="'my run'"))
+    assert shown.ask("[state.layer, state.head, state.query]") == [1, 2, 29]
+    assert "layer 1 head 2" in shown.tab.inner_text("main")
+    for view, option in (("worked", "--detail"), ("ablation", "--ablate"), ("training", "--steps all")):
+        shown.go(view=view)
+        assert f"minigpt inspect 'my run' {option}" in shown.tab.inner_text(f"#panel-{view}")
+    shown.assert_quiet()
+
+
 def test_the_address_restores_the_selection(made: Made, page: Shown, opened: Opener) -> None:
     page.go(view="heads", layer=1, head=2, query=17, key=4, mode="max", group="word")
     page.until("location.hash === address()")

@@ -22,6 +22,7 @@ from minigpt.errors import (
     ViewError,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("runs/my run")
 
 
@@ -106,6 +107,21 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
 @pytest.mark.skipif("os.name == 'nt'", reason="Windows quotes in another way")
 def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
     assert hint(error, command) == expected
+
+
+def test_suggested_commands_name_the_run() -> None:
+    """Without a run, a command uses the newest one."""
+    pattern = re.compile(r"(?<!`)minigpt (inspect|sample|attention|eval|claims|export|compare|train --resume) ")
+    suggestions = [
+        (path.name, line[found.end() :])
+        for path in (ROOT / "minigpt").rglob("*")
+        if path.suffix in (".py", ".js", ".html")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for found in pattern.finditer(line)
+        if line[: found.start()].strip()  # not an example in a docstring
+    ]
+    assert len(suggestions) >= 10
+    assert [one for one in suggestions if not one[1].startswith(("{", "${page.argument}", "last"))] == []
 
 
 def test_an_error_is_one_line_and_a_bug_none() -> None:

@@ -31,6 +31,22 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert len(data["text"]["symbols"]) == 32
 
 
+def test_the_page_opens_at_a_head_and_at_the_end_of_a_text(cli: Cli, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+
+    def initial(*options: str) -> list[int]:
+        assert cli("inspect", "verse", *options, "-o", page).code == 0
+        return list(page_data(page)["scores"]["initial"])
+
+    for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        options = ("--layer", str(layer), "--head", str(head))
+        assert initial(*options)[:2] == [layer, head]
+        assert initial(*options, "--text", "winds do") == [layer, head, 7]
+    assert initial("--layers", "1", "--layer", "1")[0] == 0  # the first layer on the page
+    assert initial("--head", "1")[1] == 1
+    assert initial("--val", "0")[2] >= 16  # in the second half, where the head attends most
+
+
 def test_open_shows_the_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -57,6 +73,9 @@ def test_options_add_views(cli: Cli, tmp_path: Path) -> None:
     [
         (["--layers", "2"], "layers 0 to 1"),
         (["--layers", "one"], "--layers one: "),
+        (["--layer", "2"], "no layer 2 on this page: it has layers 0, 1"),
+        (["--layers", "1", "--layer", "0"], "no layer 0 on this page: it has layers 1"),
+        (["--head", "-1"], "no head -1 on this page: it has heads 0, 1"),
         (["--steps", "3"], "no checkpoint at step 3; the run has 2, 4"),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
         (["--compare", "nothing"], "nothing"),

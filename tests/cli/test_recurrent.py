@@ -35,7 +35,10 @@ def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> N
     done = cli(*command.split())
     assert done.error.startswith("runs/lstm/checkpoints/step-")
     assert len(done.err.splitlines()) == 1
-    assert "is a recurrent network and has no attention; to see how it uses its past: minigpt eval RUN" in done.error
+    problem = (
+        "is a recurrent network and has no attention; to see how it uses its past: minigpt eval lstm --by-position"
+    )
+    assert problem in done.error
     assert not Path("x.html").exists()
 
 

@@ -18,7 +18,7 @@ def measured(
     name: str, *, loss: float = 1.5, bits: float | None = None, seed: int = 1, tokenizer: str = "char",
     val_fraction: float = 0.1, context: int = 16, n_layer: int = 2, fingerprint: str = "text", corpus: str = "a.txt",
     threads: int = 1, dtype: str = "float32", characters: int = 100, step: int = 8, steps: Sequence[float] = (0, 4, 8),
-    by_position: Sequence[float] = (3.0, 2.0, 1.0),
+    by_position: Sequence[float] = (3.0, 2.0, 1.0), parameters: int = 1000,
 ) -> Measured:  # fmt: skip
     """Return a run whose loss falls to `loss`, at a step per second."""
     settings: dict[str, Any] = {
@@ -32,7 +32,7 @@ def measured(
         corpus=corpus,
         fingerprint=fingerprint,
         vocab_size=30,
-        parameters=1000,
+        parameters=parameters,
         runtime=Environment(device="cpu", dtype=dtype, compile=False, threads=threads, processor="Z80"),
         state=TrainState(step=step, seconds=8.0),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from command_line import called
+from command_line import Cli, called
 from typer.exceptions import TyperException
 from typer.testing import CliRunner
 
@@ -28,14 +28,19 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/index.md",
     *sorted(ROOT.glob("docs/start/*.md")),
-    *sorted(ROOT.glob("docs/guides/*.md")),
+    *(page for page in sorted(ROOT.glob("docs/guides/*.md")) if page.stem != "class"),
 ]
+LESSON = ROOT / "docs/guides/class.md"
 LANGUAGES = {"sh", "python", "yaml", "bash", "powershell"}
 """The languages of code blocks. Those in `bash` or `powershell` need a network or another system, and do not run."""
 SHORT = shlex.split(
     "-s model.n_layer=2 -s model.n_embd=32 -s model.context=32"
     " -s train.batch_size=4 -s train.attention=false -s sample.length=40 -s sample.preview=0"
     " -s runtime.dtype=float32 -s runtime.device=cpu -s runtime.compile=false -s runtime.threads=1"
+)
+SMALL_LESSON = (
+    *("model.n_embd=16", "train.batch_size=2", "train.log_every=2", "train.eval_every=2", "train.save_every=2"),
+    *("runtime.dtype=float32", "runtime.device=cpu", "runtime.compile=false", "runtime.threads=1"),
 )
 TEXT = "All work and no play makes Jack a dull boy, said the class of def and print.\n" * 40
 NOT_RUN = ("download:", "data get", "board")
@@ -118,6 +123,33 @@ def test_the_blocks_of_a_page_run(page: Path, workplace: Path, capsys: pytest.Ca
     for _, example in blocks(page, "python"):
         exec(compile(example, page.name, "exec"), names)  # noqa: S102
         assert capsys.readouterr().out
+
+
+def test_the_lesson_prints_what_its_page_shows(workplace: Path, cli: Cli) -> None:
+    """A small model prints other figures, verdicts and samples than the page. `...` stands for any lines."""
+
+    def shape(line: str) -> str:
+        line = re.sub(r"(NOT )?SUPPORTED|INCONCLUSIVE", "", line.replace(" (NOT SUPPORTED)", ""))
+        return " ".join(re.sub(r"\d[\d,.]*(e[-+]\d+)?", "#", line).split())
+
+    small = [*SMALL_LESSON, "train.steps=6"]
+    output, is_compared, compared = iter(""), False, 0
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```", LESSON.read_text(encoding="utf-8"), re.DOTALL | re.M):
+        for line in block.splitlines():
+            if language == "text":
+                assert line == "..." or not is_compared or shape(line) in output, line
+                compared += is_compared
+            elif language == "sh" and not any(part in line for part in NOT_RUN):
+                program, *words = shlex.split(line, comments=True)
+                assert program == "minigpt"
+                if words[0] == "train":
+                    is_timed = "train.minutes=5" in words
+                    words = [word.replace("minutes=5", "minutes=0.001") for word in words]
+                    words += [part for setting in small[: -1 if is_timed else None] for part in ("-s", setting)]
+                done = cli(*words)
+                assert done.code == 0, (line, done.err)
+                output, is_compared = map(shape, (done.err + done.out).splitlines()), words[0] != "sample"
+    assert compared > 20
 
 
 def test_all_kinds_of_blocks_are_found() -> None:

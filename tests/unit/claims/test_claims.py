@@ -37,10 +37,11 @@ def test_all_claims_hold(results: list[Result]) -> None:
     assert {result.verdict for result in results} == {"PASS", "CORRECTED"}
 
 
-def test_each_claim_has_one_result_in_order(results: list[Result]) -> None:
+def test_each_claim_has_one_result_in_reading_order(results: list[Result]) -> None:
     ids = [result.id for result in results]
-    assert ids == sorted(set(ids))
-    assert len(ids) == len(CLAIMS) == 70
+    assert ids == [claim.id for claim in CLAIMS]
+    assert len({*ids}) == 70
+    assert [result.id for result in run_claims({"10", "9"})] == [number for number in ids if number in (9, 10)]
     with_claims = {
         path.stem
         for path in (ROOT / "minigpt/claims").glob("*.py")
@@ -51,12 +52,11 @@ def test_each_claim_has_one_result_in_order(results: list[Result]) -> None:
 
 def test_results_are_complete(results: list[Result]) -> None:
     for result in results:
-        assert re.fullmatch(r"00[0-4](, 00[0-4])*", result.notes)
-        assert result.notes_say
+        assert result.said
         measured = " ".join([result.measured, *result.trained])
         assert re.search(r"\d", measured), f"{result.id} measured no number: {measured}"
         assert (result.mistake is not None) is (result.id in CORRECTED)
-        assert result.mistake is None or result.notes_say != result.title
+        assert result.mistake is None or result.said != result.title
         assert not result.title.endswith((".", "?"))
 
 
@@ -70,6 +70,8 @@ def test_where_is_the_first_line_of_the_check(results: list[Result]) -> None:
 
 def test_each_check_is_short_and_explained() -> None:
     for claim in CLAIMS:
+        assert {*claim.notes} <= {"000", "001", "002", "003", "004"}
+        assert claim.notes
         assert claim.check or claim.trained
         if claim.check:
             assert claim.check.__doc__, claim.check
@@ -105,7 +107,7 @@ def test_claims_do_not_depend_on_each_other(results: list[Result]) -> None:
         reverse_order = [decide(claim, title(theme)) for theme in reversed(THEMES) for claim in reversed(theme.CLAIMS)]
     finally:
         torch.set_num_threads(threads)
-    assert sorted(reverse_order, key=lambda result: result.id) == results
+    assert reverse_order[::-1] == results
 
 
 # --- every claim can fail ----------------------------------------------------------------------------

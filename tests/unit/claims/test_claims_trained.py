@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from minigpt.claims import trained_heads, trained_stories, trained_vectors
+from minigpt.claims.claim import Head
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
     LINKED_WINDOWS,
@@ -21,6 +22,7 @@ from minigpt.claims.evidence import (
     rank_correlation,
 )
 from minigpt.claims.trained import QUESTIONS, ask
+from minigpt.claims.trained_stories import PRONOUN_TEXTS
 from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError
 from minigpt.interpret.links import LINKS
@@ -89,7 +91,7 @@ def test_repetitive_text_shows_no_induction_head() -> None:
     """In "aaaa" almost every key follows the same character, so uniform attention scores high, too."""
     loaded = untrained()
     tokens = np.zeros(32 * 8, np.uint8)
-    verdict, measured = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, tokens))
+    verdict, measured, _ = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, tokens))
     assert verdict == NOT_SUPPORTED
     assert float(measured.rpartition(" ")[2]) > 0.8  # the baseline
 
@@ -104,7 +106,8 @@ def test_a_previous_token_head_is_found() -> None:
     loaded.weights["blocks.0.norm1.weight"][:] = 1
     q, k, _ = loaded.weights["blocks.0.attention.qkv.weight"].reshape(3, 64, 64)
     q[:32, :32], k[:32, :32] = 100 * np.roll(np.eye(32), 1, 1), np.eye(32)
-    verdict, measured = trained_heads.some_head_follows("previous", 0.5)(evidence(loaded))
+    verdict, measured, heads = trained_heads.some_head_follows("previous", 0.5)(evidence(loaded))
+    assert heads == (Head(0, 0),)
     assert verdict == SUPPORTED
     assert measured.startswith("head 0.0: 1 of its attention, uniform 0.0")
     assert trained_heads.attention_selects(evidence(loaded))[0] == SUPPORTED
@@ -118,12 +121,13 @@ def test_windows_without_the_pattern_do_not_count(monkeypatch: pytest.MonkeyPatc
     values[1], uniform[1] = math.nan, math.nan
     values[6], uniform[6] = math.nan, math.nan
     monkeypatch.setattr(Evidence, "scores", lambda *_: (values, uniform))
-    verdict, measured = trained_heads.some_head_follows("induction", 0.1)(evidence(untrained()))
+    verdict, measured, _ = trained_heads.some_head_follows("induction", 0.1)(evidence(untrained()))
     assert (verdict, measured) == (SUPPORTED, "head 0.3: 0.6 of its attention, uniform 0.01")
     values[:], uniform[:] = math.nan, math.nan
     assert trained_heads.some_head_follows("induction", 0.1)(evidence(untrained())) == (
         INCONCLUSIVE,
         "the pattern does not occur in the windows",
+        (),
     )
 
 
@@ -147,11 +151,18 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     loaded = untrained()
     assert trained_stories.some_head_links(evidence(loaded))[0] == NOT_APPLICABLE
     on_stories = evidence(of_stories(loaded))
-    measured = (
-        f"head 1.2: {name:g} of its attention on the name that She means, {other:g} on the other name, uniform 0.05, "
+    of_he, of_she = (
+        f"head {head}: {a:g} of its attention on the name that {who} means, {b:g} on the other name, uniform 0.05, "
+        "before training 0.03"
+        for head, who, a, b in (("0.0", "He", 0.01, 0.01), ("1.2", "She", name, other))
     )
-    assert trained_stories.some_head_links(on_stories) == (verdict, measured + "before training 0.03")
-    found, text = trained_stories.some_head_copies(on_stories)
+    of_he += " (NOT SUPPORTED)" * (verdict != NOT_SUPPORTED)
+    heads = (Head(0, 0, PRONOUN_TEXTS["he"]), Head(1, 2, PRONOUN_TEXTS["she"]))
+    assert trained_stories.some_head_links(on_stories) == (verdict, f"{of_he}\n{of_she}", heads)
+    scores["he"][:] = math.nan  # windows without this pronoun
+    assert trained_stories.some_head_links(on_stories) == (verdict, of_she, heads[1:])
+    found, text, heads = trained_stories.some_head_copies(on_stories)
+    assert heads == (Head(1, 2),)
     assert found == (SUPPORTED if name > 0.2 else NOT_SUPPORTED)
     assert text == f"head 1.2: {name:g} of its attention, uniform 0.05, before training 0.03"
 
@@ -177,6 +188,15 @@ def test_windows_without_links_are_skipped() -> None:
     short = Evidence(seen.loaded, seen.tokens[: expected[1] + 191])  # one window with links
     assert trained_stories.some_head_links(short) == trained_stories.TOO_SHORT
     assert trained_stories.some_head_copies(short) == trained_stories.TOO_SHORT
+
+
+def test_the_texts_that_show_a_head_end_where_it_is_needed() -> None:
+    """They have both names, and end with the space before the name that the pronoun means."""
+    for pronoun, text in PRONOUN_TEXTS.items():
+        name = {"he": "Jakob", "she": "Anna"}[pronoun]
+        (link,) = [link for link in links(f"{text}{name}".replace(". ", ".\n")) if link.kind == pronoun]
+        assert link.query == len(text) - 1
+        assert "".join(text[key] for key in link.keys) == name
 
 
 def test_embeddings_that_only_decayed_did_not_learn() -> None:

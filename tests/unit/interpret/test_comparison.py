@@ -100,6 +100,20 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
     assert "no training curves for short" in notes
 
 
+def test_unequal_sizes_times_and_steps_are_named() -> None:
+    equal = compare([measured("a"), measured("b", parameters=1050, context=8, steps=(0, 4, 8.5))])
+    assert not any("differ" in note for note in equal.notes if "contexts" not in note and "step reads" not in note)
+    found = compare([measured("a-1", seed=1), measured("a-2", seed=2), measured("b", parameters=2000, steps=(0, 16))])
+    assert found.notes == (
+        "the sizes differ (1,000 parameters: a; 2,000 parameters: b), which also changes the loss",
+        "the training times differ (8 s: a; 16 s: b), which also changes the loss",
+        "the lengths of training differ (8 steps: a; 16 steps: b), which also changes the loss",
+    )
+    of_machines = compare([measured("a"), measured("b", threads=4, steps=(0, 16))]).notes
+    assert any("do not compare training times" in note for note in of_machines)
+    assert not any("the training times differ" in note for note in of_machines)
+
+
 def test_a_seed_that_stopped_early_is_named() -> None:
     found = compare([measured("a-1", seed=1), measured("a-2", seed=2, steps=(0, 4))])
     assert found.notes == ("the seeds of a were not trained equally long (a-1 to step 8, a-2 to step 4)",)
