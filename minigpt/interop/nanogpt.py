@@ -16,7 +16,8 @@ import torch
 from minigpt.config.resolve import resolve
 from minigpt.errors import UserError, escape
 from minigpt.files import open_within
-from minigpt.interop.hf import GPT2, from_theirs
+from minigpt.interop.hf import GPT2
+from minigpt.interop.hf_import import from_theirs
 from minigpt.interop.imported import Found
 from minigpt.text.corpus import Scan
 from minigpt.text.tokenizer import CharTokenizer
