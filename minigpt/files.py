@@ -19,12 +19,14 @@ from minigpt.errors import UserError, escape, reason
 def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
-    The block creates a file or a folder of files there. It replaces any file or folder at `path`. The temporary path
-    is new, or `partial`, which signals do not remove.
+    The block creates a file or a folder of files there. It replaces any file or folder at `path`, whose permissions it
+    keeps. The temporary path is new, or `partial`, which signals do not remove.
     """
     temporary = partial or path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
         is_folder = temporary.is_dir()
         for part in (*temporary.iterdir(), temporary) if is_folder else (temporary,):
             sync(part)

@@ -55,10 +55,13 @@ def hf(
     Examples:
       minigpt import hf my-model --text my.txt
     """
-    from minigpt.interop import hf
+    from minigpt.interop import hf_import
     from minigpt.interop.imported import read_text
 
-    found = hf.read(folder)
+    found = hf_import.read(folder)
+    if found.compared:
+        difference, largest = found.compared
+        notice(f"compared with transformers: logits up to {largest:.1f} differ by at most {difference:.2g}")
     _finish(found, read_text(text, encoding) if text else None, text, encoding, name, folder.resolve().name)
 
 

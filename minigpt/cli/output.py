@@ -157,8 +157,6 @@ def write_bytes(content: bytes, out: Path) -> None:
             return
         with publish(file) as temporary:
             temporary.write_bytes(content)
-            if file.exists():
-                shutil.copymode(file, temporary)
     except OSError as error:
         raise _cannot_write(out, reason(error)) from error
 

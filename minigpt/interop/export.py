@@ -91,13 +91,15 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
     _check_free(folder, force)
     try:
         with publish(folder) as building:
-            building.mkdir()
+            building.mkdir(folder.stat().st_mode & 0o777 if folder.exists() else 0o777)  # private from the start
             FORMATS[to].write(checkpoint, building)
             document = {"format": to, **about(checkpoint), "sha256": _hashes(building)}
             (building / ABOUT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
             _check_free(folder, force)  # someone may have made it meanwhile
     except OSError as error:
-        raise UserError(f"cannot write {escape(folder)}: {reason(error)}") from error
+        # NumPy counts the bytes that it could not write, and does not say why.
+        why = reason(error) if error.errno else f"its disk may be full ({reason(error)})"
+        raise UserError(f"cannot write {escape(folder)}: {why}") from error
 
 
 def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:

@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.config.resolve import resolve
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.config.shapes import hidden_width, parameter_shapes
-from minigpt.errors import NoCounterpartError, UserError, escape, reason
-from minigpt.files import read_text_within, read_within
+from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
-from minigpt.interop.hf_tokenizer import from_tokenizers, to_tokenizers
-from minigpt.interop.imported import Found, read_about
-from minigpt.storage.checkpoint import Arrays, Checkpoint, parse_arrays
-from minigpt.storage.metadata import LIMITS
+from minigpt.interop.hf_tokenizer import to_tokenizers
+from minigpt.storage.checkpoint import Arrays, Checkpoint
 
 PACKAGE = "transformers"
 PROGRAM = "transformers"
@@ -213,107 +208,6 @@ def is_transposed(kind: Architecture, ours: str) -> bool:
     return kind.is_transposed and re.search(r"(attention|mlp)\.\w+\.weight", ours) is not None
 
 
-def from_theirs(
-    kind: Architecture, model: ModelConfig, vocab_size: int, arrays: Arrays, origin: Path
-) -> dict[str, NDArray[np.float32]]:
-    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
-
-    def refuse(problem: str) -> UserError:
-        return UserError(f"{escape(origin)}: {escape(problem)[:200]}")
-
-    left, weights = dict(arrays), dict[str, NDArray[np.float32]]()
-    for ours, shape in shapes(kind, model, vocab_size).items():
-        names = their_names(kind, ours)
-        if missing := [name for name in names if name not in left]:
-            raise refuse(f"the tensor {missing[0]} is missing")
-        pieces = [left.pop(name).T if is_transposed(kind, ours) else left.pop(name) for name in names]
-        if "qk_norm" in ours and len(pieces) == 2:
-            if not np.array_equal(pieces[0], pieces[1]):
-                raise refuse(f"{names[0]} and {names[1]} differ, and minigpt has one norm for both")
-            del pieces[1]
-        part = (shape[0] // len(pieces), *shape[1:])
-        for name, piece in zip(names, pieces, strict=False):
-            if piece.shape != part:
-                raise refuse(f"the tensor {name} has shape {piece.shape[::-1] if kind.is_transposed else piece.shape}")
-            if not np.isfinite(piece).all():
-                raise refuse(f"the tensor {name} has values that are not finite")
-        weights[ours] = np.concatenate(pieces)
-    output = left.pop("lm_head.weight", None)
-    if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
-        raise refuse("the output matrix is not the token embedding, and in minigpt they are the same")
-    if left:
-        raise refuse(f"the tensor {min(left)} has no counterpart in minigpt")
-    return weights
-
-
-def read(folder: Path) -> Found:
-    """Read a folder in one of the architectures, with a tokenizer of characters or bytes.
-
-    Raises:
-        UserError: Something in it does not fit, or is damaged.
-    """
-    config = _read_json(folder, "config.json", LIMITS["config.yaml"])
-    kind = ARCHITECTURES.get(str(config.get("model_type")))
-    if kind is None:
-        known = ", ".join(ARCHITECTURES)
-        problem = f"model_type is {escape(config.get('model_type'))[:40]}, and minigpt can import {known}"
-        raise UserError(f"{escape(folder / 'config.json')}: {problem}")
-    tokenizer = from_tokenizers(_read_json(folder, "tokenizer.json", TOKENIZER_LIMIT), folder / "tokenizer.json")
-    about = read_about(folder)
-    model = about.config.model if about else _model(kind, config)
-    for key, value in config_json(model, tokenizer.vocab_size).items():
-        if key not in IGNORED and config.get(key, _ABSENT) != value:
-            found = escape(json.dumps(config[key]))[:80] if key in config else "missing"
-            problem = f"{key} is {found}, and minigpt needs {json.dumps(value)}"
-            raise UserError(f"{escape(folder / 'config.json')}: {problem}")
-    needed = sum(math.prod(shape) for shape in shapes(kind, model, tokenizer.vocab_size).values())
-    limit = 4 * (needed + tokenizer.vocab_size * model.n_embd) + (2 << 20)  # with a copy of the output matrix
-    path = folder / WEIGHTS
-    weights = from_theirs(kind, model, tokenizer.vocab_size, parse_arrays(read_within(path, folder, limit), path), path)
-    biases = [name for name in weights if name.endswith(".bias")]
-    if kind.has_bias and not (about and model.bias) and not any(weights[name].any() for name in biases):
-        for name in biases:
-            del weights[name]
-    model = model.model_copy(update={"bias": any(name.endswith(".bias") for name in weights)})
-    return Found(model, tokenizer, weights, "Hugging Face", about)
-
-
-IGNORED = ("architectures", "dtype", "embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout")
-"""Entries of config.json that do not change a result."""
-TOKENIZER_LIMIT = 64 << 20
-"""The maximum size of tokenizer.json in bytes. All of Unicode takes 25 MB."""
-_ABSENT = object()
-
-
-def _read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
-    text = read_text_within(folder / name, folder, limit)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{escape(folder / name)} is not valid JSON: {reason(error)}") from error
-    if not isinstance(document, dict):
-        raise UserError(f"{escape(folder / name)} is not a JSON object")
-    return document
-
-
-def _model(kind: Architecture, config: Mapping[str, Any]) -> ModelConfig:
-    """Return the settings of a model that another program saved."""
-    shape = ("n_layer", "n_head", "n_embd", "n_positions", "activation_function")
-    if kind is not GPT2:
-        shape = (
-            "num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "hidden_act",
-        )  # fmt: skip
-    if missing := [key for key in shape if key not in config]:
-        raise UserError(f"config.json lacks {', '.join(missing)}")
-    layers, heads, width, context, activation = (config[key] for key in shape)
-    ours = [name for name, theirs in kind.activations.items() if theirs == activation]
-    if not ours:
-        raise UserError(f"config.json: minigpt has no counterpart of the activation {escape(activation)[:40]}")
-    values = {"n_layer": layers, "n_head": heads, "n_embd": width, "context": context, "activation": ours[0]}
-    family = {"model.family": "classic" if kind is GPT2 else "modern"}
-    return resolve(("config.json", family | {f"model.{key}": value for key, value in values.items()})).config.model
-
-
 def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write the files that `from_pretrained` reads, and a model card."""
     model, tokenizer = checkpoint.config.model, checkpoint.tokenizer
@@ -344,7 +238,23 @@ def load(folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    return _logits(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32))
+
+
+def rebuild(config: Mapping[str, Any], arrays: Arrays) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    """Return what `load` returns, for the content of config.json and the tensors under their names there."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
+    return _logits(model)
+
+
+def _logits(model: Any) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    import torch
+
+    model.eval()
 
     def logits(ids: Sequence[int]) -> NDArray[np.float32]:
         with torch.inference_mode():

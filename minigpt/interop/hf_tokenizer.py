@@ -10,6 +10,14 @@ from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, from
 
 _EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
+_TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}
+"""The post-processor that transformers adds. It adds no tokens."""
+
 
 def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of tokenizer.json.
@@ -61,13 +69,11 @@ def from_tokenizers(document: Mapping[str, Any], origin: Path) -> Tokenizer:
     tokenizer: Tokenizer = ByteTokenizer()
     if isinstance(model, dict) and isinstance(vocabulary, dict) and model.get("type") == "WordLevel":
         tokenizer = from_json(json.dumps({"kind": "char", "chars": "".join(vocabulary)}), str(origin))
-    for key, value in to_tokenizers(tokenizer).items():
-        # transformers adds a post-processor without effect
-        is_same = (
-            "SpecialToken" not in str(document.get(key)) if key == "post_processor" else document.get(key) == value
-        )
-        if not is_same:
-            raise UserError(f"{escape(origin)}: {key} is not that of a tokenizer of characters or bytes")
+    expected = to_tokenizers(tokenizer)
+    for key in {**expected, **document}:
+        is_template = key == "post_processor" and document.get(key) == _TEMPLATE
+        if not is_template and document.get(key) != expected.get(key):
+            raise UserError(f"{escape(origin)}: {escape(key)[:80]} is not that of a tokenizer of characters or bytes")
     return tokenizer
 
 

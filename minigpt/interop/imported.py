@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config.resolve import dotted, resolve
@@ -69,6 +71,19 @@ class Found:
     about: About | None = None
     step: int = 0
     batch_size: int | None = None
+    compared: tuple[float, float] | None = None
+    """The largest difference from the program's logits, and the largest logit. None if it is not installed."""
+
+
+FLOATS = ("F32", "F16", "BF16")
+"""The types of numbers that can be imported, as safetensors names them."""
+
+
+def as_float32(dtype: str, content: bytes | bytearray) -> NDArray[np.float32]:
+    """Return the numbers (N,) that `content` holds in one of `FLOATS`."""
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(content, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(content, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32, copy=False)
 
 
 def read_text(source: str, encoding: str) -> Scan:

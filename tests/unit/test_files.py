@@ -71,6 +71,17 @@ def test_a_folder_is_published_completely_or_not_at_all(tmp_path: Path) -> None:
     assert (names(tmp_path), names(path)) == (["folder"], ["new"])
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions of POSIX")
+def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.touch(mode=0o600)
+    folder.mkdir(mode=0o700)
+    write_atomically(file, "x")
+    with publish(folder) as building:
+        building.mkdir()
+    assert [path.stat().st_mode & 0o777 for path in (file, folder)] == [0o600, 0o700]
+
+
 def test_the_content_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On many file systems a file that is renamed before it is flushed is empty after a power cut."""
     order: list[str] = []

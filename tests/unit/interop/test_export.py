@@ -1,5 +1,6 @@
 """What every export promises: a complete folder, or none."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,34 @@ def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path, monkeypatch: py
     with pytest.raises(FolderNotEmptyError, match="precious"):
         export(made(), "safetensors", tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions of POSIX")
+def test_a_private_folder_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, modes = plain.write, []
+
+    def write(checkpoint: Checkpoint, folder: Path) -> None:
+        modes.append(folder.stat().st_mode & 0o777)
+        written(checkpoint, folder)
+
+    monkeypatch.setattr(plain, "write", write)
+    out = tmp_path / "out"
+    out.mkdir(mode=0o700)
+    for _ in range(2):
+        export(made(), "safetensors", out, force=True)
+        assert out.stat().st_mode & 0o777 == modes.pop() == 0o700
+    out.chmod(0o770)
+    export(made(), "safetensors", out, force=True)
+    assert out.stat().st_mode & 0o777 == 0o770
+
+
+def test_a_failed_write_names_the_folder_and_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(checkpoint: Checkpoint, folder: Path) -> None:
+        raise OSError("4096 requested and 0 written")  # what NumPy says
+
+    monkeypatch.setattr(plain, "write", full)
+    with pytest.raises(UserError, match="out: its disk may be full"):
+        export(made(), "safetensors", tmp_path / "out")
 
 
 def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from exports import SETTINGS, made
 from small_models import SWITCHES, small_config
 
 from minigpt.errors import NoCounterpartError
-from minigpt.interop import hf
+from minigpt.interop import hf, hf_import
 from minigpt.interop.export import check, export
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
@@ -89,13 +89,16 @@ def test_generate_stops_at_the_context(tmp_path: Path) -> None:
     assert (generation["temperature"], generation["top_k"]) == (0.8, 0)
 
 
-def test_a_folder_that_transformers_saved_again_is_read(tmp_path: Path) -> None:
-    checkpoint = made(family="classic")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_folder_that_transformers_saved_again_is_read(settings: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = made(**settings)
     export(checkpoint, "hf", tmp_path / "out")
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
-    found = hf.read(tmp_path / "again")
-    assert found.model.bias
+    found = hf_import.read(tmp_path / "again")
+    assert found.model == checkpoint.config.model
+    assert found.compared is not None
+    assert found.compared[0] < 1e-4 < 1 < found.compared[1]
     assert all(np.array_equal(found.weights[name], array) for name, array in checkpoint.weights.items())
     assert found.tokenizer.to_json() == checkpoint.tokenizer.to_json()
 

@@ -14,9 +14,10 @@ import torch
 from exports import SETTINGS, made, nanogpt_file
 from forgery import entry, safetensors
 from random_models import TEXT
+from safetensors.torch import load_file, save_file
 
 from minigpt.errors import UserError
-from minigpt.interop import hf, nanogpt
+from minigpt.interop import hf_import, nanogpt
 from minigpt.interop.export import export
 from minigpt.interop.imported import create_run, read_text
 from minigpt.storage.checkpoint import load_checkpoint
@@ -33,7 +34,7 @@ def test_an_export_of_an_imported_export_is_the_same_files(
     settings: dict[str, Any], byte: bool, empty_folder: Path
 ) -> None:
     export(made(ByteTokenizer() if byte else None, **settings), "hf", Path("out"))
-    run = create_run(hf.read(Path("out")), None, None, "utf-8", None, "out")
+    run = create_run(hf_import.read(Path("out")), None, None, "utf-8", None, "out")
     loaded = load_checkpoint(run)
     verify(loaded.path)
     assert loaded.metadata.imported
@@ -98,7 +99,7 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
     refused("besides its tensors")
     for tensor in (torch.ones(1).expand(20_000, 40_000), torch.ones(2, dtype=torch.int64)):
         nanogpt_file(path, checkpoint, model={"more": tensor})
-        refused("not a|names")
+        refused("another order|names")
     path.write_bytes(pickle.dumps(Trap()))
     refused("no code")
     torch.save({"model": Trap()}, path, _use_new_zipfile_serialization=False)
@@ -133,7 +134,7 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
 
     def refused(problem: str) -> None:
         with pytest.raises(UserError, match=problem):
-            hf.read(Path("bad"))
+            hf_import.read(Path("bad"))
 
     def change(name: str, content: bytes | dict[str, Any] | None) -> None:
         shutil.rmtree("bad", ignore_errors=True)
@@ -146,6 +147,8 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
 
     weights = Path("good/model.safetensors").read_bytes()
     huge = {"model.norm.weight": entry(shape=(1 << 40,), offsets=(0, 1 << 42))}
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    twice = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}
     for name, content, problem in [
         ("config.json", None, "config.json"),
         ("config.json", b"[" * 100_000, "JSON"),
@@ -154,6 +157,21 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
         ("config.json", {"hidden_size": 10**9}, "hidden_size"),
         ("config.json", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         ("config.json", b" " * (1 << 20), "larger"),
+        ("config.json", {"rope_scaling": linear}, "rope_scaling"),
+        ("config.json", {"rope_parameters": linear}, "rope_parameters"),
+        ("config.json", {"is_causal": False}, "is_causal .false.; remove it"),
+        ("config.json", {"is_causal": None}, "is_causal"),
+        ("config.json", {"quantization_config": {"quant_method": "x"}}, "quantization_config"),
+        ("config.json", {"sliding_window": 2}, "sliding_window is 2, and minigpt needs null"),
+        ("config.json", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, "auto_map"),
+        ("config.json", b'{"model_type": "apertus", "model_type": "gpt2"}', "appears twice"),
+        ("tokenizer_config.json", {"bos_token": "B"}, "bos_token"),
+        ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}, "tokenizer_class"),
+        ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space"),
+        ("tokenizer.json", {"post_processor": {"type": "BertProcessing", "sep": ["a", 0], "cls": ["b", 1]}}, "post"),
+        ("tokenizer.json", {"post_processor": twice}, "post_processor"),
+        ("tokenizer.json", {"more": 1}, "more is not that"),
         ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "normalizer"),
         ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "characters or bytes"),
         ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"b": 0, "a": 1}}}, "tokenizer"),
@@ -168,3 +186,36 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
     change("model.safetensors", None)
     Path("bad/model.safetensors").symlink_to(Path("good/model.safetensors").absolute())
     refused("link")
+    change("README.md", None)
+    Path("bad/added_tokens.json").write_text('{"<x>": 99}')
+    refused("added_tokens")
+    change("config.json", {"initializer_range": "x", "use_cache": 1, "sliding_window": None, "torch_dtype": "x"})
+    assert hf_import.read(Path("bad")).model == made().config.model
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_other_types_are_converted_or_named(dtype: torch.dtype, tmp_path: Path) -> None:
+    export(made(), "hf", tmp_path / "out")
+    path = tmp_path / "out/model.safetensors"
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(weights, path)
+    if dtype == torch.float64:
+        with pytest.raises(UserError, match="numbers of type F64, and minigpt reads F32, F16, BF16"):
+            hf_import.read(tmp_path / "out")
+        return
+    found = hf_import.read(tmp_path / "out").weights["token_embedding.weight"]
+    assert found.dtype == np.float32
+    assert np.array_equal(found, weights["model.embed_tokens.weight"].float().numpy())
+
+
+def test_a_model_with_other_logits_in_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(config: object, arrays: object) -> None:
+        raise ImportError
+
+    export(made(), "hf", tmp_path / "out")
+    for value in (0, np.nan):
+        monkeypatch.setattr(hf_import, "rebuild", lambda config, arrays, logit=value: lambda ids: np.float32([[logit]]))
+        with pytest.raises(UserError, match="logits of transformers differ"):
+            hf_import.read(tmp_path / "out")
+    monkeypatch.setattr(hf_import, "rebuild", absent)
+    assert hf_import.read(tmp_path / "out").compared is None
