@@ -42,10 +42,13 @@ UNUSED = {
 """Keys of config.json that never change the logits. The last ones belong to a classifier."""
 OFF: Mapping[str, Any] = {"add_cross_attention": False, "reorder_and_upcast_attn": False, "sliding_window": None}
 """Keys of config.json that transformers may add, with the only value that does not change the logits."""
-TOKENIZER_UNUSED = {"backend", "is_local", "local_files_only", "model_input_names", "model_max_length", "name_or_path"}
+TOKENIZER_UNUSED = {
+    "backend", "is_local", "local_files_only", "model_input_names", "model_max_length", "name_or_path",
+    "tokenizer_class",  # which is checked
+}  # fmt: skip
 """Keys of tokenizer_config.json that never change the tokens of a text within the context."""
 TOKENIZER_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""The classes that take a tokenizer from tokenizer.json as it is. Others build their own."""
+"""The classes that take a tokenizer from tokenizer.json as it is. Others, and the default, build their own."""
 TOKENIZER_LIMIT = 64 << 20
 """The maximum size of tokenizer.json in bytes. All of Unicode takes 25 MB."""
 COMPARED_TOKENS = 256
@@ -72,7 +75,7 @@ def read(folder: Path) -> Found:
     _check_tokenizer_settings(folder)
     about = read_about(folder)
     model = about.config.model if about else _model(kind, config)
-    _check_config(config, model, tokenizer.vocab_size, folder / "config.json")
+    used = _check_config(config, model, tokenizer.vocab_size, folder / "config.json")
     needed = sum(math.prod(shape) for shape in shapes(kind, model, tokenizer.vocab_size).values())
     limit = 4 * (needed + tokenizer.vocab_size * model.n_embd) + (2 << 20)  # with a copy of the output matrix
     arrays = _read_arrays(folder / WEIGHTS, limit)
@@ -82,7 +85,7 @@ def read(folder: Path) -> Found:
         for name in biases:
             del weights[name]
     model = model.model_copy(update={"bias": any(name.endswith(".bias") for name in weights)})
-    compared = _compare({key: value for key, value in config.items() if key not in UNUSED}, arrays, model, weights)
+    compared = _compare(used, arrays, model, weights)
     if compared and not compared[0] <= TOLERANCE * compared[1]:
         problem = f"the logits of transformers differ from minigpt's by {compared[0]:.2g}, and reach {compared[1]:.2g}"
         raise UserError(f"cannot import {escape(folder)}: {problem}")
@@ -122,42 +125,52 @@ def from_theirs(
     return weights
 
 
-def _check_config(config: Mapping[str, Any], model: ModelConfig, vocab_size: int, origin: Path) -> None:
-    """Raise UserError unless each key of config.json has the value that the model needs, or changes nothing."""
+def _check_config(config: Mapping[str, Any], model: ModelConfig, vocab_size: int, origin: Path) -> dict[str, Any]:
+    """Return the settings that matter. Raise UserError unless each key has the value that the model needs."""
     needed = config_json(model, vocab_size)
     known = {**OFF, "layer_types": ["full_attention"] * model.n_layer, **needed}
     for key in dict.fromkeys((*needed, *config)):
-        found = escape(json.dumps(config[key]))[:80] if key in config else "missing"
         if key in UNUSED or (key in config and key in known and config[key] == known[key]):
             continue
-        if key in known:
-            raise UserError(f"{escape(origin)}: {key} is {found}, and minigpt needs {json.dumps(known[key])}")
-        problem = f"minigpt does not know the setting {escape(key)[:80]} ({found})"
-        raise UserError(f"{escape(origin)}: {problem}; remove it if the model does not need it")
+        if key not in known:
+            raise _unknown_setting(origin, key, config[key])
+        found = escape(json.dumps(config[key]))[:80] if key in config else "missing"
+        raise UserError(f"{escape(origin)}: {key} is {found}, and minigpt needs {json.dumps(known[key])}")
+    return {key: known[key] for key in config if key not in UNUSED}  # 0 equals False, but transformers refuses it
 
 
 def _check_tokenizer_settings(folder: Path) -> None:
     """Raise UserError if a file beside tokenizer.json may change the tokens of a text."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-        settings = _read_json(folder, name, LIMITS["config.yaml"]) if (folder / name).exists() else {}
-        for key, value in settings.items():
-            is_known = key in TOKENIZER_UNUSED or (key == "tokenizer_class" and value in TOKENIZER_CLASSES)
-            if not is_known and value not in (None, False, {}, []):
-                problem = f"minigpt does not know the setting {escape(key)[:80]} ({escape(json.dumps(value))[:80]})"
-                raise UserError(f"{escape(folder / name)}: {problem}; remove it if the model does not need it")
+    path = folder / "tokenizer_config.json"
+    settings = _read_json(folder, path.name, LIMITS["config.yaml"])
+    if (kind := settings.get("tokenizer_class")) not in TOKENIZER_CLASSES:
+        problem = f"tokenizer_class is {escape(json.dumps(kind))[:80]}, and minigpt needs {TOKENIZER_CLASSES[0]}"
+        raise UserError(f"{escape(path)}: {problem}")
+    for key, value in settings.items():
+        if key not in TOKENIZER_UNUSED and value not in (None, False, {}, []):
+            raise _unknown_setting(path, key, value)
+    for name in ("special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).exists() and _read_json(folder, name, LIMITS["config.yaml"]):
+            raise UserError(f"{escape(folder / name)} adds tokens, and minigpt has only characters and bytes")
+
+
+def _unknown_setting(path: Path, key: str, value: Any) -> UserError:
+    problem = f"minigpt does not know the setting {escape(key)[:80]} ({escape(json.dumps(value))[:80]})"
+    return UserError(f"{escape(path)}: {problem}; remove it if the model does not need it")
 
 
 def _read_arrays(path: Path, limit: int) -> Arrays:
     """Return the tensors of a safetensors file in float32."""
+    content, arrays = read_within(path, path.parent, limit), {}
     try:
-        stored = safetensors.deserialize(read_within(path, path.parent, limit))  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
+        for name, tensor in safetensors.deserialize(content):  # type: ignore[no-untyped-call]
+            if (dtype := tensor["dtype"]) not in FLOATS:
+                problem = f"the tensor {escape(name)[:80]} has numbers of type {escape(dtype)}"
+                raise UserError(f"{escape(path)}: {problem}, and minigpt reads {', '.join(FLOATS)}")
+            arrays[name] = as_float32(dtype, tensor["data"]).reshape(tensor["shape"])
+    except (safetensors.SafetensorError, ValueError) as error:
         raise UserError(f"{escape(path)} is not a valid safetensors file: {reason(error)}") from error
-    for name, tensor in stored:
-        if (dtype := tensor["dtype"]) not in FLOATS:
-            problem = f"the tensor {escape(name)[:80]} has numbers of type {escape(dtype)}"
-            raise UserError(f"{escape(path)}: {problem}, and minigpt reads {', '.join(FLOATS)}")
-    return {name: as_float32(tensor["dtype"], tensor["data"]).reshape(tensor["shape"]) for name, tensor in stored}
+    return arrays
 
 
 def _read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:

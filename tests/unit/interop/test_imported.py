@@ -168,6 +168,8 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
         ("config.json", b'{"model_type": "apertus", "model_type": "gpt2"}', "appears twice"),
         ("tokenizer_config.json", {"bos_token": "B"}, "bos_token"),
         ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}, "tokenizer_class"),
+        ("tokenizer_config.json", {"tokenizer_class": None}, "tokenizer_class is null"),
+        ("tokenizer_config.json", None, "tokenizer_config.json"),
         ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space"),
         ("tokenizer.json", {"post_processor": {"type": "BertProcessing", "sep": ["a", 0], "cls": ["b", 1]}}, "post"),
         ("tokenizer.json", {"post_processor": twice}, "post_processor"),
@@ -179,6 +181,7 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
         ("minigpt.json", {"settings": {"model": {"n_layer": 10**12}}}, "n_layer"),
         ("model.safetensors", weights[:1000], "safetensors"),
         ("model.safetensors", safetensors(huge), "safetensors"),
+        ("model.safetensors", safetensors({"x": entry(shape=[0] * 70, offsets=(0, 0))}), "safetensors"),
         ("model.safetensors", weights + b"x" * (3 << 20), "larger"),
     ]:
         change(name, content)
@@ -189,7 +192,7 @@ def test_hostile_folders_are_refused(empty_folder: Path) -> None:
     change("README.md", None)
     Path("bad/added_tokens.json").write_text('{"<x>": 99}')
     refused("added_tokens")
-    change("config.json", {"initializer_range": "x", "use_cache": 1, "sliding_window": None, "torch_dtype": "x"})
+    change("config.json", {"initializer_range": "x", "use_cache": 1, "attention_bias": 0, "torch_dtype": "x"})
     assert hf_import.read(Path("bad")).model == made().config.model
 
 
