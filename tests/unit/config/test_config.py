@@ -618,6 +618,7 @@ def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
     [
         ("fit-5k", 5_000, "context 32"),
         ("fit-20k", 20_000, "baseline"),
+        ("length-150k", 150_000, "750 steps"),
         ("fit-200k", 200_000, "momentum 0.9"),
         ("fit-2m", 2_000_000, "momentum 0.9, decay 0.3"),
     ],
