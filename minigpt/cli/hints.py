@@ -93,7 +93,7 @@ def _usage_line(error: TyperException) -> str:
 def hint(error: UserError, command: str) -> str:
     """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
     # These take --set instead of separate options.
-    has_settings = command in ("train", "plan", "bench train", "bench sample")
+    has_settings = command in ("train", "plan")
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"

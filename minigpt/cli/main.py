@@ -19,7 +19,6 @@ from typer import Option
 from typer.exceptions import TyperException
 
 from minigpt.cli.attention import attention
-from minigpt.cli.bench import bench_app
 from minigpt.cli.board import board
 from minigpt.cli.claims import claims
 from minigpt.cli.compare import compare
@@ -43,7 +42,7 @@ PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "plan": plan, "board": board},
     "Use a model": {"sample": sample, "eval": evaluate, "compare": compare, "export": export},
     "Look inside": {"attention": attention, "inspect": inspect, "claims": claims},
-    "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app, "bench": bench_app},
+    "Manage": {"runs": runs, "import": import_app, "data": data_app, "config": config_app},
 }
 for panel, commands in PANELS.items():
     for name, command in commands.items():
@@ -94,7 +93,7 @@ def _check_current_folder() -> None:
 def _command_name(arguments: Sequence[str]) -> str:
     """Return the command in `arguments`, such as "train" or "data info"."""
     words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["bench"], ["import"]) else 1])
+    return " ".join(words[: 2 if words[:1] in (["data"], ["config"], ["import"]) else 1])
 
 
 def _prepare_streams() -> None:

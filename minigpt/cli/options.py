@@ -53,7 +53,6 @@ EncodingOption = Annotated[str, Option(help="Encoding of the text files.", metav
 DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.", metavar="NAME")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
-RoundsOption = Annotated[int, Option(min=1, help="Measure each side this many times.", metavar="N")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
 
 

@@ -29,7 +29,7 @@ def test_show_names_what_does_not_fit_another_text(cli: Cli) -> None:
 
 
 def test_a_second_config_is_refused(cli: Cli) -> None:
-    for command in (["config", "show"], ["train"], ["bench", "train"]):
+    for command in (["config", "show"], ["train"], ["plan"]):
         assert cli(*command, "-c", "tiny", "-c", "quickstart").error.startswith("give one --config; ")
 
 

@@ -67,7 +67,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
     ("error", "command", "expected"),
     [
         (EncodingError("p", "cp1252"), "train", "try --set data.encoding=cp1252"),
-        (EncodingError("p", "cp1252"), "bench data", "try --encoding cp1252"),
+        (EncodingError("p", "cp1252"), "eval", "try --encoding cp1252"),
         (DownloadError("p", Path("a b.zip")), "train", "download it yourself and save it as 'a b.zip'"),
         (
             TextMismatchError("p"),

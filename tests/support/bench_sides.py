@@ -4,8 +4,9 @@ import os
 import signal
 import time
 
-from minigpt.bench.report import Round
-from minigpt.bench.sides import Log, Workload
+from bench.report import Round
+from bench.sides import Log, Workload
+
 from minigpt.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""The scripts of scripts/lab as modules."""
+"""Scripts as modules."""
 
 import sys
 from importlib.machinery import SourceFileLoader
@@ -10,9 +10,9 @@ LAB = Path(__file__).resolve().parents[2] / "scripts/lab"
 sys.path.insert(0, str(LAB))
 
 
-def script(name: str) -> Any:
+def script(name: str, folder: Path = LAB) -> Any:
     """Import a script, whose name has no `.py`."""
-    loader = SourceFileLoader(f"lab_{name}", str(LAB / name))
+    loader = SourceFileLoader(f"{folder.name}_{name}", str(folder / name))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     sys.modules[loader.name] = module = module_from_spec(spec)

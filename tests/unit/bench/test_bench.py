@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import data, sample
 from click.testing import Result
 from exports import made
+from lab_scripts import LAB, script
 from typer.testing import CliRunner
 
-from minigpt.bench import data, sample
 from minigpt.cli.main import app
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.config.schema import SampleConfig
@@ -19,11 +20,12 @@ from minigpt.errors import UserError
 from minigpt.storage.checkpoint import Checkpoint
 
 SHAPE = ["-s", "model.n_layer=1", "-s", "model.n_head=1", "-s", "model.n_embd=16", "-s", "model.context=16"]
+RUN = script("run", LAB.parent / "bench")
 MIXED = "Grüße, 世界 🎉\r\nthe quick brown fox\n" * 200
 
 
 def bench(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    return CliRunner().invoke(RUN.app, [*map(str, arguments)])
 
 
 def found(*arguments: object) -> Any:

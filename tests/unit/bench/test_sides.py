@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bench.report import report
+from bench.sides import measure_interleaved, start_side
 
-from minigpt.bench.report import report
-from minigpt.bench.sides import measure_interleaved, start_side
 from minigpt.errors import InsufficientMemoryError, UserError
 
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.alone
 
 
@@ -86,13 +87,13 @@ def test_a_side_that_was_killed_while_it_waited_is_an_error() -> None:
 def test_a_side_ends_silently_with_its_parent(name: str) -> None:
     code = f"""
 import sys
-sys.path.append({str(Path(__file__).parents[2] / "support")!r})
-from minigpt.bench.sides import start_side
+sys.path += {[str(ROOT / "tests/support"), str(ROOT / "scripts")]!r}
+from bench.sides import start_side
 with start_side("a", "bench_sides.sleeping", log=print) as side:
     print(side.facts["pid"], flush=True)
     sys.stdin.read()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     number = signal.Signals[name]
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, text=True, start_new_session=True,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.bench.report import Report, Round, report
-from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
+from bench.report import Report, Round, report
+from bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.errors import TextError, reason
 from minigpt.model.memory import peak_memory
 from minigpt.text.corpus import scan

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.bench.report import Report, Round, report
-from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
+from bench.report import Report, Round, report
+from bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.resolve import ConfigSource, parse_overrides, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
 from minigpt.config.shapes import parameter_shapes

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from minigpt.bench.report import Report, Round, report
-from minigpt.bench.sides import Log, Workload, measure_interleaved, start_side
+from bench.report import Report, Round, report
+from bench.sides import Log, Workload, measure_interleaved, start_side
 from minigpt.config.schema import RunConfig
 from minigpt.errors import UserError
 from minigpt.model.device import Runtime, measure_matmul

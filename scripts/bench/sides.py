@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from minigpt.bench.report import COLUMNS, Round, summarize
+from bench.report import COLUMNS, Round, summarize
 from minigpt.errors import InsufficientMemoryError, UserError
 
 Log = Callable[[str], None]
