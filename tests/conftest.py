@@ -16,7 +16,7 @@ import torch
 from command_line import SMALL, Cli, Done, called
 from forgery import STEPS, TEXT
 
-import minigpt.training.preparation as preparation
+import minigpt.training.loop as loop
 from minigpt.cli.main import main
 from minigpt.storage.runs import checkpoint_steps
 
@@ -114,7 +114,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Skip the measurement of the machine's speed, and restore torch's global settings."""
-    monkeypatch.setattr(preparation, "measure_matmul", lambda runtime: 1e9)
+    monkeypatch.setattr(loop, "measure_matmul", lambda runtime: 1e9)
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)

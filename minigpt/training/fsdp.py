@@ -14,7 +14,7 @@ from minigpt.model.gpt import GPT, position_buffers
 from minigpt.training.parallel import Processes
 
 
-def build_sharded(config: ModelConfig, vocab_size: int, runtime: Runtime, processes: Processes) -> GPT:
+def build_fsdp(config: ModelConfig, vocab_size: int, runtime: Runtime, processes: Processes) -> GPT:
     """Return a model with undefined weights. Each process holds some rows of each.
 
     With `runtime.dtype` bfloat16, blocks gather their weights in bfloat16. The stored weights, the sums of gradients

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from minigpt.config.schema import OptimConfig
+from minigpt.training.dtensors import gathered, is_dtensor, local, rows
 from minigpt.training.parallel import ONE, Processes
-from minigpt.training.sharding import gathered, is_sharded, local, rows
 
 EPS = 1e-8
 NS_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
@@ -77,7 +77,7 @@ class Muon(ParamGroupOptimizer):
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
     each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small ones. A sharded matrix is gathered
+    Matrices of one shape are updated together, which takes 40% less time for small ones. A DTensor is gathered
     and updated alone, so that only one is whole at a time.
     """
 
@@ -97,7 +97,7 @@ class Muon(ParamGroupOptimizer):
         torch._foreach_mul_(list(map(local, self.parameters)), 1 - lr * self.weight_decay)
         stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
         for matrix, update, size in zip(self.parameters, updates, sizes, strict=True):
-            alone = (id(matrix),) if is_sharded(matrix) else ()
+            alone = (id(matrix),) if is_dtensor(matrix) else ()
             stacks[tuple(sorted(matrix.shape)) + alone].append((matrix, update, size))
         for stack in stacks.values():
             wide = torch.stack([_wide(gathered(update, matrix)) for matrix, update, _ in stack])  # (N, R, C), R <= C
@@ -194,4 +194,4 @@ class Optimizer:
             for group in self.groups:
                 group.state.clear()
             raise ValueError(f"the optimizer state {min(wrong)} does not fit the model")
-        processes.install(own, state)
+        processes.distribute(state, own)

@@ -30,7 +30,7 @@ from minigpt.errors import (
     reason,
 )
 from minigpt.model.memory import check_model
-from minigpt.training.sharding import is_sharded, local, rows
+from minigpt.training.dtensors import is_dtensor, local, rows
 from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
 
@@ -169,10 +169,10 @@ class Processes:
         torch._foreach_copy_(list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 
     @torch.no_grad()
-    def install(self, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    def distribute(self, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         """Copy the whole tensors of the main process to the tensors, or the rows, of every process (collective)."""
         for name, tensor in tensors.items():
-            full = torch.empty(tensor.shape, device=tensor.device) if is_sharded(tensor) else tensor
+            full = torch.empty(tensor.shape, device=tensor.device) if is_dtensor(tensor) else tensor
             if self.is_main:
                 full.copy_(whole[name])
             if self.size > 1:
@@ -182,26 +182,30 @@ class Processes:
 
     # --- files -------------------------------------------------------------------------------------------
 
-    def write_all(self, write: Callable[[Path], None]) -> Callable[[Path], None]:
-        """Return a function that calls `write` on every process, for the main process. The others call `serve`."""
+    @contextmanager
+    def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
+        """Let every process write into the folders that the main process chooses (collective).
 
-        def call(folder: Path) -> None:
-            self.share(folder)
-            self._written(folder, write)
-
-        return call
-
-    def serve(self, write: Callable[[Path], None]) -> None:
-        """Call `write` with each folder that the main process shares, until it shares whether it failed (collective).
+        Yield a function to the main process, which calls `write` with a folder on all of them. The others yield None,
+        after the block of the main process has ended.
 
         Raises:
-            OtherProcessError: It failed.
+            OtherProcessError: The block of the main process failed.
         """
+        if self.is_main:
+            has_failed = True
+            try:
+                yield lambda folder: self._written(self.share(folder), write)
+                has_failed = False
+            finally:
+                self.share(has_failed)
+            return
         while isinstance(folder := self.share(None), Path):
             with suppress(OSError):  # the main process raises it
                 self._written(folder, write)
         if folder:
             raise OtherProcessError("another process failed")
+        yield None
 
     def _written(self, folder: Path, write: Callable[[Path], None]) -> None:
         problem = None
@@ -266,8 +270,8 @@ def check_count(size: int, config: RunConfig) -> None:
     raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 
 
-def choose_sharding(size: int, config: RunConfig, parameters: int, device: str) -> bool:
-    """Return whether to shard the model over `size` processes: if the settings say so, or if a copy does not fit.
+def choose_fsdp(size: int, config: RunConfig, parameters: int, device: str) -> bool:
+    """Return whether to use FSDP2 on `size` processes: if the settings say so, or if a copy of the model does not fit.
 
     Raises:
         InsufficientMemoryError: It does not fit.

@@ -25,7 +25,7 @@ from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset, reload_dataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.loop import Training
-from minigpt.training.preparation import compile_training
+from minigpt.training.preparation import choose_loss
 from minigpt.training.setup import prepare_run
 
 MAX_SECONDS = 3600.0
@@ -68,7 +68,8 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
     """Build the side that trains as `minigpt train` does."""
     data = reload_dataset(config.data, *known)
     training = Training(config, folder, data)
-    compile_training(training)
+    learner = training.learner
+    learner.use(choose_loss(learner, data.train, 0, log))
 
     def step() -> None:
         if training.length.is_reached(training.state.step, training.clock.total):
@@ -76,7 +77,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
             training.clock.restart()
         training.step()
 
-    return _workload(step, training.model, config, data, training.runtime, seconds)
+    return _workload(step, learner.model, config, data, learner.runtime, seconds)
 
 
 def build_plain(config: RunConfig, known: Known, seconds: float, device: str, threads: int, log: Log) -> Workload:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 def use_loss(run: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Replace the loss of a run, compiled or not."""
-    run.loss = run.mean_loss = loss
+    run.learner.loss = run.learner.mean_loss = loss
 
 
 def change_batch(run: Any, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
     """Make a run compute its loss on `change(x, y)`."""
-    mean_loss = run.mean_loss
+    mean_loss = run.learner.mean_loss
     use_loss(run, lambda x, y: mean_loss(*change(x, y)))
 
 
@@ -72,12 +72,12 @@ def input_noise(run: Any, share: float) -> None:
 
 def multi_token_prediction(run: Any, weight: float) -> None:
     """Also predict the token after the next (Gloeckle et al. 2024). The weight of that loss decays to zero."""
-    model, hidden = run.model, list[Tensor]()
+    model, hidden = run.learner.model, list[Tensor]()
     model.ahead = nn.Parameter(model.token_embedding.weight.detach().clone())
     model.norm.register_forward_hook(lambda norm, arguments, x: hidden.__setitem__(slice(None), [x]))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        with run.runtime.autocast():
+        with run.learner.runtime.autocast():
             logits = model(x)
             ahead = F.linear(hidden[0][:, :-1], model.ahead)  # (B, T - 1, V)
         share: float = weight * (1 - run.state.step / run.length.steps)

@@ -57,25 +57,25 @@ class ShortConvolution(nn.Module):
 
 def untied_embeddings(run: Any, argument: Any) -> None:
     """Give the input embedding and the output projection separate weights."""
-    run.model.token_embedding = UntiedEmbedding(run.model.token_embedding)
+    run.learner.model.token_embedding = UntiedEmbedding(run.learner.model.token_embedding)
 
 
 def bigram_embeddings(run: Any, argument: Any) -> None:
     """Add an embedding for each pair of tokens."""
-    run.model.token_embedding = BigramEmbedding(run.model.token_embedding)
+    run.learner.model.token_embedding = BigramEmbedding(run.learner.model.token_embedding)
 
 
 def short_convolution(run: Any, argument: Mapping[str, Any]) -> None:
     """Add a short causal convolution per channel after the norms in `before`."""
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         for norm in argument["before"]:
             setattr(block, norm, ShortConvolution(getattr(block, norm), run.config.model.n_embd, argument["taps"]))
 
 
 def dropout_rates(run: Any, argument: Mapping[str, float]) -> None:
     """Set separate dropout rates for the embedding, the attention weights and the outputs of the sublayers."""
-    run.model.dropout.probability = argument.get("embedding", 0.0)
-    for block in run.model.blocks:
+    run.learner.model.dropout.probability = argument.get("embedding", 0.0)
+    for block in run.learner.model.blocks:
         block.attention.dropout = argument.get("attention", 0.0)
         block.dropout.probability = argument.get("branches", 0.0)
 
@@ -95,7 +95,7 @@ class FixedGainRMSNorm(nn.Module):
 
 def qk_scale(run: Any, argument: Mapping[str, Any]) -> None:
     """Multiply the scores of normalized queries and keys by `factor`, constant or `learned` per channel."""
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         attention, gain = block.attention, math.sqrt(argument["factor"])  # queries and keys share the factor
         if argument.get("learned"):
             nn.init.constant_(attention.qk_norm.weight, gain)
@@ -116,7 +116,7 @@ def value_residual(run: Any, argument: Any) -> None:
     """
     refuse_ema(run, "value_residual")
     first: list[Tensor] = []
-    attentions = [block.attention for block in run.model.blocks]
+    attentions = [block.attention for block in run.learner.model.blocks]
     for attention in attentions:
         if attention is not attentions[0]:
             attention.share = nn.Parameter(torch.zeros(1))
@@ -134,7 +134,7 @@ def value_residual(run: Any, argument: Any) -> None:
 def embedding_residual(run: Any, argument: Any) -> None:
     """Add the embeddings, times a learned factor, to the input of each block."""
     embeddings: list[Tensor] = []
-    for layer, block in enumerate(run.model.blocks):
+    for layer, block in enumerate(run.learner.model.blocks):
         block.share = nn.Parameter(torch.zeros(1))
 
         def add(block: Any, arguments: tuple[Any, ...], layer: int = layer) -> tuple[Any, ...]:
@@ -151,13 +151,13 @@ def rope_base(run: Any, base: float) -> None:
     size = run.config.model.head_size
     rate = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(run.config.model.context, dtype=torch.float64)[:, None] * rate
-    run.model.cos_sin = torch.stack((angle.cos(), angle.sin())).float()
+    run.learner.model.cos_sin = torch.stack((angle.cos(), angle.sin())).float()
 
 
 def gated_heads(run: Any, channels: int) -> None:
     """Scale each head's output by a gate computed from the first channels of the layer's input (Qiu et al. 2025)."""
     refuse_ema(run, "gated_heads")
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         attention, inputs = block.attention, list[Tensor]()
         attention.gates = nn.Parameter(torch.zeros(attention.n_head * channels))
 
@@ -186,14 +186,14 @@ def variational_dropout(run: Any, argument: Any) -> None:
             v = v * F.dropout(v.new_ones(*v.shape[:3], 1), probability)  # (B, H, S, 1)
         return CPU.sdpa(q, k, v, 0.0)
 
-    for module in run.model.modules():
+    for module in run.learner.model.modules():
         if hasattr(module, "kernels"):
             module.kernels = replace(module.kernels, dropout=dropout, sdpa=sdpa)
 
 
 def concatenated_positions(run: Any, width: int) -> None:
     """Replace the last `width` dimensions of each embedding with a learned vector for its position."""
-    model = run.model
+    model = run.learner.model
     model.table = nn.Parameter(0.02 * torch.randn(run.config.model.context, width))
 
     def concatenate(embedding: Any, arguments: Any, x: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def attention_kind(run: Any, name: str) -> None:
             return scores.relu().masked_fill(future, 0.0) @ v / torch.arange(1, T + 1)[:, None]
         return scores.masked_fill(future, -math.inf).softmax(-1) @ v
 
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
 
 
@@ -231,13 +231,13 @@ def unscaled_attention(run: Any, argument: Any) -> None:
     def sdpa(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
         return CPU.sdpa(q * math.sqrt(q.size(-1)), k, v, probability)
 
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         block.attention.kernels = replace(block.attention.kernels, sdpa=sdpa)
 
 
 def initial_scale(run: Any, factor: float) -> None:
     """Multiply the initial weights of queries, keys and values."""
-    for block in run.model.blocks:
+    for block in run.learner.model.blocks:
         nn.init.normal_(block.attention.qkv.weight, std=0.02 * factor)
 
 

@@ -36,11 +36,12 @@ def apply(run: Any, patches: Mapping[str, Any]) -> None:
             torch.manual_seed(mix_seed(run.config.train.seed, "patch", name))
             RUN_PATCHES[name](run, argument)
     if patches:  # the model may have new parameters
-        run.average = copy.deepcopy(run.model).eval().requires_grad_(False) if run.config.train.ema else None
-        run.optimizer = Optimizer(run.model, run.config.optim, run.runtime.torch_dtype)
+        learner = run.learner
+        learner.average = copy.deepcopy(learner.model).eval().requires_grad_(False) if run.config.train.ema else None
+        learner.optimizer = Optimizer(learner.model, run.config.optim, learner.runtime.torch_dtype)
     for name, argument in patches.items():
         if name in MUON_PATCHES:
-            (muon,) = (group for group in run.optimizer.groups if isinstance(group, Muon))
+            (muon,) = (group for group in learner.optimizer.groups if isinstance(group, Muon))
             MUON_PATCHES[name](muon, argument)
 
 

@@ -19,8 +19,9 @@ from minigpt.model.gpt import GPT
 from minigpt.storage.metadata import read_metadata
 from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, split
-from minigpt.text.tokenizer import make_tokenizer
-from minigpt.training.loop import Probe, Training
+from minigpt.text.tokenizer import Ids, make_tokenizer
+from minigpt.training.learner import Learner
+from minigpt.training.loop import Probe
 from minigpt.training.metrics import Metrics
 
 SETTINGS = {
@@ -98,13 +99,18 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Probe:
 
 def disturb(monkeypatch: pytest.MonkeyPatch, kinds: dict[int, str]) -> None:
     """Make the loss or the gradient of these steps not finite."""
-    mean_loss = Training.mean_loss
+    mean_loss, backward, current = Learner.mean_loss, Learner.backward, [0]
 
-    def disturbed(self: Training, x: Tensor, y: Tensor) -> Tensor:
+    def remember(self: Learner, tokens: Ids, step: int) -> tuple[float, float]:
+        current[0] = step + 1
+        return backward(self, tokens, step)
+
+    def disturbed(self: Learner, x: Tensor, y: Tensor) -> Tensor:
         value = mean_loss(self, x, y)
-        kind = kinds.get(self.state.step + 1)
+        kind = kinds.get(current[0])
         if kind == "gradient":
             return value + (self.model.norm.weight * 0).sum().sqrt()  # the value is 0, the derivative infinite
         return value * {"nan": math.nan, "inf": math.inf}.get(str(kind), 1.0)
 
-    monkeypatch.setattr(Training, "mean_loss", disturbed)
+    monkeypatch.setattr(Learner, "backward", remember)
+    monkeypatch.setattr(Learner, "mean_loss", disturbed)

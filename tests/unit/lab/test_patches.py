@@ -50,15 +50,14 @@ def fake_run(**settings: Any) -> Any:
     """The attributes of `Training` that patches use."""
     gpt = model()
     run = SimpleNamespace(
-        model=gpt,
+        learner=SimpleNamespace(model=gpt, runtime=SimpleNamespace(autocast=nullcontext, torch_dtype=torch.float32)),
         config=RunConfig(model=gpt.config, **settings),
         state=SimpleNamespace(step=0, tokens_seen=0),
         length=SimpleNamespace(steps=10),
         data=SimpleNamespace(train=np.arange(1000, dtype=np.uint16)),
-        runtime=SimpleNamespace(autocast=nullcontext, torch_dtype=torch.float32),
         step=lambda: None,
     )
-    run.loss = run.mean_loss = lambda x, y: F.cross_entropy(gpt(x).flatten(0, 1), y.flatten())
+    run.learner.loss = run.learner.mean_loss = lambda x, y: F.cross_entropy(gpt(x).flatten(0, 1), y.flatten())
     return run
 
 
@@ -83,7 +82,7 @@ def test_a_leak_of_the_future_is_found() -> None:
 def test_no_patch_leaks_the_future() -> None:
     assert ARGUMENTS.keys() == patches.RUN_PATCHES.keys()
     for name, argument in ARGUMENTS.items():
-        gpt = patched(**{name: argument}).model
+        gpt = patched(**{name: argument}).learner.model
         for parameter in gpt.parameters():
             torch.nn.init.normal_(parameter, std=0.3)  # parameters of zero would hide a leak
         assert patches.leak(gpt) == 0, name
@@ -105,19 +104,19 @@ def test_no_patch_leaks_the_future() -> None:
 def test_a_network_patch_changes_the_output(name: str, argument: Any) -> None:
     run = fake_run()
     ids = torch.arange(8)[None] % 9
-    before = run.model(ids)
+    before = run.learner.model(ids)
     patches.RUN_PATCHES[name](run, argument)
-    for key, parameter in run.model.named_parameters():
+    for key, parameter in run.learner.model.named_parameters():
         if key.endswith(("share", "gates")):
             torch.nn.init.constant_(parameter, 0.5)
-    assert not torch.equal(run.model(ids), before)
+    assert not torch.equal(run.learner.model(ids), before)
 
 
 def test_plain_attention_weighs_values_by_the_formula_of_its_kind() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 8)
 
     def last_output(kind: str) -> Tensor:
-        (block, *_) = patched(attention_kind=kind).model.blocks
+        (block, *_) = patched(attention_kind=kind).learner.model.blocks
         out: Tensor = block.attention.kernels.sdpa(q, k, v, 0.0)
         return out[0, 1, 3]  # query 3 of head 1 sees keys 0 to 3
 
@@ -130,9 +129,9 @@ def test_plain_attention_weighs_values_by_the_formula_of_its_kind() -> None:
 
 def test_concatenated_positions_replace_the_last_dimensions() -> None:
     run = patched(concatenated_positions=4)
-    x = run.model.embed(torch.tensor([[3, 3, 5]]))[0]
-    assert torch.equal(x[:, 12:], run.model.table[:3])
-    assert torch.equal(x[:, :12], run.model.token_embedding.weight[[3, 3, 5], :12])
+    x = run.learner.model.embed(torch.tensor([[3, 3, 5]]))[0]
+    assert torch.equal(x[:, 12:], run.learner.model.table[:3])
+    assert torch.equal(x[:, :12], run.learner.model.token_embedding.weight[[3, 3, 5], :12])
 
 
 @pytest.mark.parametrize("name", ["gated_heads", "value_residual"])
@@ -143,7 +142,7 @@ def test_patches_with_hooks_refuse_averaged_weights(name: str) -> None:
 
 def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
     torch.manual_seed(0)
-    for block in patched(variational_dropout=True).model.blocks:
+    for block in patched(variational_dropout=True).learner.model.blocks:
         kernels = block.attention.kernels
         dropped = kernels.dropout(torch.ones(2, 5, 16), 0.5)
         assert set(dropped.unique().tolist()) == {0.0, 2.0}
@@ -160,7 +159,7 @@ def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
 
 
 def muon(**wanted: Any) -> Muon:
-    (found,) = (group for group in patched(**wanted).optimizer.groups if isinstance(group, Muon))
+    (found,) = (group for group in patched(**wanted).learner.optimizer.groups if isinstance(group, Muon))
     return found
 
 
@@ -230,16 +229,16 @@ def test_cautious_decay_applies_to_weights_that_shrink() -> None:
 def recording_run(**wanted: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
     """Return a patched run, and the list of batches that its original loss receives."""
     run, batches = fake_run(), list[tuple[Tensor, Tensor]]()
-    run.loss = run.mean_loss = lambda x, y: batches.append((x, y))
+    run.learner.loss = run.learner.mean_loss = lambda x, y: batches.append((x, y))
     patches.apply(run, wanted)
-    assert run.loss is run.mean_loss, "the compiled loss must be the patched one"
+    assert run.learner.loss is run.learner.mean_loss, "the compiled loss must be the patched one"
     return run, batches
 
 
 def test_input_noise_changes_inputs_but_not_targets() -> None:
     run, batches = recording_run(input_noise=0.25)
     x, y = torch.arange(4000).view(4, 1000), torch.arange(4000).view(4, 1000)
-    run.loss(x, y)
+    run.learner.loss(x, y)
     ((inputs, targets),) = batches
     assert torch.equal(targets, y)
     assert 0.2 < (inputs != x).float().mean() < 0.3
@@ -248,7 +247,7 @@ def test_input_noise_changes_inputs_but_not_targets() -> None:
 def test_random_windows_are_windows_of_the_text() -> None:
     run, batches = recording_run(random_windows=True)
     zeros = torch.zeros(64, run.config.model.context, dtype=torch.long)
-    run.loss(zeros, zeros)
+    run.learner.loss(zeros, zeros)
     ((x, y),) = batches
     assert x.shape == y.shape == zeros.shape
     assert torch.equal(y, x + 1)  # the text counts from 0
@@ -262,7 +261,7 @@ def test_batch_size_warmup_counts_only_the_tokens_used() -> None:
 
     def step() -> None:
         x = torch.zeros(batch, context)
-        run.loss(x, x)
+        run.learner.loss(x, x)
         run.state.step += 1
         run.state.tokens_seen += x.numel()
 
@@ -277,14 +276,18 @@ def test_batch_size_warmup_counts_only_the_tokens_used() -> None:
 def test_the_weight_of_multi_token_prediction_falls_to_zero() -> None:
     run = patched(multi_token_prediction=0.5)
     x, y = torch.randint(9, (2, 8)), torch.randint(9, (2, 8))
-    plain = F.cross_entropy(run.model(x).flatten(0, 1), y.flatten())
+    plain = F.cross_entropy(run.learner.model(x).flatten(0, 1), y.flatten())
     extra = []
     for run.state.step in (0, 5, 10):
-        extra.append((run.loss(x, y) - plain).item())
+        extra.append((run.learner.loss(x, y) - plain).item())
     with torch.no_grad():
         hidden = {}
-        run.model.norm.register_forward_hook(lambda norm, arguments, out: hidden.update(h=out))
-        run.model(x)
-        ahead = F.cross_entropy((hidden["h"][:, :-1] @ run.model.ahead.T).flatten(0, 1), y[:, 1:].flatten()).item()
+        run.learner.model.norm.register_forward_hook(lambda norm, arguments, out: hidden.update(h=out))
+        run.learner.model(x)
+        ahead = F.cross_entropy(
+            (hidden["h"][:, :-1] @ run.learner.model.ahead.T).flatten(0, 1), y[:, 1:].flatten()
+        ).item()
     assert extra == pytest.approx([0.5 * ahead, 0.25 * ahead, 0.0], abs=1e-5)
-    assert any(parameter is run.model.ahead for group in run.optimizer.groups for parameter in group.parameters)
+    assert any(
+        parameter is run.learner.model.ahead for group in run.learner.optimizer.groups for parameter in group.parameters
+    )

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from small_runs import disturb, make_config, make_data, same, stop_at, tensors
 from torch import Tensor
 
+import minigpt.training.learner as learner
 import minigpt.training.loop as loop
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
@@ -163,7 +164,7 @@ def test_compiling_and_the_first_evaluation_take_no_time_from_a_run_in_minutes(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = loop.prepare
-    monkeypatch.setattr(loop, "prepare", lambda training: (time.sleep(0.5), prepare(training)))
+    monkeypatch.setattr(loop, "prepare", lambda *given: (time.sleep(0.5), prepare(*given))[1])
     slow_at_first: Probe = lambda step, model, metrics: time.sleep(0.5 * (step == 0))  # noqa: E731
     _, outcome = go(train__minutes=0.4 / 60, probes=(slow_at_first,))
     assert outcome.state.step > 5
@@ -296,15 +297,17 @@ def test_a_run_that_diverges_keeps_its_last_good_checkpoint_and_valid_json(
         assert math.isfinite(read_metadata(step_folder(run, step)).state.best_loss or 0)
 
 
-@pytest.mark.parametrize("where", ["reseed", "evaluate"])
-def test_running_out_of_memory_is_a_typed_error(go: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    monkeypatch.setattr(loop, where, lambda *_, **__: torch.empty(1 << 60))
+@pytest.mark.parametrize(("module", "where"), [(learner, "reseed"), (loop, "evaluate")])
+def test_running_out_of_memory_is_a_typed_error(
+    go: Any, monkeypatch: pytest.MonkeyPatch, module: Any, where: str
+) -> None:
+    monkeypatch.setattr(module, where, lambda *_, **__: torch.empty(1 << 60))
     with pytest.raises(InsufficientMemoryError, match="out of memory"):
         go()
 
 
 def test_other_runtime_errors_are_not_hidden(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "batch_at", lambda *_, **__: (torch.zeros(4, 16).long(), torch.full((4, 16), 99)))
+    monkeypatch.setattr(learner, "batch_at", lambda *_, **__: (torch.zeros(4, 16).long(), torch.full((4, 16), 99)))
     with pytest.raises((RuntimeError, IndexError), match=r"out of bounds|out of range"):
         go()
 
@@ -344,18 +347,19 @@ def test_resuming_replays_nothing(go: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """After any number of steps, only the batches of the steps to come are read."""
     go(train__steps=1)
     read: list[int] = []
-    batch_at = loop.batch_at
+    batch_at, whole = learner.batch_at, Training.loop
 
-    def at_a_million(training: Training) -> None:
+    def at_a_million(training: Training, probes: Any) -> Any:
         training.state.step = 1_000_000
         read.clear()
+        return whole(training, probes)
 
     def counted(*arguments: Any, **named: Any) -> Any:
         read.append(named.get("step", arguments[4]))
         return batch_at(*arguments, **named)
 
-    monkeypatch.setattr(loop, "batch_at", counted)
-    monkeypatch.setattr(loop, "prepare", at_a_million)
+    monkeypatch.setattr(learner, "batch_at", counted)
+    monkeypatch.setattr(Training, "loop", at_a_million)
     _, outcome = go(resume=True, train__steps=1_000_002)
     assert (read, outcome.state.step) == ([1_000_000, 1_000_001], 1_000_002)
 
@@ -411,17 +415,18 @@ def test_a_compiler_that_fails_or_does_not_pay_leaves_the_plain_loss(
 
     lines: list[str] = []
     training = Training(make_config(), tmp_path, make_data())
-    example = example_batch(training, 2, 8)
+    own = training.learner
+    example = example_batch(own, training.data.train, 2)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", broken)
-        loss = compilation.compile_loss(training.mean_loss, example, is_optional=False, log=lines.append)
-    assert loss == training.mean_loss
+        loss = compilation.compile_loss(own.mean_loss, example, is_optional=False, log=lines.append)
+    assert loss == own.mean_loss
     assert lines[-1] == "compilation failed, continuing without it (no compiler)"
     monkeypatch.setattr(torch, "compile", lambda loss: lambda x, y: loss(x, y))
     for ratio, is_optional, kept in ((2.0, True, False), (2.0, False, True), (0.5, True, True)):
         monkeypatch.setattr(compilation, "time_ratio", lambda *_, ratio=ratio: ratio)
-        loss = compilation.compile_loss(training.mean_loss, example, is_optional=is_optional, log=lines.append)
-        assert (loss != training.mean_loss) is kept
+        loss = compilation.compile_loss(own.mean_loss, example, is_optional=is_optional, log=lines.append)
+        assert (loss != own.mean_loss) is kept
 
 
 def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from small_runs import make_config
 
 import minigpt.model.memory as memory
 from minigpt.errors import ConfigError, InsufficientMemoryError
-from minigpt.training.parallel import Processes, add_shards, check_count, choose_sharding
+from minigpt.training.parallel import Processes, add_shards, check_count, choose_fsdp
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5, 6, 8, 12, 16])
@@ -48,10 +48,10 @@ def test_which_numbers_of_processes_can_divide_the_shards(
 def test_a_model_is_sharded_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = 1000
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 16 * parameters - 1)  # a copy needs 16 each
-    assert choose_sharding(2, make_config(), parameters, "cpu")
-    assert not choose_sharding(2, make_config(), parameters // 2, "cpu")
-    assert choose_sharding(2, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
-    assert not choose_sharding(1, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
+    assert choose_fsdp(2, make_config(), parameters, "cpu")
+    assert not choose_fsdp(2, make_config(), parameters // 2, "cpu")
+    assert choose_fsdp(2, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
+    assert not choose_fsdp(1, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
     for size, count, more in (
         (1, parameters, {}),
         (2, 2 * parameters, {}),
@@ -59,4 +59,4 @@ def test_a_model_is_sharded_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPat
         (2, parameters, {"model__family": "lstm"}),
     ):
         with pytest.raises(InsufficientMemoryError):
-            choose_sharding(size, make_config(**more), count, "cpu")
+            choose_fsdp(size, make_config(**more), count, "cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_runs import ending, make_config, make_data, stop_at
 
-import minigpt.training.loop as training
+import minigpt.training.learner as learner
 from minigpt.config.schema import RunConfig
 from minigpt.errors import TrainingError
 from minigpt.model.device import Runtime, has_compiler
@@ -36,7 +36,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
     """Start or resume `run`, and send a signal in the middle of step `stop`. Return the signal."""
     run.mkdir(exist_ok=True)
     steps = checkpoint_steps(run)
-    batch_at = training.batch_at
+    batch_at = learner.batch_at
 
     def interrupted(tokens: Any, context: int, batch_size: int, seed: int, step: int, **part: slice) -> Any:
         if seed == config.train.seed and step + 1 == stop:
@@ -44,7 +44,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
         return batch_at(tokens, context, batch_size, seed, step, **part)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "batch_at", interrupted)
+        patch.setattr(learner, "batch_at", interrupted)
         resume = load_checkpoint(step_folder(run, steps[-1])) if steps else None
         return train(config, run, make_data(), resume=resume, probes=probes).signal
 
@@ -52,7 +52,7 @@ def go_on(config: RunConfig, run: Path, stop: int | None = None, probes: tuple[P
 def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
     """Train in `run`, and copy it to `copy` as a kill after `step` would leave it."""
     run.mkdir()
-    batch_at = training.batch_at
+    batch_at = learner.batch_at
 
     def copying(*arguments: Any, **named: Any) -> Any:
         if arguments[3:] == (config.train.seed, step):
@@ -60,7 +60,7 @@ def train_and_copy(config: RunConfig, run: Path, copy: Path, step: int) -> None:
         return batch_at(*arguments, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "batch_at", copying)
+        patch.setattr(learner, "batch_at", copying)
         train(config, run, make_data())
 
 

@@ -275,7 +275,7 @@ def test_a_signal_or_a_pair_saves_and_exits_with_its_code_and_a_later_one_quits(
     numbers = [signal.Signals[f"SIG{name}"] for name in sent.split()]
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
     slow = (
-        "import minigpt.training.loop as t, minigpt.training.snapshot as k, sys, time; "
+        "import minigpt.training.learner as t, minigpt.training.snapshot as k, sys, time; "
         "b = t.batch_at; s = k.save_checkpoint; "
         "t.batch_at = lambda *a, **k: (print('in a step', file=sys.stderr), time.sleep(0.4), b(*a, **k))[2]; "
         "k.save_checkpoint = lambda *a: (time.sleep(1.8), s(*a)); "

@@ -20,16 +20,17 @@ def test_accumulation_gives_the_update_of_the_large_batch(tmp_path: Path, name: 
     for micro in (None, 4, 1):
         config = make_config(optim__name=name, train__batch_size=8, train__micro_batch_size=micro)
         training, sizes = Training(config, tmp_path, make_data()), []
-        training.loss = lambda x, y, t=training, sizes=sizes: (sizes.append(len(x)), t.mean_loss(x, y))[1]
+        learner = training.learner
+        learner.use(lambda x, y, own=learner, sizes=sizes: (sizes.append(len(x)), own.mean_loss(x, y))[1])
         training.step()
-        runs.append((training, [p.grad.clone() for p in training.model.parameters() if p.grad is not None]))
+        runs.append((training, [p.grad.clone() for p in learner.model.parameters() if p.grad is not None]))
         training.step()
         assert sizes == [micro or 8] * (2 * 8 // (micro or 8))
     (whole, gradients), *parts = runs
     for part, found in parts:
         torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
         assert part.state.loss_sum == pytest.approx(whole.state.loss_sum, rel=1e-5)
-        for ours, theirs in zip(part.model.parameters(), whole.model.parameters(), strict=True):
+        for ours, theirs in zip(part.learner.model.parameters(), whole.learner.model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
@@ -51,7 +52,7 @@ def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: 
     free.step()
     clipped = Training(make_config(optim__grad_clip=share * free.gradient_norm), tmp_path, make_data())
     clipped.step()
-    gradients = [[p.grad for p in run.model.parameters() if p.grad is not None] for run in (clipped, free)]
+    gradients = [[p.grad for p in run.learner.model.parameters() if p.grad is not None] for run in (clipped, free)]
     norm = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients[0]])).item()
     assert clipped.state.clipped_count == (0 < share < 1)
     if 0 < share < 1:
@@ -62,13 +63,14 @@ def test_clipping_scales_gradients_above_the_limit_only(share: float, tmp_path: 
 
 def test_the_average_follows_its_formula(tmp_path: Path) -> None:
     training = Training(make_config(train__ema=0.3, optim__warmup=0.0), tmp_path, make_data())
-    assert training.average is not None
-    expected = training.model.token_embedding.weight.detach().clone()
+    learner = training.learner
+    assert learner.average is not None
+    expected = learner.model.token_embedding.weight.detach().clone()
     for step in range(6):
         training.step()
         decay = min(0.3, (step + 1) / (step + 10))
-        expected = decay * expected + (1 - decay) * training.model.token_embedding.weight.detach()
-    torch.testing.assert_close(training.average.token_embedding.weight, expected, atol=1e-7, rtol=0)
+        expected = decay * expected + (1 - decay) * learner.model.token_embedding.weight.detach()
+    torch.testing.assert_close(learner.average.token_embedding.weight, expected, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_an_update_that_is_not_finite_changes_no_weight(
     training = Training(make_config(train__on_nonfinite=mode, train__ema=0.9), tmp_path, make_data())
     training.step()
     training.step()
-    parts = (training.model, training.average, training.optimizer)
+    learner = training.learner
+    parts = (learner.model, learner.average, learner.optimizer)
     before = [{key: value.clone() for key, value in part.state_dict().items()} for part in parts if part]
     sums = (training.state.loss_sum, training.state.loss_count, training.state.clipped_count)
     if mode == "skip":
@@ -99,4 +102,4 @@ def test_an_update_that_is_not_finite_changes_no_weight(
     assert (training.state.loss_sum, training.state.loss_count, training.state.clipped_count) == sums
     if mode == "skip":
         training.step()
-        assert not same(training.model.state_dict(), before[0])
+        assert not same(learner.model.state_dict(), before[0])
