@@ -117,7 +117,7 @@ def _join(scans: Sequence[Scan]) -> str:
 
 def _from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
     counts = sum((Counter(found.counts) for found in scans), Counter[str]())
-    known = tokenizer.decode(tokenizer.encode("".join(counts), "skip"))
+    known = set(tokenizer.decode(tokenizer.encode("".join(counts), "skip")))
     unknown = Counter({char: count for char, count in counts.items() if char not in known})
     several = f"{len(unknown):,} characters" if len(unknown) > 1 else "a character"
     shown = ", ".join(repr(char) for char, _ in unknown.most_common(SHOWN)) + ", ..." * (len(unknown) > SHOWN)
