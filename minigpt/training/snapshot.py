@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from minigpt.errors import CheckpointError, RunMovedError, TrainingError, escape, reason
+from minigpt.errors import CheckpointError, escape, reason
 from minigpt.model.load import Model
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Metadata
-from minigpt.storage.runs import create_first
 from minigpt.training.optim import Optimizer
 from minigpt.training.parallel import Processes
 from minigpt.training.sharding import is_sharded, local
@@ -63,16 +61,11 @@ def _publish(training: Training) -> None:
         metrics_sha256=training.metrics.digest.hexdigest(),
     )
     write_all = processes.write_all(write) if training.is_sharded else write
-    run, content = training.run, (training.config, data.tokenizer, metadata, write_all, training.metrics.message)
+    content = (training.config, data.tokenizer, metadata, write_all, training.metrics.message)
     has_failed = True
     try:
-        save_checkpoint(run, *content, training.in_place)
+        save_checkpoint(training.run, *content, training.in_place)
         has_failed = False
-    except RunMovedError as error:
-        moved = create_first(run.with_name(f"{run.name}-moved{'-again' * n}") for n in itertools.count())
-        training.metrics.copy_to(moved)
-        save_checkpoint(moved, *content)
-        raise TrainingError(f"{error}; saved step {state.step} in {moved}", moved, state.step) from error
     finally:
         if training.is_sharded:
             processes.share(has_failed)
