@@ -49,7 +49,7 @@ class TokenDataset:
 
     @property
     def characters_per_token(self) -> float:
-        """Average number of characters per token: 1 for the char tokenizer, 1/4 to 1 for the byte tokenizer."""
+        """Average number of characters per token."""
         return self.characters / (len(self.train) + len(self.validation))
 
 
@@ -176,7 +176,7 @@ def _state(corpus: Corpus) -> list[object]:
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Encode a corpus in memory. Return its tokens (N,)."""
-    return np.concatenate([tokenizer.encode(block, unknown, tokenizer.dtype) for block in corpus.blocks()])
+    return np.concatenate([*tokenizer.encode_blocks(corpus.blocks(), unknown)])
 
 
 def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
@@ -194,8 +194,7 @@ def _encode_into(path: Path, scanned: Scan, tokenizer: Tokenizer, unknown: Unkno
     """Write a token file."""
     state, fingerprint, crc32 = _state(scanned.corpus), Fingerprint(), 0
     with cached_file(path) as file:
-        for block in fingerprint.read(scanned.corpus):
-            ids = tokenizer.encode(block, unknown, tokenizer.dtype)
+        for ids in tokenizer.encode_blocks(fingerprint.read(scanned.corpus), unknown):
             file.write(ids.data)
             crc32 = zlib.crc32(ids.data, crc32)
         file.write(crc32.to_bytes(CRC_BYTES, "little"))
