@@ -16,13 +16,13 @@ from minigpt.errors import UserError, escape, reason
 
 
 @contextmanager
-def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
+def publish(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`. Rename it to `path` at the end of the block, or remove it on error.
 
     The block creates a file or a folder of files there. It replaces any file or folder at `path`, whose permissions it
-    keeps. The temporary path is new, or `partial`, which signals do not remove.
+    keeps.
     """
-    temporary = partial or path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         yield temporary
         if path.exists():
@@ -34,9 +34,8 @@ def publish(path: Path, partial: Path | None = None) -> Iterator[Path]:
             withdraw(path)  # rename cannot replace a folder
         os.replace(temporary, path)
         sync(path.parent)
-    except BaseException as error:
-        if not (partial and isinstance(error, KeyboardInterrupt | SystemExit)):
-            remove(temporary)
+    except BaseException:
+        remove(temporary)
         raise
 
 

@@ -162,18 +162,21 @@ class Model:
         from minigpt.text.batches import evaluation_windows
 
         text = unix_newlines(text)
-        ids = self._encode(text)
-        if len(text) < 2:
-            raise TextError("the loss of a text needs at least two characters")
+        tokenizer, ids = self.checkpoint.tokenizer, self._encode(text)
+        if min(len(text), len(ids)) < 2:
+            raise TextError("the loss of a text needs at least two characters, and two tokens")
         parts, context = [], self.checkpoint.config.model.context
         with torch.no_grad():
             for x, y, _ in evaluation_windows(ids, context, context, batch_size=max(1, 4096 // context)):
                 logits = self._torch_model(x)  # (B, T, V)
                 parts.append(cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double().numpy())
-        ends = np.cumsum([len(self._encode(char)) for char in text])  # a character may be several bytes
-        losses = np.add.reduceat(np.concatenate([[0.0], *parts]), [0, *ends[:-1]])
-        losses[0] = math.nan
-        return Loss(text, losses, math.log(self.checkpoint.tokenizer.vocab_size))
+        losses, nats, decode = list[float](), math.nan, tokenizer.decoder()
+        for i, following in zip(ids.tolist(), [*np.concatenate(parts).tolist(), 0.0], strict=True):
+            for _ in decode(i):  # a token may complete no character, or several, of which the first gets the loss
+                losses.append(nats)
+                nats = 0.0
+            nats += following
+        return Loss(text, np.array(losses), math.log(tokenizer.vocab_size))
 
     def attention(self, text: str) -> Attention:
         """Return what each head attends to. This imports torch.

@@ -119,8 +119,9 @@ class Evidence:
     @cached_property
     def linked_windows(self) -> list[Ids]:
         """The first windows of `builtin:stories` with each kind of link. Only every fourth window has a pronoun's."""
-        decode = self.loaded.tokenizer.decode
-        return list(islice((window for window in self._all_windows() if has_links(decode(window))), LINKED_WINDOWS))
+        texts = ((window, self.loaded.tokenizer.decode(window)) for window in self._all_windows())
+        linked = (window for window, text in texts if len(text) == len(window) and has_links(text))
+        return list(islice(linked, LINKED_WINDOWS))
 
     @cached_property
     def _link_scores(self) -> list[tuple[dict[str, Score], dict[str, Score]]]:

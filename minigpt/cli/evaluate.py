@@ -111,7 +111,7 @@ def evaluate(
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
         write(json_text(document))
         return
-    print(f"loss                {result.loss:.4f} nats{' per byte' if loaded.config.data.tokenizer == 'byte' else ''}")
+    print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
     print(f"bits per character  {result.bits_per_character:.4f}")
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"text                {name}, {result.characters:,} characters")

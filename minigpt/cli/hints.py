@@ -29,6 +29,7 @@ from minigpt.errors import (
     OtherProcessError,
     RunExistsError,
     RunFinishedError,
+    RunMovedError,
     RunNotFoundError,
     TextMismatchError,
     TrainingError,
@@ -124,6 +125,8 @@ def hint(error: UserError, command: str) -> str:
             return f"to resume it: {resume_command(run)}, or choose a different --name"
         case RunExistsError():
             return "choose a different --name"
+        case RunMovedError():
+            return "to resume from its last checkpoint, pass its new folder to minigpt train --resume"
         case RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps and command == "compare":

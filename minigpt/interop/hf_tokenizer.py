@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.errors import UserError, escape
-from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, from_json
+from minigpt.errors import NoCounterpartError, UserError, escape
+from minigpt.text.tokenizer import ByteTokenizer, Tokenizer, from_json
 
 _EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
 
@@ -24,7 +24,7 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
 
     A character outside the vocabulary is an error there too, because the vocabulary lacks the token for unknown ones.
     """
-    if isinstance(tokenizer, CharTokenizer):
+    if tokenizer.kind == "char":
         return {
             **_EMPTY,
             # The empty pattern matches between any two characters. The pattern "." would skip newlines.
@@ -33,10 +33,12 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
             "decoder": {"type": "Fuse"},  # otherwise, spaces would separate the characters
             "model": {
                 "type": "WordLevel",
-                "vocab": {char: index for index, char in enumerate(tokenizer.chars)},
+                "vocab": {tokenizer.spell(i).decode(): i for i in range(tokenizer.vocab_size)},
                 "unk_token": "<unk>",
             },
         }
+    if tokenizer.kind != "byte":
+        raise NoCounterpartError(f"minigpt cannot write a {tokenizer.kind} tokenizer for Hugging Face")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         **_EMPTY,

@@ -23,7 +23,7 @@ from minigpt.storage.runs import new_run, record_start
 from minigpt.text.corpus import Scan
 from minigpt.text.dataset import scan_cached
 from minigpt.text.sources import open_corpus
-from minigpt.text.tokenizer import ByteTokenizer, Tokenizer
+from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.setup import name_stem
 
 
@@ -104,7 +104,7 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         RunExistsError: The name is taken.
     """
     about, tokenizer = found.about, found.tokenizer
-    values: dict[str, Any] = {"data.tokenizer": "byte" if isinstance(tokenizer, ByteTokenizer) else "char"}
+    values: dict[str, Any] = {"data.tokenizer": tokenizer.kind}
     values |= {f"model.{key}": value for key, value in found.model}
     if found.batch_size:
         values["train.batch_size"] = found.batch_size

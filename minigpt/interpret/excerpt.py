@@ -1,5 +1,6 @@
 """Choose the text to inspect, and display its characters, including invisible ones."""
 
+import re
 import unicodedata
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from minigpt.errors import TextError, UserError
 from minigpt.sampling.generate import generate_ids
 from minigpt.sampling.load import load_engine
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.text.tokenizer import ByteTokenizer, Ids, Tokenizer
+from minigpt.text.tokenizer import Ids, Tokenizer
 
 MAX_TOKENS = 512
 """Maximum length of an excerpt. Larger attention matrices are unreadable."""
@@ -26,7 +27,7 @@ class Excerpt:
     ids: Ids
     """Token ids, (T,)."""
     characters: list[str]
-    """One string per token: a character, or an escape such as \\xE6 for a byte above 127."""
+    """One string per token: its text, or escapes such as \\xE6 for bytes that are only part of a character."""
     source: str
     """Where the text comes from, for display."""
     skipped: int = 0
@@ -62,17 +63,27 @@ def generated_excerpt(checkpoint: Checkpoint, max_tokens: int | None = None) -> 
 
 def characters(tokenizer: Tokenizer, ids: Ids) -> list[str]:
     """Return one string per token, as in `Excerpt.characters`."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return [chr(byte) if byte < 128 else f"\\x{byte:02X}" for byte in ids.tolist()]
-    return [tokenizer.decode([i]) for i in ids.tolist()]
+    return [_show(tokenizer.spell(i)) for i in ids.tolist()]
+
+
+def _show(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02X}" for byte in token)
+
+
+def escaped_bytes(token: str) -> list[str]:
+    """Return the bytes, in hexadecimal, of a token that `characters` has escaped. Empty for other tokens."""
+    return re.findall(r"\\x(..)", token) if re.fullmatch(r"(\\x[89A-F][0-9A-F])+", token) else []
 
 
 def glyph(character: str) -> str:
-    """Return `character` in visible form: blanks and controls as symbols, combining marks on a dotted circle."""
+    """Return a token in visible form: blanks and controls as symbols, combining marks on a dotted circle."""
     if character in GLYPHS:
         return GLYPHS[character]
-    if len(character) > 1:  # an escaped byte
-        return character
+    if len(character) > 1:
+        return character if escaped_bytes(character) else "".join(map(glyph, character))
     if ord(character) < 32:
         return chr(0x2400 + ord(character))  # Unicode control pictures
     category = unicodedata.category(character)

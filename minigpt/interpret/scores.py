@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minigpt.interpret.excerpt import escaped_bytes
 from minigpt.model.gpt import causal_mask
 
 PATTERNS = {
@@ -113,17 +114,16 @@ def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
         "first": (position == 0).expand(T, T),
         "same": same,
         "induction": after_same & past,
-        "word": _segment_starts([is_word_character(character) for character in characters]),
-        "line": _segment_starts([character not in "\n\r" for character in characters]),
+        "word": _segment_starts([is_in_word(character) for character in characters]),
+        "line": _segment_starts(["\n" not in character for character in characters]),
         "next": position[:, None] + 1 == position,
     }
 
 
-def is_word_character(character: str) -> bool:
-    """Return whether `character` is part of a word. Combining marks and bytes above 127 count as letters."""
-    if len(character) > 1:
-        return True
-    return character.isalnum() or character in "'’_" or unicodedata.category(character).startswith("M")
+def is_in_word(token: str) -> bool:
+    """Return whether a token is part of a word. Combining marks and parts of characters count as letters."""
+    is_letter = (c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M") for c in token)
+    return bool(escaped_bytes(token)) or all(is_letter)
 
 
 def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
@@ -160,7 +160,7 @@ def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
 
     It is the mean over the queries after the first line, (N,).
     """
-    line = torch.tensor([False, *(character in "\n\r" for character in characters[:-1])]).cumsum(0)
+    line = torch.tensor([False, *("\n" in character for character in characters[:-1])]).cumsum(0)
     rest, before = weights[:, :, 1:], (line[:, None] > line)[:, 1:]
     queries = before.any(-1)
     shares: Tensor = (rest * before).sum(-1) / rest.sum(-1).clamp_min(1e-12)

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.text.dataset import TokenDataset
-from minigpt.text.tokenizer import ByteTokenizer, Ids, Tokenizer, code_points
 
 RUNS = (10, 20, 40)
 """Lengths of copied runs, in characters."""
@@ -66,12 +65,4 @@ def excerpts(validation: str, lengths: Sequence[int]) -> list[str]:
 
 def texts_of(data: TokenDataset) -> tuple[str, str]:
     """Return the training and the validation text of a dataset. They take one to four bytes per character."""
-    return to_text(data.train, data.tokenizer), to_text(data.validation, data.tokenizer)
-
-
-def to_text(tokens: Ids, tokenizer: Tokenizer) -> str:
-    """Return the text of many tokens (N,). `Tokenizer.decode` takes a hundred times as long."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return tokens.tobytes().decode("utf-8", "replace")
-    points = code_points(tokenizer.chars).take(tokens)
-    return points.tobytes().decode("ascii") if points.dtype == np.uint8 else points.tobytes().decode("utf-32-le")
+    return data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)

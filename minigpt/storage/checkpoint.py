@@ -107,7 +107,7 @@ def save_checkpoint(
 
     def check() -> None:
         if not in_place():
-            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced")
+            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced during training")
 
     def save() -> None:
         check()

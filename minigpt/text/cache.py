@@ -13,45 +13,25 @@ import numpy as np
 import numpy.typing as npt
 
 from minigpt.errors import UserError, escape, reason
-from minigpt.files import publish, remove, remove_abandoned
+from minigpt.files import publish, remove_abandoned
 from minigpt.paths import cache_folder
 
 RESIDENT = 1 << 28
 """Bytes of a memory map that may stay resident."""
-PROGRESS = "progress"
-"""Part of the state of a record that is temporary: it is removed a day after its process was killed."""
 
 
 @contextmanager
-def cached_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
+def cached_file(path: Path) -> Iterator[BinaryIO]:
     """Open a cache file for writing. It appears at `path` at the end of the block, unless the block raises.
 
-    If `partial` is a path from `one_writer`, append to the file that a killed process left there.
+    Raises:
+        UserError: The cache cannot be written.
     """
-    with _cache_errors(path), publish(path, partial) as temporary, open(temporary, "a+b" if partial else "x+b") as file:
-        yield file
-
-
-@contextmanager
-def one_writer(path: Path) -> Iterator[Path]:
-    """Wait until no other process writes a cache file. Yield a path for its unfinished part, which survives a kill."""
-    from filelock import FileLock  # only here: it imports asyncio, which is slow
-
-    # `remove_abandoned` knows names that end like this. Each user has their own: those of others may be read-only.
-    name = f"{getattr(os, 'getuid', int)()}-{path.name}.tmp"
-    lock = path.with_name(f".lock-{name}")
-    with _cache_errors(path), FileLock(lock):
-        yield path.with_name(f".{name}")
-        remove(lock)  # only now that the file is complete: processes that wait for this lock will find the file
-
-
-@contextmanager
-def _cache_errors(path: Path) -> Iterator[None]:
-    """Prepare the folder of a cache file. Raise UserError for an OSError in the block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
-        yield
+        with publish(path) as temporary, open(temporary, "xb") as file:
+            yield file
     except OSError as error:
         problem = f"cannot write to the cache: {escape(error.filename or path)}: {reason(error)}"
         raise UserError(f"{problem}; set MINIGPT_CACHE to use a different folder") from error
@@ -107,14 +87,8 @@ def remember(state: Sequence[object], facts: object) -> None:
             file.write(f"{checksum}\n{content}".encode())
 
 
-def forget(state: Sequence[object]) -> None:
-    """Remove the record about files in this state, if there is one."""
-    remove(_record(state))
-
-
 def _record(state: Sequence[object]) -> Path:
-    name = short_hash(repr(state))
-    return cache_folder() / "records" / (f".{name}.tmp" if PROGRESS in state else name)
+    return cache_folder() / "records" / short_hash(repr(state))
 
 
 def short_hash(text: str) -> str:

@@ -5,7 +5,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -17,8 +16,8 @@ from minigpt.config.schema import DataConfig
 from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
 from minigpt.files import remove
 from minigpt.paths import cache_folder
-from minigpt.text.cache import PROGRESS, cached_file, file_state, forget, one_writer, recall, remember, short_hash
-from minigpt.text.corpus import BLOCK, INTERVAL, Corpus, Progress, Scan, scan
+from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
+from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
 from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
@@ -50,7 +49,7 @@ class TokenDataset:
 
     @property
     def characters_per_token(self) -> float:
-        """Average number of characters per token: 1 for the char tokenizer, 1/4 to 1 for the byte tokenizer."""
+        """Average number of characters per token."""
         return self.characters / (len(self.train) + len(self.validation))
 
 
@@ -160,11 +159,9 @@ def scan_cached(corpus: Corpus, is_trusted: bool = True) -> Scan:
     state = _state(corpus)
     if is_trusted and (known := recall(state)):
         return Scan(corpus, *known)
-    unfinished = [PROGRESS, *state] if is_trusted and state else []
-    found = scan(corpus, unfinished)
+    found = scan(corpus)
     if state == _state(corpus):
         remember(state, (found.characters, found.counts, found.fingerprint))
-    forget(unfinished)
     return found
 
 
@@ -179,49 +176,31 @@ def _state(corpus: Corpus) -> list[object]:
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Encode a corpus in memory. Return its tokens (N,)."""
-    return np.concatenate([tokenizer.encode(block, unknown, tokenizer.dtype) for block in corpus.blocks()])
+    return np.concatenate([*tokenizer.encode_blocks(corpus.blocks(), unknown)])
 
 
 def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
-        path = _cache_path(scanned.fingerprint, tokenizer)
-        with one_writer(path) if scanned.characters >= INTERVAL else nullcontext() as partial:
-            # Another process may have written the file while this one waited.
-            if partial is None or open_cached(scanned.fingerprint, tokenizer) is None:
-                _encode_into(path, partial, scanned, tokenizer, unknown)
+        _encode_into(_cache_path(scanned.fingerprint, tokenizer), scanned, tokenizer, unknown)
         tokens = open_cached(scanned.fingerprint, tokenizer)
         if tokens is None:
             raise TextError("cannot map the encoded text: it was removed from the cache, or mapping fails there")
     return tokens
 
 
-def _encode_into(path: Path, partial: Path | None, scanned: Scan, tokenizer: Tokenizer, unknown: Unknown) -> None:
-    """Write a token file. Continue the part that a killed process left in `partial`, if it is intact."""
-    state = _state(scanned.corpus)
-    unfinished = [PROGRESS, path.name, *state] if partial and state else []
-    with cached_file(path, partial) as file:
-        progress = Progress(scanned.corpus, unfinished)
-        size, crc32 = progress.results or (0, 0)
-        if _crc32(file, size) != crc32:
-            forget(unfinished)
-            progress, size, crc32 = Progress(scanned.corpus, unfinished), 0, 0
-        file.seek(file.truncate(size))
-
-        def written() -> tuple[int, int]:
-            file.flush()
-            return file.tell(), crc32
-
-        for block in progress.blocks(written):
-            ids = tokenizer.encode(block, unknown, tokenizer.dtype)
+def _encode_into(path: Path, scanned: Scan, tokenizer: Tokenizer, unknown: Unknown) -> None:
+    """Write a token file."""
+    state, fingerprint, crc32 = _state(scanned.corpus), Fingerprint(), 0
+    with cached_file(path) as file:
+        for ids in tokenizer.encode_blocks(fingerprint.read(scanned.corpus), unknown):
             file.write(ids.data)
             crc32 = zlib.crc32(ids.data, crc32)
         file.write(crc32.to_bytes(CRC_BYTES, "little"))
-        if progress.fingerprint.hexdigest() != scanned.fingerprint:
+        if fingerprint.hexdigest() != scanned.fingerprint:
             remember(state, None)  # the record may be wrong: scan the text next time
             raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
-    forget(unfinished)
 
 
 def _crc32(file: BinaryIO, size: int) -> int:

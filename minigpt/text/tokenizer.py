@@ -1,10 +1,10 @@
-"""Tokenizers: text to token ids and back, with one token per character or per UTF-8 byte."""
+"""Tokenizers: text to token ids and back. Only this file knows that a token is one character or one UTF-8 byte."""
 
 import codecs
 import json
 import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,49 @@ _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―�
 """Map typographic quotes and dashes to ASCII."""
 
 
-class CharTokenizer:
+class Tokenizer(Protocol):
+    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: some characters, or part of one."""
+
+    kind: ClassVar[str]
+    """Its name in `data.tokenizer` and in tokenizer.json."""
+    unit: ClassVar[str]
+    """What a token is, for messages."""
+    vocab_size: int
+    dtype: np.dtype[Any]
+    """The smallest type for ids."""
+
+    def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
+        """Return the ids of `text`, (T,). The ids of unknown characters follow `unknown`; see `CharTokenizer`."""
+
+    def encode_blocks(self, blocks: Iterable[str], unknown: Unknown) -> Iterator[Ids]:
+        """Yield ids that together are those of the text of all blocks, wherever it is cut.
+
+        A tokenizer whose tokens span characters must keep the end of a block until it has read the next one.
+        """
+        return (self.encode(block, unknown, self.dtype) for block in blocks)
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
+
+    def spell(self, i: int) -> bytes:
+        """Return the UTF-8 of a token."""
+
+    def decoder(self) -> Callable[[int], str]:
+        """Return a function that maps the next token to the characters that it completes."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda i: decoder.decode(self.spell(i))
+
+    def characters(self, ids: Ids) -> int:
+        """Return the number of characters that begin in `ids`."""
+
+    def to_json(self) -> str:
+        """Return JSON for `from_json`."""
+
+
+class CharTokenizer(Tokenizer):
     """One token per distinct character. Ids follow the order of code points."""
+
+    kind, unit = "char", "character"
 
     def __init__(self, chars: Iterable[str]) -> None:
         points = np.unique(code_points("".join(chars)))
@@ -53,16 +94,14 @@ class CharTokenizer:
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements), dtype=dtype)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`."""
-        return "".join(self.chars[int(i)] for i in ids)
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        points = code_points(self.chars)[_array(ids)]
+        return points.tobytes().decode("ascii" if points.dtype == np.uint8 else "utf-32-le")
 
-    def decoder(self) -> Callable[[int], str]:
-        """Return a function that maps an id to its character."""
-        return lambda i: self.chars[i]
+    def spell(self, i: int) -> bytes:
+        return self.chars[i].encode()
 
     def characters(self, ids: Ids) -> int:
-        """Return the number of characters in `ids`."""
         return len(ids)
 
     def nearest(self, char: str) -> str:
@@ -72,15 +111,14 @@ class CharTokenizer:
         return next(similar, "") or min(self.chars, key=lambda c: abs(ord(c) - ord(char)))
 
     def to_json(self) -> str:
-        """Return JSON for `from_json`."""
-        return json.dumps({"kind": "char", "chars": self.chars})
+        return json.dumps({"kind": self.kind, "chars": self.chars})
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """One token per UTF-8 byte. Each character takes one to four tokens."""
 
-    vocab_size = 256
-    dtype = np.uint8
+    kind, unit = "byte", "byte"
+    vocab_size, dtype = 256, np.dtype(np.uint8)
 
     def encode(self, text: str, unknown: Unknown = "error", dtype: npt.DTypeLike = np.int64) -> Ids:
         """Return the bytes of `text`, (T,). Only lone surrogates are outside the vocabulary."""
@@ -91,17 +129,13 @@ class ByteTokenizer:
         except UnicodeEncodeError as error:
             raise UnknownCharacterError(f"outside the vocabulary: {_describe(text[error.start])}") from error
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
-        return bytes(int(i) for i in ids).decode("utf-8", "replace")
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        return _array(ids).astype(np.uint8, copy=False).tobytes().decode("utf-8", "replace")
 
-    def decoder(self) -> Callable[[int], str]:
-        """Return a function that maps the next byte to the characters that it completes."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return lambda i: decoder.decode(bytes([i]))
+    def spell(self, i: int) -> bytes:
+        return bytes([i])
 
     def characters(self, ids: Ids) -> int:
-        """Return the number of characters that begin in `ids`. Continuation bytes are not counted."""
         ids, count = np.asarray(ids), 0
         for start in range(0, len(ids), 1 << 20):  # in parts, to save memory
             count += int(np.count_nonzero((ids[start : start + (1 << 20)] & 0xC0) != 0x80))
@@ -109,11 +143,7 @@ class ByteTokenizer:
         return count
 
     def to_json(self) -> str:
-        """Return JSON for `from_json`."""
-        return json.dumps({"kind": "byte"})
-
-
-Tokenizer = CharTokenizer | ByteTokenizer
+        return json.dumps({"kind": self.kind})
 
 
 def make_tokenizer(kind: str, chars: Iterable[str]) -> Tokenizer:
@@ -133,6 +163,10 @@ def from_json(text: str, origin: str) -> Tokenizer:
         case {"kind": "char", "chars": str(chars)} if _is_vocabulary(chars):
             return CharTokenizer(chars)
     raise CheckpointError(f"{origin} is not a tokenizer that this version of minigpt supports")
+
+
+def _array(ids: Sequence[int] | Ids) -> Ids:
+    return np.asarray(ids) if len(ids) else np.empty(0, np.uint8)
 
 
 def _check_choice(unknown: str) -> None:

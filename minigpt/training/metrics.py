@@ -69,7 +69,7 @@ class Metrics:
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
         self.boards = {name: SummaryWriter(str(run / name), **options) for name in ("", VALIDATION)}
-        self.lines = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+        self.lines = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         self.lines.truncate(len(kept))
         self.size, self.digest = len(kept), hashlib.sha256(kept)
         if resumed and self.digest.hexdigest() != resumed.metrics_sha256:
@@ -157,12 +157,6 @@ class Metrics:
             seconds = (now - began) * max(0.0, total - position) / (position - start)
             line += f", {tqdm.format_interval(seconds)} left"
         self.message(f"{line}, {status}")
-
-    def copy_to(self, run: Path) -> None:
-        """Copy `metrics.jsonl` to another run, even if the file is no longer at its path."""
-        if not self.is_silent:
-            self.lines.seek(0)
-            (run / self.path.name).write_bytes(self.lines.read() + self.pending)
 
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""

@@ -9,7 +9,7 @@ from minigpt.config.resolve import decisive, flatten, show
 from minigpt.config.schema import RunConfig
 from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
-from minigpt.text.tokenizer import ByteTokenizer, Tokenizer
+from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.schedule import RunLength
 
 
@@ -43,7 +43,7 @@ def settings_card(config: RunConfig) -> str:
 
 def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
     """Compare a loss, in nats per token, with that of guessing each token with the same probability."""
-    size, unit = tokenizer.vocab_size, "byte" if isinstance(tokenizer, ByteTokenizer) else "character"
+    size, unit = tokenizer.vocab_size, tokenizer.unit
     guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
     among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.errors import UserError, ViewError
-from minigpt.interpret.excerpt import Excerpt, characters, glyph
+from minigpt.interpret.excerpt import Excerpt, characters, escaped_bytes, glyph
 from minigpt.interpret.extract import Activations, ablate_heads, extract, logit_lens, output_weights
 from minigpt.interpret.scores import (
     MEASURES,
@@ -24,7 +24,7 @@ from minigpt.interpret.scores import (
     divergence,
     head_kinds,
     head_scores,
-    is_word_character,
+    is_in_word,
 )
 from minigpt.model.gpt import GPT, Block, rope_cos_sin
 from minigpt.model.kernels import apply_rope
@@ -72,7 +72,7 @@ def character_name(character: str) -> str:
     if character in NAMES:
         return NAMES[character]
     if len(character) > 1:
-        return f"byte {character.removeprefix(chr(92) + 'x')}"
+        return " ".join(f"byte {byte}" for byte in escaped_bytes(character)) or glyph(character)
     if glyph(character) != character:
         return unicodedata.name(character, f"U+{ord(character):04X}").lower()
     if unicodedata.bidirectional(character) in ("R", "AL"):  # isolate it, or it would reorder the numbers that follow
@@ -85,9 +85,9 @@ def text_view(excerpt: Excerpt, symbols: Symbols) -> Data:
     words, lines = [0], [0]
     for position in range(1, len(excerpt.characters)):
         before, character = excerpt.characters[position - 1 : position + 1]
-        if not (is_word_character(before) and is_word_character(character)):
+        if not (is_in_word(before) and is_in_word(character)):
             words.append(position)
-        if before == "\n":
+        if "\n" in before:
             lines.append(position)
     return {"symbols": [symbols.number(c) for c in excerpt.characters], "words": words, "lines": lines}
 

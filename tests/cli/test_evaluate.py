@@ -29,7 +29,7 @@ def test_json_has_no_infinity_and_text_names_the_unit(cli: Cli, monkeypatch: pyt
     monkeypatch.setattr("minigpt.training.evaluate.evaluate", lambda *_, **__: result)
     found = cli("eval", "--json").json
     assert (found["loss"], found["perplexity"]) == (701.0, None)
-    assert "701.0000 nats\n" in cli("eval").out
+    assert "701.0000 nats per character\n" in cli("eval").out
     assert "701.0000 nats per byte\n" in cli("eval", "cjk").out
 
 

@@ -13,7 +13,7 @@ from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Environment, Metadata, TrainState
-from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
 
@@ -21,10 +21,10 @@ TEXT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nS
 def checkpoint(
     text: str = TEXT, *, layers: int = 2, heads: int = 2, width: int = 32, context: int = 256, step: int = 100,
     loss: float | None = 1.5, byte: bool = False, seed: int = 0, name: str = "made", position: str = "rotary",
-    family: str = "modern",
+    family: str = "modern", tokenizer: Tokenizer | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Return a checkpoint whose random weights are large enough for uneven attention."""
-    tokenizer = ByteTokenizer() if byte else CharTokenizer(text)
+    tokenizer = tokenizer or (ByteTokenizer() if byte else CharTokenizer(text))
     shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "context": context, "position": position}
     config = ModelConfig(**{"family": family, **FAMILIES[family], **shape})
     with torch.random.fork_rng():

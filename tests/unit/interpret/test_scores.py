@@ -69,7 +69,7 @@ def test_baselines_are_the_scores_of_uniform_attention() -> None:
 
 
 def test_attention_outside_the_line_ignores_the_first_character() -> None:
-    characters = list("ab\nc\rd")  # the lines start at 0, 3 and 5
+    characters = list("ab\nc\nd")  # the lines start at 0, 3 and 5
     weights = torch.zeros(2, 6, 6)
     weights[:, :3, 0] = 1
     weights[0, 3:, 0], weights[0, 3:, 1] = 0.5, 0.5

@@ -2,11 +2,9 @@
 
 import random
 
-import numpy as np
 import pytest
 
-from minigpt.sampling.copied import excerpts, match_lengths, measure, to_text
-from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
+from minigpt.sampling.copied import excerpts, match_lengths, measure
 
 TRAINING = "The quick brown fox jumps over the lazy dog. A second sentence stands here."
 
@@ -46,10 +44,3 @@ def test_excerpts_have_the_length_of_the_samples_and_do_not_overlap() -> None:
     assert excerpts(text[:1000], [400]) == [text[:400], text[600:1000]]
     assert excerpts("short", [400]) == ["short"]
     assert excerpts("", [0]) == [""]
-
-
-@pytest.mark.parametrize("text", ["plain\ntext", "é\x80ÿ", "春眠 😀 a", ""])
-def test_many_tokens_become_text_fast(text: str) -> None:
-    for tokenizer in (CharTokenizer(text + "ab"), ByteTokenizer()):
-        assert to_text(tokenizer.encode(text, dtype=tokenizer.dtype), tokenizer) == text
-    assert to_text(np.array([0xE6, 0x61], dtype=np.uint8), ByteTokenizer()) == "\ufffda"

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -25,7 +24,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.errors import TextMismatchError, UserError
 from minigpt.text import dataset as data
 from minigpt.text import sources as text_sources
-from minigpt.text.corpus import Corpus, Position, scan
+from minigpt.text.corpus import Corpus, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -226,8 +225,8 @@ class Broken(Corpus):
 
     error: BaseException
 
-    def blocks_from(self, position: Sequence[Any]) -> Iterator[tuple[str, Position]]:
-        yield next(super().blocks_from(position))
+    def blocks(self) -> Iterator[str]:
+        yield next(super().blocks())
         raise self.error
 
 
@@ -257,8 +256,8 @@ from minigpt.text.corpus import Corpus, Scan
 from minigpt.text.dataset import encode_cached
 from minigpt.text.tokenizer import CharTokenizer
 class Endless(Corpus):
-    def blocks_from(self, position):
-        return itertools.repeat(("a" * 1000, ()))
+    def blocks(self):
+        return itertools.repeat("a" * 1000)
 encode_cached(Scan(Endless("endless", ()), 1, {"a": 1}, "f" * 64), CharTokenizer("a"))
 """
 
