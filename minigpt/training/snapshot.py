@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from minigpt.errors import CheckpointError, RunMovedError, TrainingError, escape, reason
 from minigpt.model.load import Model
@@ -17,6 +18,7 @@ from minigpt.storage.runs import create_first
 from minigpt.training.optim import Optimizer
 from minigpt.training.parallel import Processes
 from minigpt.training.sharding import is_sharded, local
+from minigpt.training.signals import STDERR
 
 if TYPE_CHECKING:
     from minigpt.training.loop import Training
@@ -63,7 +65,8 @@ def _publish(training: Training) -> None:
         metrics_sha256=training.metrics.digest.hexdigest(),
     )
     write_all = processes.write_all(write) if training.is_sharded else write
-    run, content = training.run, (training.config, data.tokenizer, metadata, write_all, training.metrics.message)
+    log = partial(tqdm.write, file=STDERR)  # the metrics are not open yet at the first save
+    run, content = training.run, (training.config, data.tokenizer, metadata, write_all, log)
     has_failed = True
     try:
         save_checkpoint(run, *content, training.in_place)
