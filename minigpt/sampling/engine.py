@@ -42,8 +42,11 @@ class Linear:
     def __init__(self, weight: Array, bias: Array | None) -> None:
         """Store weight (out, in) and bias (out)."""
         size, inputs = weight.shape
-        width = next(n for n in range(size, 0, -1) if size % n == 0 and (n * inputs <= BLOCK or n <= 64))
-        self.weight, self.bias = np.ascontiguousarray(weight.T), bias
+        most = max(64, BLOCK // inputs)  # columns in a block: a divisor of their number, unless all are small
+        width = next((n for n in range(most, most // 2, -1) if size % n == 0), math.ceil(size / math.ceil(size / most)))
+        self.size, self.bias = size, bias
+        self.weight = np.zeros((inputs, size + -size % width), np.float32)  # zeros fill the last block
+        self.weight[:, :size] = weight.T
         self.blocks = self.weight.reshape(inputs, -1, width).swapaxes(0, 1)  # (blocks, in, width), a view
 
     def __call__(self, x: Array) -> Array:
@@ -51,6 +54,7 @@ class Linear:
             y: Array = np.matmul(x, self.blocks).swapaxes(0, 1).reshape(len(x), -1)
         else:
             y = np.dot(x, self.weight)
+        y = y[:, : self.size]
         if self.bias is not None:
             y += self.bias
         return y
