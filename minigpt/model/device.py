@@ -23,7 +23,7 @@ import torch
 
 from minigpt import __version__
 from minigpt.config.schema import RuntimeConfig
-from minigpt.errors import DeviceError
+from minigpt.errors import DeviceError, count
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
@@ -64,7 +64,7 @@ class Runtime:
     def describe(self) -> str:
         """Return the decisions as one line."""
         cores = f" on {available_cores()} cores" if self.threads < available_cores() else ""
-        threads = f"cpu ({self.threads} thread{'s' * (self.threads > 1)}{cores})"
+        threads = f"cpu ({count(self.threads, 'thread')}{cores})"
         where = self.device if self.device != "cpu" else threads
         return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
 
