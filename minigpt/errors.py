@@ -202,6 +202,11 @@ def reason(error: Exception) -> str:
     return escape(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number and its noun, such as "1 file" or "2,000 files"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return `"; did you mean NAME?"` for the other name most similar to `word`, or an empty string.
 

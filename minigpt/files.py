@@ -13,6 +13,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from minigpt.errors import UserError, escape, reason
+from minigpt.world import free_memory
 
 
 @contextmanager
@@ -136,12 +137,17 @@ def leaves(path: Path, folder: Path) -> bool:
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def read_within(path: Path, folder: Path, limit: int) -> bytes:
-    """Return the contents of a file of at most `limit` bytes, opened with `open_within`. Raises UserError."""
+def read_within(path: Path, folder: Path, limit: int | None = None) -> bytes:
+    """Return the contents of a file of at most `limit` bytes, opened with `open_within`. Raises UserError.
+
+    Without a limit, raise MemoryError if the file and the arrays in it do not fit into free memory.
+    """
     with open_within(path, folder) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
+        if limit is not None and size > limit:
             raise UserError(f"{escape(path)} is larger than {limit:,} bytes")
+        if limit is None and 2 * size > (free_memory() or 2 * size):
+            raise MemoryError
         try:
             return file.read(size)
         except OSError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.resolve import flatten, resolve
-from minigpt.errors import TextError, sanitize_terminal
+from minigpt.errors import TextError, count, sanitize_terminal
 from minigpt.interpret.excerpt import MAX_TOKENS, characters, glyph
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
@@ -62,7 +62,7 @@ class Loss:
         return self.mean
 
     def __repr__(self) -> str:
-        return f"Loss({self.mean:.4f} nats per character, {len(self.text):,} characters)"
+        return f"Loss({self.mean:.4f} nats per character, {count(len(self.text), 'character')})"
 
     def _repr_html_(self) -> str:
         spans = [_colored(*pair, self.uniform) for pair in zip(self.text, self.losses.tolist(), strict=True)]
@@ -82,7 +82,7 @@ class Attention:
     @property
     def _size(self) -> str:
         layers, heads, T, _ = self.weights.shape
-        return f"{layers} layers, {heads} heads, {T} tokens"
+        return f"{count(layers, 'layer')}, {count(heads, 'head')}, {count(T, 'token')}"
 
     def __repr__(self) -> str:
         return f"Attention({self._size})"

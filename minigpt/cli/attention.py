@@ -27,7 +27,7 @@ from minigpt.cli.options import (
     UnknownOption,
 )
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
-from minigpt.errors import UserError, escape, sanitize_terminal
+from minigpt.errors import UserError, count, escape, sanitize_terminal
 
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
@@ -108,7 +108,7 @@ def attention(
         return
     notice_skipped(excerpt)
     notice_checkpoint(loaded)
-    notice(f"{len(excerpt.ids)} tokens, {excerpt.source}")
+    notice(f"{count(len(excerpt.ids), 'token')}, {excerpt.source}")
     if tty or query is not None:
         _show_query(activations, excerpt, selected, len(excerpt.ids) - 1 if query is None else query, tty)
     else:

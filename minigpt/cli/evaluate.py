@@ -20,7 +20,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserError, escape
+from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -101,7 +101,7 @@ def evaluate(
     if not math.isfinite(result.loss):
         raise CheckpointError(f"the loss of the model is {result.loss:g}; an earlier checkpoint may work")
     if by_position and not result.by_position:
-        raise TextError(f"the text is shorter than one window of {loaded.config.model.context} tokens")
+        raise TextError(f"the text is shorter than one window of {count(loaded.config.model.context, 'token')}")
     windows = protocol(loaded.config.model.context, stride)
     if as_json:
         # JSON has no infinity, which the perplexity can be.

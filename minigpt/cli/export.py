@@ -10,7 +10,7 @@ from typer import Argument, Option
 from minigpt.cli.hints import shell_quote
 from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import UserError, escape
+from minigpt.errors import UserError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.interop.export import Agreement
@@ -76,6 +76,6 @@ def _print_agreement(agreement: "Agreement | None", program: str, package: str) 
     if agreement is None:
         print(f"not compared: {program} is not installed; to install it: pip install {shell_quote(package)}")
         return
-    print(f"compared with        {program}, for {agreement.tokens} tokens")
+    print(f"compared with        {program}, for {count(agreement.tokens, 'token')}")
     print(f"largest difference   {agreement.difference:.2g}, of logits up to {agreement.largest:.1f}")
     print(f"greedy text          {'equal' if agreement.same_text else 'not equal'}")

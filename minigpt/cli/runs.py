@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from minigpt.cli.options import JsonOption
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import RunNotFoundError, UserError, escape
+from minigpt.errors import RunNotFoundError, UserError, count, escape
 from minigpt.paths import RUNS
 
 CORPUS_WIDTH = 40
@@ -129,7 +129,7 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
     if problems:
         raise UserError(f"{len(problems)} of {len(checked)} files {'is' if len(problems) == 1 else 'are'} damaged")
     if checked and not as_json:
-        print(f"{len(checked)} files of {len({item.run for item in checked})} runs are intact")
+        print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
 
 
 def _shorten(corpus: str) -> str:

@@ -184,7 +184,8 @@ def _problems(error: ValidationError) -> dict[str, str]:
     for one in error.errors():
         is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
         key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
-        message = re.sub(r"^(Input|String|Tuple|Value error,) ", "", one["msg"])
+        message = one["msg"].replace("a valid boolean", "true or false")
+        message = re.sub(r"^(Input|String|Tuple|Value error,) ", "", message)
         if one["type"] == "extra_forbidden":
             problems[key] = _unknown_key(key)
         elif key in problems and message.startswith("should be '"):  # an alternative to the first type

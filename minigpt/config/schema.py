@@ -217,7 +217,7 @@ class RuntimeConfig(Section):
     """Device and precision. `auto` chooses what is fast on this machine."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
-    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Several processes on a machine use cuda:0, cuda:1, ... in any case."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"

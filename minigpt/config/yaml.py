@@ -11,14 +11,14 @@ LIMIT = 128 << 10
 """The maximum size of a configuration, in bytes."""
 _TYPES = {  # types of unquoted words; all other words are strings
     "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|yes|Yes|YES|on|On|ON|false|False|FALSE|no|No|NO|off|Off|OFF",
-    "int": r"[-+]?(0|[1-9][0-9_]*)",
-    "float": r"[-+]?((0|[1-9][0-9_]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][0-9]*)",
+    "float": r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?",
 }
 
 
 class _Loader(yaml.SafeLoader):
-    """Read 1e-3 as a number, but not 010, 1:30 or dates. Reject duplicate keys, tags and aliases.
+    """Read 1e-3 as a number, but 010, 1:30, 1_000, dates and yes as text. Reject duplicate keys, tags and aliases.
 
     Settings need no tags or aliases, and a few lines of nested aliases can expand to gigabytes.
     """

@@ -9,6 +9,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from minigpt.errors import count
 from minigpt.storage.checkpoint import Checkpoint
 
 ABOUT = "minigpt.json"
@@ -43,15 +44,15 @@ def facts(checkpoint: Checkpoint) -> str:
     """Return a Markdown table of the model's data, loss and settings."""
     config, loss = checkpoint.config, checkpoint.metadata.state.validation_loss
     model, tokens = config.model, checkpoint.tokenizer.vocab_size
-    shape = f"{model.n_layer} layers, {model.n_embd} wide"
+    shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide"
     rows = {
         "text": public_name(checkpoint),
-        "steps": f"{checkpoint.metadata.step:,} steps of {config.train.batch_size} sequences",
+        "steps": f"{count(checkpoint.metadata.step, 'step')} of {count(config.train.batch_size, 'sequence')}",
         "validation loss": "unknown" if loss is None else f"{loss:.4f} nats per token",
         "parameters": f"{sum(array.size for array in checkpoint.weights.values()):,}",
-        "network": shape if model.is_recurrent else f"{shape}, {model.n_head} heads",
-        "context": f"{model.context} tokens",
-        "vocabulary": f"{tokens} tokens, {CHARACTERS[config.data.tokenizer]}",
+        "network": shape if model.is_recurrent else f"{shape}, {count(model.n_head, 'head')}",
+        "context": count(model.context, "token"),
+        "vocabulary": f"{count(tokens, 'token')}, {CHARACTERS[config.data.tokenizer]}",
         **{key: str(getattr(model, key)) for key in _PARTS[model.is_recurrent]},
     }
     if not checkpoint.metadata.step:
@@ -107,7 +108,7 @@ print(tokenizer.decode(model.generate(**ids)[0]))
 
 ## Limits
 
-- The context is {context} tokens, and `generate` stops there. Past it, results differ from minigpt's:
+- The context is {count(context, "token")}, and `generate` stops there. Past it, results differ from minigpt's:
   minigpt drops the older half of the window and continues.
 - It imitates its text, and knows nothing else. It may repeat parts of the text word for word.
 

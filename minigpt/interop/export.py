@@ -5,8 +5,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from minigpt.config.schema import SampleConfig
 from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
 from minigpt.files import publish, read_within
-from minigpt.interop import gguf, gguf_f16, hf, onnx, plain
+from minigpt.interop import gguf, hf, onnx, plain
 from minigpt.interop.card import ABOUT, about
 from minigpt.model.load import load_model
 from minigpt.paths import containing_run
@@ -58,7 +60,8 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {"gguf": gguf, "gguf-f16": gguf_f16, "hf": hf, "onnx": onnx, "safetensors": plain}
+HALF = cast(Format, SimpleNamespace(**vars(gguf) | {"write": partial(gguf.write, half=True)}))
+FORMATS: dict[str, Format] = {"gguf": gguf, "gguf-f16": HALF, "hf": hf, "onnx": onnx, "safetensors": plain}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import hidden_width
 from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.interop import hf
 from minigpt.interop.card import ABOUT
 from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
 from minigpt.storage.checkpoint import Checkpoint
@@ -28,11 +29,9 @@ FILE = "model.gguf"
 PADDING = 256
 """llama.cpp rounds the context up to a multiple of this, and warns if it exceeds that of the model."""
 
-ROTARY = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "bias": False}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "apertus": {**ROTARY, "activation": "relu2"},
-    "qwen3": {**ROTARY, "activation": "swiglu"},
-    "gpt2": {"position": "learned", "norm": "layernorm", "qk_norm": False, "activation": "gelu"},
+ARCHITECTURES = {
+    name: {**hf.ARCHITECTURES[name].needs, "activation": activation}
+    for name, activation in {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}.items()
 }
 """Architectures of llama.cpp, and the settings of the models that they compute."""
 LAYERS = {
@@ -64,7 +63,7 @@ def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
     Args:
         checkpoint: The model.
         folder: An existing folder.
-        half: Store matrices in float16 instead of float32.
+        half: Store matrices in float16 instead of float32: half the size, and logits that differ by about 0.01.
 
     Raises:
         NoCounterpartError: llama.cpp has no architecture for these settings.

@@ -105,7 +105,8 @@ def from_theirs(
         names = their_names(kind, ours)
         if missing := [name for name in names if name not in left]:
             raise refuse(f"the tensor {missing[0]} is missing")
-        pieces = [left.pop(name).T if is_transposed(kind, ours) else left.pop(name) for name in names]
+        flips = is_transposed(kind, ours)
+        pieces = [left.pop(name).T if flips else left.pop(name) for name in names]
         if "qk_norm" in ours and len(pieces) == 2:
             if not np.array_equal(pieces[0], pieces[1]):
                 raise refuse(f"{names[0]} and {names[1]} differ, and minigpt has one norm for both")
@@ -113,7 +114,7 @@ def from_theirs(
         part = (shape[0] // len(pieces), *shape[1:])
         for name, piece in zip(names, pieces, strict=False):
             if piece.shape != part:
-                raise refuse(f"the tensor {name} has shape {piece.shape[::-1] if kind.is_transposed else piece.shape}")
+                raise refuse(f"the tensor {name} has shape {piece.shape[::-1] if flips else piece.shape}")
             if not np.isfinite(piece).all():
                 raise refuse(f"the tensor {name} has values that are not finite")
         weights[ours] = np.concatenate(pieces)

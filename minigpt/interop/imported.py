@@ -32,7 +32,7 @@ class About(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
-    corpus: str = Field(max_length=10_000)
+    corpus: str = Field(max_length=LIMITS["config.yaml"])
     fingerprint: str = Field(max_length=1000)
     origin: str = Field("", max_length=100)
     step: Count

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from minigpt.config.schema import ModelConfig
 from minigpt.errors import MissingPackageError, NoCounterpartError
-from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
+from minigpt.sampling.engine import NORM_EPS, Array, angles
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
 PACKAGE = "onnxruntime"
@@ -42,6 +42,7 @@ folder = Path(__file__).resolve().parent
 chars = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("chars")  # none: tokens are bytes
 defaults = (chars[0] if chars else "\\n", "200", "0.8")
 prompt, length, temperature, *_ = *sys.argv[1:], *defaults[len(sys.argv) - 1 :]
+prompt = prompt or defaults[0]
 if chars and (unknown := {*prompt} - {*chars}):
     sys.exit(f"not in the vocabulary: {unknown}")
 session = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])
@@ -153,8 +154,8 @@ class _Graph:
         if config.position == "learned":
             x = self.add("Add", x, self.add("Gather", self.weight("position_embedding.weight"), positions))
         if config.position == "sinusoidal":  # Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5
-            angles = _angles(config.context, config.n_embd)
-            table = np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(len(angles), -1)
+            theta = angles(config.context, config.n_embd)
+            table = np.stack((np.sin(theta), np.cos(theta)), axis=-1).reshape(len(theta), -1)
             x = self.add("Mul", x, math.sqrt(config.n_embd))
             x = self.add("Add", x, self.add("Gather", self.constant(table), positions))
         return x
@@ -177,8 +178,8 @@ class _Graph:
         if config.qk_norm:
             qk = self.rms_norm(f"{prefix}attention.qk_norm", qk)
         if config.position == "rotary":  # Su et al. 2021, https://arxiv.org/abs/2104.09864, section 3.4.2
-            angles, a, b = _angles(config.context, D), self.part(qk, -1, 0, D // 2), self.part(qk, -1, D // 2, D)
-            cos, sin = (self.add("Gather", table, queries) for table in (np.cos(angles), np.sin(angles)))  # (T, D / 2)
+            theta, a, b = angles(config.context, D), self.part(qk, -1, 0, D // 2), self.part(qk, -1, D // 2, D)
+            cos, sin = (self.add("Gather", table, queries) for table in (np.cos(theta), np.sin(theta)))  # (T, D / 2)
             first = self.add("Sub", self.add("Mul", a, cos), self.add("Mul", b, sin))
             second = self.add("Add", self.add("Mul", a, sin), self.add("Mul", b, cos))
             qk = self.add("Concat", first, second, axis=-1)
@@ -233,12 +234,6 @@ class _Graph:
     def part(self, x: str, axis: int, start: int, end: int) -> str:
         """Return x[start:end] of one axis."""
         return self.add("Slice", x, [start], [end], [axis])
-
-
-def _angles(context: int, size: int) -> npt.NDArray[np.float64]:
-    """Return the angles of RoPE and of sinusoidal positions, (context, size / 2)."""
-    angles: npt.NDArray[np.float64] = np.arange(context)[:, None] * POSITION_BASE ** (-np.arange(0, size, 2) / size)
-    return angles
 
 
 def load(folder: Path) -> Callable[[Sequence[int]], Array]:

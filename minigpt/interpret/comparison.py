@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.resolve import decisive, flatten, show
 from minigpt.config.schema import SampleConfig
-from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
+from minigpt.errors import CheckpointError, TextMismatchError, UserError, count, escape
 from minigpt.files import open_within
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
 from minigpt.model.device import Runtime, configure_torch
@@ -84,8 +84,7 @@ class Measured:
     def machine(self) -> str:
         """What training times depend on, beside the settings."""
         runtime = self.metadata.runtime
-        threads = f"{runtime.threads} thread{'s' * (runtime.threads > 1)}"
-        return ", ".join(filter(None, (runtime.device, threads, runtime.processor)))
+        return ", ".join(filter(None, (runtime.device, count(runtime.threads, "thread"), runtime.processor)))
 
     @property
     def trained(self) -> tuple[float, float]:

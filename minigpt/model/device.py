@@ -23,7 +23,7 @@ import torch
 
 from minigpt import __version__
 from minigpt.config.schema import RuntimeConfig
-from minigpt.errors import DeviceError
+from minigpt.errors import DeviceError, count
 from minigpt.model.kernels import KERNELS, Kernels
 from minigpt.model.waiting import adapt_to_load
 from minigpt.storage.metadata import Environment
@@ -64,7 +64,7 @@ class Runtime:
     def describe(self) -> str:
         """Return the decisions as one line."""
         cores = f" on {available_cores()} cores" if self.threads < available_cores() else ""
-        threads = f"cpu ({self.threads} thread{'s' * (self.threads > 1)}{cores})"
+        threads = f"cpu ({count(self.threads, 'thread')}{cores})"
         where = self.device if self.device != "cpu" else threads
         return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
 
@@ -112,10 +112,10 @@ def choose_runtime(
     return replace(runtime, compile=compile is True)
 
 
-def pick_device(wanted: str, saved: Environment | None = None, local_rank: int = 0) -> str:
+def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
     """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU.
 
-    Each of several processes on a machine (`local_rank`) has a GPU of its own.
+    Process `local_rank` of several on a machine has the GPU of that number, whichever is set or saved.
 
     Raises:
         DeviceError: The device is not available.
@@ -125,7 +125,7 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int =
         device = saved.device if saved and saved.device in devices else devices[0]
     else:
         device = "cuda:0" if wanted == "cuda" else wanted
-    if local_rank and device.startswith("cuda"):
+    if local_rank is not None and device.startswith("cuda"):
         device = f"cuda:{local_rank}"
     if device not in devices:
         wanted = device if local_rank else wanted

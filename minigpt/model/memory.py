@@ -3,11 +3,8 @@
 If the system does not report its free memory, the checks pass.
 """
 
-import re
-import sys
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ from torch.utils._pytree import tree_iter
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
+from minigpt.world import bytes_in, free_memory
 
 SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
@@ -31,32 +29,14 @@ def free_memory_bytes(device: str) -> int | None:
     """Return the free memory of a device, or None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    available = _read_bytes("/proc/meminfo", "MemAvailable")
-    if available is None or device != "cpu":
-        return None
-    try:  # the limit of a container, less the memory that the system cannot reclaim
-        limit, stat = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "stat"))
-        return min(available, int(limit) - int(stat.split()[1]))  # memory.stat begins with "anon BYTES"
-    except (OSError, ValueError):  # no container, or one with the limit "max"
-        return available
+    return free_memory() if device == "cpu" else None
 
 
 def peak_memory(device: str = "cpu") -> int | None:
     """Return the peak memory in bytes: on the GPU, else of this process. None if the system does not report it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(torch.device(device))
-    return _read_bytes("/proc/self/status", "VmHWM")
-
-
-def _read_bytes(table: str, name: str) -> int | None:
-    """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
-    if sys.platform != "linux":
-        return None
-    try:
-        found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
-    except OSError:  # a sandbox without /proc
-        return None
-    return int(found[1]) * 1024 if found else None
+    return bytes_in("/proc/self/status", "VmHWM")
 
 
 def check_model(parameters: int, device: str, has_average: bool) -> None:

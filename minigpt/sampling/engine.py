@@ -42,8 +42,11 @@ class Linear:
     def __init__(self, weight: Array, bias: Array | None) -> None:
         """Store weight (out, in) and bias (out)."""
         size, inputs = weight.shape
-        width = next(n for n in range(size, 0, -1) if size % n == 0 and (n * inputs <= BLOCK or n <= 64))
-        self.weight, self.bias = np.ascontiguousarray(weight.T), bias
+        most = max(64, BLOCK // inputs)  # columns in a block: a divisor of their number, unless all are small
+        width = next((n for n in range(most, most // 2, -1) if size % n == 0), math.ceil(size / math.ceil(size / most)))
+        self.size, self.bias = size, bias
+        self.weight = np.zeros((inputs, size + -size % width), np.float32)  # zeros fill the last block
+        self.weight[:, :size] = weight.T
         self.blocks = self.weight.reshape(inputs, -1, width).swapaxes(0, 1)  # (blocks, in, width), a view
 
     def __call__(self, x: Array) -> Array:
@@ -51,6 +54,7 @@ class Linear:
             y: Array = np.matmul(x, self.blocks).swapaxes(0, 1).reshape(len(x), -1)
         else:
             y = np.dot(x, self.weight)
+        y = y[:, : self.size]
         if self.bias is not None:
             y += self.bias
         return y
@@ -81,11 +85,11 @@ class Engine:
         if config.position == "learned":
             self.positions = weights["position_embedding.weight"]  # (context, C)
         if config.position == "sinusoidal":  # Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5
-            angles = _angles(config.context, config.n_embd)
+            theta = angles(config.context, config.n_embd)
             self.embedding = self.embedding * math.sqrt(config.n_embd)
-            self.positions = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(angles), -1).astype(np.float32)
+            self.positions = np.stack((np.sin(theta), np.cos(theta)), -1).reshape(len(theta), -1).astype(np.float32)
         if config.position == "rotary":
-            turns = np.exp(1j * _angles(config.context, config.head_size))
+            turns = np.exp(1j * angles(config.context, config.head_size))
             self.rotations = turns.astype(np.complex64)[:, None, None]  # (context, 1, 1, D / 2)
         if config.norm == "layernorm":
             self.embedding = _centered(self.embedding.T).T
@@ -243,8 +247,8 @@ def _centered(weight: Array) -> Array:
     return centered
 
 
-def _angles(context: int, size: int) -> NDArray[np.float64]:
+def angles(context: int, size: int) -> NDArray[np.float64]:
     """Return the angles of RoPE and of sinusoidal positions, (context, size / 2)."""
     frequencies = POSITION_BASE ** (-np.arange(0, size, 2) / size)
-    angles: NDArray[np.float64] = np.arange(context)[:, None] * frequencies
-    return angles
+    theta: NDArray[np.float64] = np.arange(context)[:, None] * frequencies
+    return theta

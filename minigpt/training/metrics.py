@@ -65,7 +65,7 @@ class Metrics:
             return
         self.run, self.path = run, run / "metrics.jsonl"
         step, kept = resumed.step if resumed else 0, _kept_lines(self.path, resumed)
-        threading.excepthook = _ignore_disk_errors
+        self.excepthook, threading.excepthook = threading.excepthook, self._ignore_disk_errors
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
         self.boards = {name: SummaryWriter(str(run / name), **options) for name in ("", VALIDATION)}
@@ -175,13 +175,18 @@ class Metrics:
         if self.pending:
             self.message(f"{escape(self.path)}: lost the last {len(self.pending):,} bytes, the disk is full")
         self.lines.close()
-        threading.excepthook = threading.__excepthook__
+        threading.excepthook = self.excepthook
 
     def __enter__(self) -> "Metrics":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ignore_disk_errors(self, thread: threading.ExceptHookArgs) -> None:
+        """Hide tracebacks of disk errors in TensorBoard's thread. The next call of a writer raises the same error."""
+        if not issubclass(thread.exc_type, OSError):
+            self.excepthook(thread)
 
     def _write_pending(self, sync: bool = False) -> None:
         """Write the pending lines. If a write fails, keep them in memory."""
@@ -207,9 +212,3 @@ def _kept_lines(path: Path, resumed: Metadata | None) -> bytes:
     with open(path, "rb") as file:
         content = file.read(min(resumed.metrics_bytes, path.stat().st_size))
     return content[: content.rfind(b"\n") + 1]
-
-
-def _ignore_disk_errors(thread: threading.ExceptHookArgs) -> None:
-    """Hide tracebacks of disk errors in TensorBoard's thread. The next call of a writer raises the same error."""
-    if not issubclass(thread.exc_type, OSError):
-        threading.__excepthook__(thread)

@@ -143,14 +143,14 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimConfig, dtype: torch.dtype = torch.bfloat16) -> None:
         """Create the optimizer. `dtype` is the precision of Muon's products: bfloat16 if the hardware has it."""
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        hidden = [
-            p for p, name in self.names.items() if config.name == "muon" and p.ndim == 2 and name.startswith("blocks.")
-        ]
-        rest = [p for p in self.names if all(p is not matrix for matrix in hidden)]
+        hidden: dict[Tensor, str] = {}
+        if config.name == "muon":
+            hidden = {p: name for p, name in self.names.items() if p.ndim == 2 and name.startswith("blocks.")}
+        rest = [p for p in self.names if p not in hidden]
         groups: list[AdamW | Muon] = [
             AdamW([p for p in rest if p.ndim == 2], config.lr, config.weight_decay, config.beta1, config.beta2),
             AdamW([p for p in rest if p.ndim != 2], config.lr, 0.0, config.beta1, config.beta2),
-            Muon(hidden, config.muon_lr, config.weight_decay, config.momentum, dtype),
+            Muon(list(hidden), config.muon_lr, config.weight_decay, config.momentum, dtype),
         ]
         self.groups = [group for group in groups if group.parameters]
         self.peak_rates = {"learning_rate": config.lr} | ({"muon_learning_rate": config.muon_lr} if hidden else {})

@@ -48,7 +48,7 @@ class Processes:
     Methods marked "collective" must be called by every process, in the same order.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int | None = None) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self.group: Any = None
         self.pairs: list[Any] = []

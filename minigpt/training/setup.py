@@ -16,6 +16,7 @@ from minigpt.errors import (
     NoOptimizerError,
     TextError,
     UserError,
+    count,
     escape,
 )
 from minigpt.model.device import pick_device
@@ -95,7 +96,7 @@ def prepare_run(
         data = data.resplit(resolved.config.data.val_fraction)
         model, train = resolved.config.model, resolved.config.train
         length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "the length that you set"
-        layers_and_width = f"{model.n_layer} layers, {model.n_embd} wide, context {model.context}"
+        layers_and_width = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
         notices.append(f"fitted settings: {layers_and_width}, {length}")
     notices += _warn_of_little_text(data)
     longest, context = len(data.train) - 1, resolved.config.model.context

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minigpt import __version__
-from minigpt.errors import UserError, ViewError, escape
+from minigpt.errors import UserError, ViewError, count, escape
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
@@ -111,10 +111,11 @@ def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
         "run": checkpoint.run_name,
         "step": f"{metadata.step:,}",
         "validation loss": loss,
-        "model": f"{config.family}, {config.n_layer} layers × {config.n_head} heads, width {config.n_embd}, "
-        f"context {config.context}, {config.position} positions, {metadata.parameters:,} parameters",
-        "vocabulary": f"{metadata.vocab_size:,} tokens ({checkpoint.config.data.tokenizer})",
-        "text": f"{len(excerpt.ids):,} tokens, {excerpt.source}",
+        "model": f"{config.family}, {count(config.n_layer, 'layer')} × {count(config.n_head, 'head')}, "
+        f"width {config.n_embd}, context {config.context}, {config.position} positions, "
+        f"{metadata.parameters:,} parameters",
+        "vocabulary": f"{count(metadata.vocab_size, 'token')} ({checkpoint.config.data.tokenizer})",
+        "text": f"{count(len(excerpt.ids), 'token')}, {excerpt.source}",
     }
 
 

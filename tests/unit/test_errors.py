@@ -13,7 +13,7 @@ import typer
 
 import minigpt
 from minigpt.cli.main import app
-from minigpt.errors import did_you_mean, escape, reason, sanitize_terminal
+from minigpt.errors import count, did_you_mean, escape, reason, sanitize_terminal
 
 CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if path.parent.name != "cli"]
 COMMANDS: Any = typer.main.get_command(app)
@@ -38,6 +38,10 @@ def strings(source: str) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node
+
+
+def test_one_thing_is_singular() -> None:
+    assert [count(number, "token") for number in (0, 1, 2, 2000)] == ["0 tokens", "1 token", "2 tokens", "2,000 tokens"]
 
 
 def test_only_the_command_line_knows_its_syntax() -> None:

@@ -65,7 +65,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model.norm": ("layernorm", "layernorm"),
     "model.activation": ("swiglu", "swiglu"),
     "model.qk_norm": ("false", False),
-    "model.zero_init": ("no", False),
+    "model.zero_init": ("False", False),
     "optim.name": ("adamw", "adamw"),
     "optim.lr": ("1e-3", 1e-3),
     "optim.muon_lr": (".5e-1", 0.05),
@@ -81,7 +81,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.steps": ("1e4", 10_000),
     "train.epochs": ("2", 2.0),
     "train.minutes": ("1.5", 1.5),
-    "train.batch_size": ("1_000", 1000),
+    "train.batch_size": ("1000", 1000),
     "train.micro_batch_size": ("8", 8),
     "train.shards": ("2", 2),
     "train.seed": ("7", 7),
@@ -93,8 +93,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.ema": ("0.99", 0.99),
     "train.on_nonfinite": ("skip", "skip"),
     "train.max_skipped": ("0", 0),
-    "train.histograms": ("yes", True),
-    "train.attention": ("no", False),
+    "train.histograms": ("true", True),
+    "train.attention": ("false", False),
     "train.hparams": ("True", True),
     "sample.prompt": ("ROMEO:", "ROMEO:"),
     "sample.length": ("10", 10),
@@ -110,7 +110,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "runtime.compile": ("false", False),
     "runtime.kernels": ("torch", "torch"),
     "runtime.threads": ("2", 2),
-    "runtime.activation_checkpointing": ("on", True),
+    "runtime.activation_checkpointing": ("TRUE", True),
     "runtime.parallel": ("fsdp", "fsdp"),
     "runtime.exact": ("false", False),
     "runtime.timeout": ("60", 60.0),
@@ -191,8 +191,8 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("optim.lr=.nan", "optim.lr is .nan, but should be a valid number"),
         ("optim.lr=1e999", "optim.lr is Infinity, but should be a finite number"),
         ("optim.lr=0", "optim.lr is 0, but should be greater than 0"),
-        ("model.bias=1", "model.bias is 1, but should be a valid boolean"),
-        ("runtime.compile=1", "runtime.compile is 1, but should be a valid boolean or 'auto'"),
+        ("model.bias=1", "model.bias is 1, but should be true or false"),
+        ("runtime.compile=1", "runtime.compile is 1, but should be true or false or 'auto'"),
         (
             "runtime.threads=1000000",
             "runtime.threads is 1000000, but should be less than or equal to 1024 or 'auto'",
@@ -279,9 +279,12 @@ def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> No
             "optim.lr is the text '1e-3' (write 1e-3 without quotes), but should be a valid number",
         ),
         (
-            "runtime: {compile: 'yes'}",
-            "runtime.compile is the text 'yes' (write yes without quotes), but should be a valid boolean or 'auto'",
+            "runtime: {compile: 'true'}",
+            "runtime.compile is the text 'true' (write true without quotes), but should be true or false or 'auto'",
         ),
+        ("model: {bias: yes}", "model.bias is yes, but should be true or false"),
+        ("runtime: {compile: off}", "runtime.compile is off, but should be true or false or 'auto'"),
+        ("train: {steps: 1_000}", "train.steps is 1_000, but should be a valid integer"),
         ("train: {steps: three}", "train.steps is three, but should be a valid integer"),
         ("train: {steps: 'true'}", "train.steps is true, but should be a valid integer"),
         ("model: {norm: '3'}", "model.norm is 3, but should be 'layernorm' or 'rmsnorm'"),
@@ -291,6 +294,13 @@ def test_quotes_around_a_number_are_named(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_yaml(text, "my.yaml")
     assert str(error.value) == f"configuration: {problem}"
+
+
+@pytest.mark.parametrize("word", ["no", "Yes", "on", "OFF", "1_000", "010", "0x10", "0o7", "1:30", "2020-01-01"])
+def test_words_of_yaml_1_1_stay_text(word: str) -> None:
+    config = from_yaml(f"sample: {{prompt: {word}}}\ndata: {{source: [{word}]}}", "my.yaml")
+    assert (config.sample.prompt, config.data.source) == (word, (word,))
+    assert from_yaml(to_yaml(config), "saved") == config
 
 
 def test_an_assignment_needs_an_equals_sign() -> None:

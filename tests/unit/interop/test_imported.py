@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,27 @@ def test_an_export_of_an_imported_export_is_the_same_files(
     export(loaded, "hf", Path("again"))
     for path in Path("out").iterdir():
         assert path.read_bytes() == Path("again", path.name).read_bytes(), path.name
+
+
+def test_a_model_of_700_files_can_be_imported_again(empty_folder: Path) -> None:
+    names = tuple(f"a/folder/chapter {number:04d}.txt" for number in range(700))
+    model = made()
+    corpus = model.metadata.model_copy(update={"corpus": " + ".join(names)})
+    data = model.config.data.model_copy(update={"source": names})
+    config = model.config.model_copy(update={"data": data})
+    export(replace(model, config=config, metadata=corpus), "hf", Path("out"))
+    run = create_run(hf_import.read(Path("out")), None, None, "utf-8", None, "out")
+    assert load_checkpoint(run).metadata.corpus.endswith(" + chapter 0698.txt + chapter 0699.txt")
+
+
+def test_an_error_names_the_shape_in_the_file(empty_folder: Path) -> None:
+    model = made(family="classic")
+    export(model, "hf", Path("out"))
+    weights, path = load_file("out/model.safetensors"), Path("out/model.safetensors")
+    for name in ("transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight"):
+        save_file({**weights, name: torch.zeros(3, 5)}, path)
+        with pytest.raises(UserError, match=rf"{name} has shape \(3, 5\)"):
+            hf_import.read(Path("out"))
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -74,6 +74,9 @@ def test_the_example_continues_a_text_beyond_the_context(byte: bool, tmp_path: P
     if not byte:  # half a character of random bytes may come out in two ways
         assert done.stdout.decode() == f"an{greedy}\n"
     assert done.stderr == b""
+    empty = subprocess.run([*command[:3], "", "5"], capture_output=True, check=True, env={"PYTHONIOENCODING": "utf-8"})
+    first = "\n" if byte else loaded.tokenizer.chars[0]
+    assert empty.stdout.decode().startswith(first)
 
 
 def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from minigpt.model.kernels import CPU, TORCH
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.training.loop import train
+from minigpt.training.parallel import Processes
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
@@ -146,6 +147,16 @@ def test_a_resumed_run_stays_on_its_device_if_that_is_available(monkeypatch: pyt
     assert pick_device("auto", environment()) == "cpu"
     assert pick_device("auto", environment(device="mps")) == "cuda:0"
     assert pick_device("cuda", environment()) == "cuda:0"
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda", "cuda:1"])
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "available_devices", lambda: ["cuda:0", "cuda:1", "cpu"])
+    saved = environment(device="cuda:1")
+    assert [pick_device(wanted, saved, rank) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert pick_device(wanted, saved, Processes().local_rank) == ("cuda:0" if wanted == "cuda" else "cuda:1")
+    with pytest.raises(DeviceError, match="device=cuda:2 is not available"):
+        pick_device(wanted, saved, 2)
 
 
 def test_a_run_from_a_missing_device_chooses_again() -> None:

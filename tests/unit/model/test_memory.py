@@ -44,7 +44,7 @@ def test_a_container_can_have_less_free_memory(limit: str | None, free: int, mon
             raise FileNotFoundError(path)
         return files[str(path)]
 
-    monkeypatch.setattr(memory.Path, "read_text", read_text)
+    monkeypatch.setattr(Path, "read_text", read_text)
     assert free_memory_bytes("cpu") == pytest.approx(free, rel=1e-3)
 
 

@@ -94,6 +94,17 @@ def test_odd_shapes_match_the_torch_model(norm: str, shape: dict[str, Any]) -> N
     assert relative_error(random_model(norm=norm, bias=True, **changes), **arguments) < 1e-5
 
 
+@pytest.mark.parametrize("size", [1, 65, 401, 1009, 1536, 2003])
+def test_blocks_are_wide_for_any_number_of_columns(size: int) -> None:
+    """A prime vocabulary had blocks of one column, and took up to 2.4 times as long."""
+    weight = np.random.default_rng(0).normal(size=(size, 256)).astype(np.float32)
+    linear = engine.Linear(weight, np.arange(size, dtype=np.float32))
+    assert min(size, 195) <= linear.blocks.shape[2] <= 390
+    for rows in (1, 4, 11):
+        x = np.random.default_rng(rows).normal(size=(rows, 256)).astype(np.float32)
+        np.testing.assert_allclose(linear(x), x @ weight.T + np.arange(size), rtol=1e-4, atol=1e-3)
+
+
 def test_start_forgets_what_came_before_and_weights_stay_as_they_are() -> None:
     model = random_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

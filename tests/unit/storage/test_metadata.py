@@ -88,7 +88,7 @@ INVALID: list[tuple[str, Any]] = [
     *(("corpus", value) for value in (None, [], 5, {"name": "a"})),
     *(("fingerprint", value) for value in (None, 5)),
     *(("vocab_size", value) for value in (0, -5, "5", 1 << 70)),
-    *(("parameters", value) for value in (0, 7.0, 1 << 32)),
+    *(("parameters", value) for value in (0, 7.0, 1 << 70)),
     *(("runtime.threads", value) for value in (0, -1, "1", 10**6, True, 1.0)),
     *(("runtime.compile", value) for value in ("false", 0, None)),
     *(("runtime.device", value) for value in (None, 1, ["cpu"])),

@@ -1,5 +1,6 @@
 """The loop: when a run logs, evaluates, saves and stops, and what it says when it cannot continue."""
 
+import errno
 import json
 import math
 import random
@@ -18,11 +19,13 @@ from safetensors.torch import load_file
 from small_runs import disturb, make_config, make_data, same, stop_at, tensors
 from torch import Tensor
 
+import minigpt.storage.checkpoint as storage
 import minigpt.training.learner as learner
 import minigpt.training.loop as loop
+import minigpt.training.snapshot as snapshot
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
-from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.checkpoint import load_checkpoint, write_arrays
 from minigpt.storage.metadata import TrainState, read_metadata
 from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
@@ -224,6 +227,23 @@ def test_overfitting_means_falling_training_and_rising_validation_loss() -> None
 
 
 # --- when it cannot continue -------------------------------------------------------------------------
+
+
+def test_the_first_save_says_that_it_retries(
+    go: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def write(*arguments: Any, **named: Any) -> None:
+        if failing:
+            raise failing.pop()
+        write_arrays(*arguments, **named)
+
+    monkeypatch.setattr(snapshot, "write_arrays", write)
+    monkeypatch.setattr(storage, "RETRY_PAUSES", (0.0,))
+    go()
+    problem = "cannot save the checkpoint at step 0: No space left on device"
+    assert capsys.readouterr().err.startswith(f"{problem}; retrying in 0 s\n")
 
 
 @pytest.mark.parametrize("kind", ["nan", "gradient"])

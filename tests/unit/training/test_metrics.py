@@ -255,7 +255,16 @@ def test_lines_wait_for_a_full_disk_and_the_board_ends(
         assert re.search(r"lost the last \d+ bytes", lines[-1])
     else:
         assert line_scalars(tmp_path) == {("a", step): 0.5 for step in range(1, 9)}
-    assert threading.excepthook is threading.__excepthook__ or "pytest" in repr(threading.excepthook)
+
+
+def test_the_callers_hook_for_threads_is_used_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", hook := lambda failed: raised.append(failed.exc_type))
+    with Metrics(tmp_path):
+        for error in (OSError, ValueError):
+            threading.excepthook(SimpleNamespace(exc_type=error))
+    assert raised == [ValueError]
+    assert threading.excepthook is hook
 
 
 # --- the terminal ------------------------------------------------------------------------------------
