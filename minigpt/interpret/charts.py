@@ -87,8 +87,8 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
     if not x.size:
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
     elif panel.y_base:
-        bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom=max(bottom, top * 10.0**-DECADES))
+        if low.min() < high.max() * 10.0**-DECADES:
+            axes.set_ylim(high.max() * 10.0**-DECADES, 2 * high.max())
     elif panel.ignore_start:
         late = x >= x.max() / 10
         margin = 0.05 * (high[late].max() - low[late].min()) or 0.5
