@@ -76,7 +76,7 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         axes.set_xscale("log", base=panel.x_base)
         axes.xaxis.set_major_formatter("{x:g}")
     if panel.y_base:
-        axes.set_yscale("log", base=panel.y_base, nonpositive="mask")
+        axes.set_yscale("log", base=panel.y_base)
     lines = [np.stack((line.x, line.y, line.low, line.high)) for line in panel.lines]  # (4, N) each
     lines = [p[:, np.isfinite(p).all(0) & ((p[1:] > 0).all(0) | (not panel.y_base))] for p in lines]
     for index, (x, y, low, high) in enumerate(lines):
