@@ -1,7 +1,7 @@
 """Train three encoder-decoders to reverse words, and compare them. The page encoder-decoder.md explains this file.
 
     python docs/course/encoder_decoder.py              # two to three minutes on one core
-    python docs/course/encoder_decoder.py --plot .     # also draw two figures into this folder (needs matplotlib)
+    python docs/course/encoder_decoder.py --plot .     # also draw two figures into this folder
 
 The encoder reads the source, and the decoder writes the target one letter at a time. The models differ in what the
 decoder may read: only the encoder's last state, or by attention all its outputs. The words are random letters, so
@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +224,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the weights and the words (default: 1)")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw two figures into an existing folder")
     options = parser.parse_args()
-    if options.plot and find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib. Install it: pip install matplotlib")
     if options.plot and not options.plot.is_dir():
         parser.error(f"{options.plot} is not a folder")
     torch.set_num_threads(1)  # the matrices are too small for more
@@ -240,7 +237,7 @@ def main() -> None:
         for run in runs:
             print(f"{run['model']:20}", run["written"][word][0])
     if options.plot:
-        from encoder_decoder_figures import draw  # needs matplotlib, so only here
+        from encoder_decoder_figures import draw
 
         draw(runs, TRAINED[-1], options.plot)
 

@@ -1,4 +1,4 @@
-"""Draw the figures of encoder_decoder.py. Needs matplotlib (pip install matplotlib)."""
+"""Draw the figures of encoder_decoder.py."""
 
 import hashlib
 import json

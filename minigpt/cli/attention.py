@@ -100,9 +100,7 @@ def attention(
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
         weights = activations.weights[list(layers)][:, list(heads)]
-        is_single = len(selected) == 1
-        image = images.head_image(weights[0, 0]) if is_single else images.grid_image(weights, layers, heads)
-        write_bytes(images.to_png(image), png)
+        write_bytes(images.to_png(images.draw(weights, layers, heads)), png)
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, scores, selected)))
         return

@@ -1,62 +1,69 @@
-"""Attention weights as PNG images: one head, or a grid of all heads."""
+"""Attention weights as images: the heads of a model in a grid, or one of them."""
 
 import io
+import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
 from torch import Tensor
 
-HEAD_SIZE = 1024
-"""Approximate side length of the image of one head, in pixels."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZE = 1024
+"""Approximate side length of a picture of few heads, in pixels."""
 CELL_SIZE = 160
-"""Approximate side length of each head in a grid, in pixels."""
+"""Approximate side length of each head in a grid of many, in pixels."""
 GAP, MARGIN = 6, 26
-SHADES = 254
-"""Number of shades from light (weight 0) to dark blue (weight 1)."""
-BACKGROUND, INK = SHADES, SHADES + 1
-_ramp = np.linspace((247, 251, 255), (8, 48, 107), SHADES).round()
-PALETTE = np.vstack((_ramp, (255, 255, 255), (40, 40, 40))).astype(np.uint8)
-"""The colors of all images, (256, 3)."""
+LIGHT, DARK = np.array((247, 251, 255)), np.array((8, 48, 107))
+"""The colors of the weights 0 and 1."""
+DPI = 128
 
 
-def to_shades(weights: Tensor) -> npt.NDArray[np.uint8]:
-    """Return the palette index of each weight. It grows with the square root, so that 1% is visible."""
-    shades: npt.NDArray[np.uint8] = np.rint((SHADES - 1) * np.sqrt(weights.clamp(0, 1).numpy())).astype(np.uint8)
-    return shades
+def to_colors(weights: Tensor) -> npt.NDArray[np.uint8]:
+    """Return the color of each weight, (..., 3). It darkens with the square root, so that 1% is visible."""
+    shades = np.sqrt(weights.clamp(0, 1).numpy())[..., None]
+    colors: npt.NDArray[np.uint8] = np.rint(LIGHT + shades * (DARK - LIGHT)).astype(np.uint8)
+    return colors
 
 
-def head_image(weights: Tensor) -> Image.Image:
-    """Draw the weights (T, S) of one head: a row per query, a column per key."""
-    image = _enlarged(weights, HEAD_SIZE)
-    image.putpalette(PALETTE.tobytes())
-    return image
+def grid(weights: Tensor, side: int = CELL_SIZE) -> npt.NDArray[np.uint8]:
+    """Return the weights (L, H, T, T) as pixels (height, width, 3): a row per layer, a column per head.
+
+    Each head has about `side` pixels, with a row per query and a column per key.
+    """
+    layers, heads, T, _ = weights.shape
+    factor = max(1, round(side / T))
+    enlarged = to_colors(weights).repeat(factor, 2).repeat(factor, 3)
+    cells = np.pad(enlarged, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=255)
+    side = factor * T + GAP
+    return cells.swapaxes(1, 2).reshape(layers * side, heads * side, 3)
 
 
-def grid_image(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> Image.Image:
-    """Draw the weights (L, H, T, S) of these layers and heads: a row per layer, a column per head."""
-    side = _enlarged(weights[0, 0], CELL_SIZE).width + GAP
-    image = Image.new("P", (MARGIN + len(heads) * side, MARGIN + len(layers) * side), BACKGROUND)
-    image.putpalette(PALETTE.tobytes())
-    draw = ImageDraw.Draw(image)
-    for column, head in enumerate(heads):
-        draw.text((MARGIN + column * side, 8), f"head {head}", INK)
-    for row, layer in enumerate(layers):
-        draw.text((8, MARGIN + row * side), str(layer), INK)
-        for column in range(len(heads)):
-            image.paste(_enlarged(weights[row, column], CELL_SIZE), (MARGIN + column * side, MARGIN + row * side))
-    return image
+def draw(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> "Figure":
+    """Draw the grid of the weights (L, H, T, T) with the numbers of these layers and heads."""
+    from matplotlib.figure import Figure
+
+    pixels = grid(weights, max(CELL_SIZE, SIZE // max(len(layers), len(heads))))
+    height, width, _ = pixels.shape
+    figure = Figure(((width + MARGIN) / DPI, (height + MARGIN) / DPI), dpi=DPI)
+    axes = figure.add_axes((MARGIN / (width + MARGIN), 0, width / (width + MARGIN), height / (height + MARGIN)))
+    axes.imshow(pixels)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_xticks((np.arange(len(heads)) + 0.5) * width / len(heads), [f"head {head}" for head in heads])
+    names = [f"layer {layer}" for layer in layers]
+    axes.set_yticks((np.arange(len(layers)) + 0.5) * height / len(layers), names, rotation=90, va="center")
+    return figure
 
 
-def to_png(image: Image.Image) -> bytes:
-    """Encode an image as PNG. The same image always gives the same bytes."""
+def to_png(figure: "Figure") -> bytes:
+    """Return a figure as PNG. The same figure always gives the same bytes."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    with warnings.catch_warnings():  # the font has no Chinese: such names become boxes
+        warnings.simplefilter("ignore")
+        figure.savefig(buffer, format="png", dpi="figure", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _enlarged(weights: Tensor, side: int) -> Image.Image:
-    factor = max(1, round(side / len(weights)))
-    image = Image.fromarray(to_shades(weights))
-    return image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)

@@ -11,7 +11,7 @@ from minigpt.errors import UserError, escape, reason
 from minigpt.files import write_atomically
 from minigpt.interpret.excerpt import characters, glyph
 from minigpt.interpret.extract import extract
-from minigpt.interpret.images import grid_image
+from minigpt.interpret.images import grid
 from minigpt.interpret.scores import PATTERNS, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model
@@ -49,9 +49,8 @@ def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]
         for tag, value in scalars.items():
             if not math.isnan(value):
                 metrics.to_tensorboard("add_scalar", tag, value, step)
-        image = grid_image(activations.weights, range(model.config.n_layer), range(model.config.n_head))
-        pixels = np.asarray(image.convert("RGB"))  # (height, width, 3)
-        metrics.to_tensorboard("add_image", "attention/grid", pixels, step, dataformats="HWC")
+        tag = "attention/a row per layer, a column per head"
+        metrics.to_tensorboard("add_image", tag, grid(activations.weights), step, dataformats="HWC")
         if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.boards:
             labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
             try:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from minigpt.errors import sanitize_terminal
 from minigpt.interpret.excerpt import glyph
-from minigpt.interpret.images import PALETTE, to_shades
+from minigpt.interpret.images import to_colors
 
 RESET = "\x1b[0m"
 QUERY = "\x1b[48;2;213;94;0m\x1b[38;2;255;255;255m"
@@ -16,7 +16,7 @@ BLOCKS = " ░▒▓█"
 
 def colored_text(characters: Sequence[str], row: Tensor, query: int) -> str:
     """Return the text up to `query`, shaded by the weights `row` (S,) relative to the largest. The query is orange."""
-    colors = PALETTE[to_shades(row / row.max())]  # (S, 3)
+    colors = to_colors(row / row.max())  # (S, 3)
     parts = []
     for position, character in enumerate(characters[: query + 1]):
         red, green, blue = colors[position].tolist()

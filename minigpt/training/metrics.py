@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from minigpt.errors import escape, reason
@@ -103,17 +102,11 @@ class Metrics:
                     self.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, step)
 
     def add_hparams(self, settings: Mapping[str, Any], state: TrainState) -> None:
-        """Add this run and its best loss to TensorBoard's HParams page.
-
-        Without torch's `Experiment` summary, TensorBoard shows the settings that differ between runs first.
-        """
-
-        def write(board: SummaryWriter) -> None:
-            for summary in hparams(dict(settings), {})[1:]:
-                board._get_file_writer().add_summary(summary)
-
-        self._to_boards(write, "")
-        self.to_tensorboard("add_scalar", "hparam/best_validation_loss", state.best_loss, state.step)
+        """Add this run and its best loss to TensorBoard's HParams page."""
+        result = {"hparam/best_validation_loss": state.best_loss}
+        self._to_boards(
+            lambda board: board.add_hparams(dict(settings), result, run_name=".", global_step=state.step), ""
+        )
 
     def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
         """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""

@@ -12,7 +12,7 @@ from minigpt.errors import UserError, ViewError, count, escape
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
-from minigpt.interpret.images import grid_image, to_png
+from minigpt.interpret.images import draw, to_png
 from minigpt.model.load import load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Ids
@@ -89,7 +89,7 @@ def build_page(
     preview = (31 * views.downsample(activations.weights).sqrt()).round().div(31).square()
     return assemble(
         data,
-        to_png(grid_image(preview, selected, range(config.n_head))),
+        to_png(draw(preview, selected, range(config.n_head))),
         title=f"{checkpoint.run_name}, step {checkpoint.metadata.step}",
         version=__version__,
         facts=_facts(checkpoint, excerpt),

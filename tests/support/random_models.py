@@ -71,12 +71,12 @@ def attention_stages(activations: Activations, layer: int, head: int) -> dict[st
     return {"raw": q @ k.T, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
 
 
-def cells(image: Image.Image, layers: int, heads: int, tokens: int) -> np.ndarray:
-    """Return the pixel of each weight in a grid image, (L, H, T, T) or (L, H, T, T, 3)."""
-    side = (image.width - images.MARGIN) // heads
+def cells(image: Image.Image, layers: int, heads: int, tokens: int, margin: int = images.MARGIN) -> np.ndarray:
+    """Return the pixel of each weight in a grid image, (L, H, T, T, 3)."""
+    side = (image.width - margin) // heads
     factor = (side - images.GAP) // tokens
-    assert image.size == (images.MARGIN + heads * side, images.MARGIN + layers * side)
+    assert image.size == (margin + heads * side, margin + layers * side)
     rows, columns = (
-        images.MARGIN + side * np.arange(count)[:, None] + factor * np.arange(tokens) for count in (layers, heads)
+        margin + side * np.arange(count)[:, None] + factor * np.arange(tokens) for count in (layers, heads)
     )  # (L, T) and (H, T)
-    return np.asarray(image)[rows[:, None, :, None], columns[None, :, None, :]]
+    return np.asarray(image.convert("RGB"))[rows[:, None, :, None], columns[None, :, None, :]]

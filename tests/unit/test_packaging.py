@@ -56,9 +56,9 @@ def constrained_versions() -> dict[str, str]:
 
 
 def declared_requirements() -> list[Requirement]:
-    """The requirements of minigpt, its plots, its documentation and its tests, for this Python and system."""
+    """The requirements of minigpt, its documentation and its tests, for this Python and system."""
     extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *(line for extra in ("plots", "docs", "test") for line in extras[extra])]
+    lines = [*PROJECT["dependencies"], *(line for extra in ("docs", "test") for line in extras[extra])]
     requirements = [Requirement(line) for line in lines]
     return [line for line in requirements if line.marker is None or line.marker.evaluate()]
 

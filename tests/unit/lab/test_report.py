@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from lab_scripts import LAB, script
 
 report = script("report")
@@ -118,7 +117,6 @@ def test_the_tables_of_the_notebook_show_the_recorded_runs() -> None:
 
 
 def test_the_figures_of_the_notebook_are_drawn_and_shown(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     report.draw(records.read(), tmp_path)
     figures = {path.name for path in tmp_path.iterdir()} | {"growth.png", "lengths.png"}
     assert figures == {path.name for path in records.LAB.glob("*.png")}

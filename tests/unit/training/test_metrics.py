@@ -126,6 +126,7 @@ def test_texts_images_histograms_and_settings_are_written_if_asked_for(tmp_path:
     assert [event.step for event in samples] == [0, 4, 8]
     assert samples[1].tensor_proto.string_val[0] == b"step 4"
     best = min(value for (tag, step), value in line_scalars(tmp_path).items() if tag == "loss/validation" and step)
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
     assert events.Scalars("hparam/best_validation_loss")[-1].value == pytest.approx(best)
 
 

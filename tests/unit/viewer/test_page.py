@@ -87,8 +87,10 @@ def test_without_javascript_an_image_shows_all_heads(length: int) -> None:
     (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', build_page(loaded, text))
     image = Image.open(io.BytesIO(base64.b64decode(found)))
     weights = extract(load_model(loaded), text.ids).weights
-    shades = images.to_shades(weights if length == 32 else views.downsample(weights))
-    assert np.abs(cells(image, 3, 4, 32) - shades.astype(int)).max() <= 0.5 / 31 * images.SHADES + 1
+    colors = images.to_colors(weights if length == 32 else views.downsample(weights))
+    assert (
+        np.abs(cells(image, 3, 4, 32) - colors.astype(int)).max() <= 0.5 / 31 * (images.LIGHT - images.DARK).max() + 1
+    )
     darkest, lightest = image.convert("L").getextrema()
     assert darkest < 100 < 240 < lightest
 
