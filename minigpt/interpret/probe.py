@@ -51,7 +51,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]
                 metrics.to_tensorboard("add_scalar", tag, value, step)
         tag = "attention/a row per layer, a column per head"
         metrics.to_tensorboard("add_image", tag, grid(activations.weights), step, dataformats="HWC")
-        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.boards:
+        if (vocab_size := data.tokenizer.vocab_size) <= MAX_PROJECTED and metrics.run and metrics.boards:
             labels = [glyph(c) for c in characters(data.tokenizer, np.arange(vocab_size, dtype=np.uint32))]
             try:
                 write_projector(metrics.run / VALIDATION, model.token_embedding.weight.detach().cpu(), labels)

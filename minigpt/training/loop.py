@@ -6,6 +6,7 @@ The exception is a run with a length in minutes: its learning rate follows the c
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,12 +80,11 @@ def train(
             repair(run, state)  # remove what a killed save left, even if the run is finished
         refuse_if_finished(config, run, RunLength.of(config, len(data.train)), state)
         quarantined = repair(run, state) if processes.is_main else []  # newer checkpoints, which are damaged
-        with Metrics(run if processes.is_main else None, resume.metadata if resume else None) as metrics:
-            training = Training(
-                config, run, data, resume, start=start, metrics=metrics, in_place=in_place, learner=learner
-            )
-            if resume is None:
-                training.save()
+        metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
+        training = Training(config, run, data, resume, start=start, metrics=metrics, in_place=in_place, learner=learner)
+        if resume is None:
+            training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
+        with metrics:
             for path in quarantined:
                 metrics.message(f"quarantined a damaged checkpoint: {path}")
             learner.use(prepare(learner, data.train, state.step, metrics.message))
@@ -104,7 +104,7 @@ def train(
             raise
         raise TrainingError("the encoded text in the cache changed during training", run, newest_step(run)) from error
     except OSError as error:
-        place = f"cannot write to {run}" if error.filename is None else escape(error.filename)
+        place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
         raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
 
 

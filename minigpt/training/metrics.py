@@ -60,19 +60,26 @@ class Metrics:
         self.pending, self.is_failing = b"", False
         self.size, self.digest = 0, hashlib.sha256()
         """The size and the SHA-256 of metrics.jsonl, including pending lines."""
-        if run is None:
-            return
-        self.run, self.path = run, run / "metrics.jsonl"
-        step, kept = resumed.step if resumed else 0, _kept_lines(self.path, resumed)
-        self.excepthook, threading.excepthook = threading.excepthook, self._ignore_disk_errors
+        self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
+        self.lines: Any = None
+        """metrics.jsonl, between `__enter__` and `close`."""
+        self.excepthook = threading.excepthook
+
+    def __enter__(self) -> "Metrics":
+        """Open the files. Before, only messages are reported."""
+        if self.run is None:
+            return self
+        step, kept = self.resumed.step if self.resumed else 0, _kept_lines(self.path, self.resumed)
+        threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
-        self.boards = {name: SummaryWriter(str(run / name), **options) for name in ("", VALIDATION)}
-        self.lines = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
+        self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(len(kept))
         self.size, self.digest = len(kept), hashlib.sha256(kept)
-        if resumed and self.digest.hexdigest() != resumed.metrics_sha256:
+        if self.resumed and self.digest.hexdigest() != self.resumed.metrics_sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
+        return self
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
@@ -154,12 +161,12 @@ class Metrics:
     def flush(self) -> None:
         """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
         self._to_boards(SummaryWriter.flush, *self.boards)
-        if not self.is_silent:
+        if self.lines:
             self._write_pending(sync=True)
 
     def close(self) -> None:
         """Write what is pending and close the files."""
-        if self.is_silent or self.lines.closed:
+        if self.lines is None or self.lines.closed:
             return
         self.flush()
         self._to_boards(SummaryWriter.close, *self.boards)
@@ -169,9 +176,6 @@ class Metrics:
             self.message(f"{escape(self.path)}: lost the last {len(self.pending):,} bytes, the disk is full")
         self.lines.close()
         threading.excepthook = self.excepthook
-
-    def __enter__(self) -> "Metrics":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -180,7 +180,7 @@ def test_tensorboard_gets_a_sample_and_on_request_attention_at_each_evaluation(c
         curves = EventAccumulator(f"runs/{name}", size_guidance={"tensors": 0}).Reload()
         assert [event.step for event in curves.Tensors("sample/text_summary")] == [0, 2, 4]
         tags = curves.Tags()
-        assert ("5 attention/grid" in tags["images"]) == (wanted == "true")
+        assert ("5 attention/a row per layer, a column per head" in tags["images"]) == (wanted == "true")
         assert any(tag.startswith("5 attention/") for tag in tags["scalars"]) == (wanted == "true")
 
 
@@ -303,7 +303,7 @@ def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest
 def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
     cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_memory(self: Training) -> None:
+    def out_of_memory(*_: object) -> None:
         Path("runs/b/notes.txt").touch() if Path("runs/b").exists() else None
         raise UserError("too large")
 
@@ -316,7 +316,7 @@ def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
 def test_a_start_that_fails_later_than_its_first_save_can_be_resumed(
     cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Training) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(loop, "prepare", full)

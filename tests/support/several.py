@@ -130,17 +130,17 @@ def _run(
 
 def at_step(rank: int, argument: tuple[int, int, str]) -> None:
     """In process `argument[0]`, do something before step `argument[1]`: die, hang, or send itself a signal."""
-    import minigpt.training.loop as loop
+    import minigpt.training.learner as learner
 
     victim, step, what = argument
-    batch_at = loop.batch_at
+    batch_at = learner.batch_at
 
     def disturbed(*arguments: Any, **named: Any) -> Any:
         if rank == victim and arguments[4:5] == (step,):
             os.kill(os.getpid(), getattr(signal, what))
         return batch_at(*arguments, **named)
 
-    loop.batch_at = disturbed
+    learner.batch_at = disturbed
 
 
 def fast_clock(rank: int, victim: int) -> None:
