@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +96,7 @@ def attention(
         scores["probe"] = _probe_score(loaded.tokenizer, activations, *probe)
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
-    selected = [(layer, head) for layer in layers for head in heads]
+    selected = list(product(layers, heads))
     if npz:
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
