@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -140,9 +139,7 @@ def _show_query(
     row = torch.stack([activations.weights[layer, head, query] for layer, head in selected]).mean(0)  # (S,)
     name = "layer {} head {}".format(*selected[0]) if len(selected) == 1 else f"mean of {len(selected)} heads"
     print(f"query {query} {sanitize_terminal(glyph(excerpt.characters[query]))}, {name}")
-    if as_text and os.environ.get("NO_COLOR"):
-        print(terminal.block_text(excerpt.characters, row, query, shutil.get_terminal_size().columns))
-    elif as_text:
+    if as_text and not os.environ.get("NO_COLOR"):
         print(terminal.colored_text(excerpt.characters, row, query))
     strongest = row[: query + 1].topk(min(10, query + 1))
     rows = [
