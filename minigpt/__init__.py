@@ -43,7 +43,10 @@ __version__ = "0.1.0"
 __all__ = [
     "GPT",
     "RunConfig",
+    "SampleConfig",
+    "Training",
     "UserError",
+    "extract",
     "generate",
     "load",
     "load_checkpoint",
@@ -57,7 +60,10 @@ __all__ = [
 _HOME = {
     "GPT": "model.gpt",
     "RunConfig": "config.schema",
+    "SampleConfig": "config.schema",
+    "Training": "training.loop",
     "UserError": "errors",
+    "extract": "interpret.extract",
     "generate": "sampling.generate",
     "load": "notebook",
     "load_checkpoint": "storage.checkpoint",
@@ -69,8 +75,9 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from minigpt.config.schema import RunConfig
+    from minigpt.config.schema import RunConfig, SampleConfig
     from minigpt.errors import UserError
+    from minigpt.interpret.extract import extract
     from minigpt.model.gpt import GPT
     from minigpt.model.load import load_model
     from minigpt.notebook import load
@@ -78,7 +85,7 @@ if TYPE_CHECKING:
     from minigpt.sampling.load import load_engine
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.storage.runs import new_run
-    from minigpt.training.loop import train
+    from minigpt.training.loop import Training, train
     from minigpt.training.setup import prepare_run
 
 

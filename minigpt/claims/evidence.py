@@ -174,8 +174,7 @@ class Question:
     notes_say: str
     """The statement, in our words. It may be false for a model."""
     notes: tuple[str, ...]
-    check: Callable[[Evidence], Answer | tuple[str, str]]
-    """Returns the verdict and the measured values as text, and the heads if it found any."""
+    check: Callable[[Evidence], Answer]
 
 
 def judge(values: Tensor, margin: float = 0.0, confidence: float = 0.995) -> str:
@@ -188,9 +187,19 @@ def judge(values: Tensor, margin: float = 0.0, confidence: float = 0.995) -> str
         return INCONCLUSIVE
     quantile = T_QUANTILES[confidence][min(len(values), 8) - 3]
     mean, error = values.mean().item(), values.std().item() / math.sqrt(len(values))
-    if mean - quantile * error > margin:
+    return verdict(mean - quantile * error > margin, mean + quantile * error < margin)
+
+
+def verdict(is_above: bool | Tensor, is_below: bool | Tensor) -> str:
+    """Return the verdict for a value that is above one limit, below another, or between the two."""
+    if is_above:
         return SUPPORTED
-    return NOT_SUPPORTED if mean + quantile * error < margin else INCONCLUSIVE
+    return NOT_SUPPORTED if is_below else INCONCLUSIVE
+
+
+def judge_rise(layers: Tensor) -> str:
+    """Return the verdict on whether values (N, L) rise with depth, in 75% of all pairs of layers."""
+    return judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE
 
 
 def kendall_tau(values: Tensor) -> Tensor:

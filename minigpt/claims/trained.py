@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from minigpt.claims.claim import Result, location
-from minigpt.claims.evidence import Answer, Evidence, Question
+from minigpt.claims.evidence import Evidence, Question
 from minigpt.claims.trained_heads import (
     attention_selects,
     deeper_attends_further,
@@ -84,8 +84,7 @@ def ask(
     evidence, results = Evidence(loaded, tokens), []
     for question in QUESTIONS:
         if not only or str(question.id) in only:
-            found = question.check(evidence)
-            answer = found if isinstance(found, Answer) else Answer(*found)
+            answer = question.check(evidence)
             results.append(
                 Result(
                     question.id,

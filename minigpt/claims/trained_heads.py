@@ -19,8 +19,9 @@ from minigpt.claims.evidence import (
     Answer,
     Evidence,
     judge,
-    kendall_tau,
+    judge_rise,
     rank_correlation,
+    verdict,
 )
 from minigpt.interpret.extract import ablate_heads, patch_attention
 from minigpt.interpret.scores import MIN_MARGIN, divergence
@@ -30,7 +31,7 @@ MIN_COST = 0.001
 """The smallest increase in loss, in nats, that counts as evidence that a head is needed."""
 
 
-def attention_selects(evidence: Evidence) -> tuple[str, str]:
+def attention_selects(evidence: Evidence) -> Answer:
     """Require the entropy to be at least a tenth below its maximum, and below that of the untrained heads."""
     entropy, uniform = evidence.scores("entropy")
     share = (entropy / uniform[:, None, None]).mean((1, 2))  # (N,)
@@ -39,7 +40,7 @@ def attention_selects(evidence: Evidence) -> tuple[str, str]:
         f"mean entropy {fmt(entropy.mean())} nats, uniform {fmt(uniform.mean())}, "
         f"before training {fmt((before * uniform).mean())}"
     )
-    return judge(torch.minimum(0.9 - share, before - share)), measured
+    return Answer(judge(torch.minimum(0.9 - share, before - share)), measured)
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def _entropy(weights: Tensor) -> Tensor:
     return mean
 
 
-def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
+def hard_attention_suffices(evidence: Evidence) -> Answer:
     """Let each query use only its strongest key. This is enough if it keeps 95% of what attention gains."""
 
     def strongest(layer: int, sdpa: SDPA) -> SDPA:
@@ -69,19 +70,19 @@ def hard_attention_suffices(evidence: Evidence) -> tuple[str, str]:
         f"{fmt(none.mean())} without attention"
     )
     if judge(none - usual, MIN_DIFFERENCE) != SUPPORTED:
-        return INCONCLUSIVE, f"{measured}: attention has no effect"
-    return judge((none - hard) - 0.95 * (none - usual)), measured
+        return Answer(INCONCLUSIVE, f"{measured}: attention has no effect")
+    return Answer(judge((none - hard) - 0.95 * (none - usual)), measured)
 
 
-def heads_differ(evidence: Evidence) -> tuple[str, str]:
+def heads_differ(evidence: Evidence) -> Answer:
     """Compare the Jensen-Shannon divergence between heads before and after training (0 if equal, at most 1)."""
     shape = evidence.loaded.config.model
     if shape.n_layer * shape.n_head < 2:
-        return INCONCLUSIVE, "the model has only one head"
+        return Answer(INCONCLUSIVE, "the model has only one head")
     after = torch.stack([_mean_divergence(seen.weights) for seen in evidence.activations])
     before = torch.stack([_mean_divergence(seen.weights) for seen in evidence.untrained_activations])
     measured = f"mean divergence {fmt(after.mean())}, before training {fmt(before.mean())}"
-    return judge(after - before, MIN_DIFFERENCE), measured
+    return Answer(judge(after - before, MIN_DIFFERENCE), measured)
 
 
 def _mean_divergence(weights: Tensor) -> Tensor:
@@ -105,13 +106,13 @@ def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], Answer
         occurs = uniform[half:].isfinite()
         found, baseline = values[half:, layer, head][occurs], uniform[half:][occurs]
         measured = f"head {layer}.{head}: {fmt(found.mean())} of its attention, uniform {fmt(baseline.mean())}"
-        verdict = judge(torch.minimum(found - share, found - baseline - MIN_MARGIN))
-        return Answer(verdict, measured, (Head(layer, head),))
+        judged = judge(torch.minimum(found - share, found - baseline - MIN_MARGIN))
+        return Answer(judged, measured, (Head(layer, head),))
 
     return check
 
 
-def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
+def deeper_attends_further(evidence: Evidence) -> Answer:
     """Compare the mean distance of the layers. In 75% of all pairs of layers the deeper one must attend further back.
 
     The distance ignores the first token, because idle heads attend to it.
@@ -119,37 +120,37 @@ def deeper_attends_further(evidence: Evidence) -> tuple[str, str]:
     distance, uniform = evidence.scores("distance without first")
     layers = distance.nanmean(2)  # (N, L)
     measured = f"mean distance by layer: {fmt(layers.mean(0))} characters, uniform {fmt(uniform.mean())}"
-    return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
+    return Answer(judge_rise(layers), measured)
 
 
-def deeper_leaves_the_line(evidence: Evidence) -> tuple[str, str]:
+def deeper_leaves_the_line(evidence: Evidence) -> Answer:
     """Compare the share of attention before the current line. In 75% of all pairs of layers, it must rise with depth.
 
     Attention to the first character does not count. In `builtin:stories`, each sentence has its own line.
     """
     share, uniform = evidence.scores("outside line")
     if uniform.isnan().all():
-        return INCONCLUSIVE, "the windows have only one line"
+        return Answer(INCONCLUSIVE, "the windows have only one line")
     layers = share.nanmean(2)  # (N, L)
     measured = f"share of attention outside the line, by layer: {fmt(layers.mean(0))}, uniform {fmt(uniform.mean())}"
-    return (judge(kendall_tau(layers), 0.5) if layers.size(1) > 1 else INCONCLUSIVE), measured
+    return Answer(judge_rise(layers), measured)
 
 
-def every_head_helps(evidence: Evidence) -> tuple[str, str]:
+def every_head_helps(evidence: Evidence) -> Answer:
     """Remove one head at a time. Many heads are tested, so each test requires 99.9% confidence."""
     costs = evidence.costs.flatten(1)  # (N, L H)
     verdicts = [judge(cost, MIN_COST, 0.9995) for cost in costs.T]
-    verdict = next((v for v in (NOT_SUPPORTED, INCONCLUSIVE) if v in verdicts), SUPPORTED)
+    found = next((one for one in (NOT_SUPPORTED, INCONCLUSIVE) if one in verdicts), SUPPORTED)
     means = costs.mean(0)  # (L H,)
-    more, less, undecided = (verdicts.count(verdict) for verdict in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
+    more, less, undecided = (verdicts.count(one) for one in (SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE))
     measured = (
         f"of {len(means)} heads, {more} cost more than {MIN_COST} nats, {less} cost less, {undecided} are undecided; "
         f"costs range from {fmt(means.min())} to {fmt(means.max())}"
     )
-    return verdict, measured
+    return Answer(found, measured)
 
 
-def larger_outputs_matter_more(evidence: Evidence) -> tuple[str, str]:
+def larger_outputs_matter_more(evidence: Evidence) -> Answer:
     """Correlate the size of a head's output with the cost of its removal, within each layer.
 
     The baseline is the same rank correlation with the heads of each layer shuffled.
@@ -160,5 +161,5 @@ def larger_outputs_matter_more(evidence: Evidence) -> tuple[str, str]:
     found, shuffled = rank_correlation(sizes, evidence.costs.mean(0))  # of (L, H) each
     measured = f"rank correlation {fmt(found)} within layers; 95% of shuffles are below {fmt(shuffled)}"
     if math.isnan(found) or sizes.numel() < 6:
-        return INCONCLUSIVE, measured
-    return (SUPPORTED if found > shuffled else NOT_SUPPORTED if found < -shuffled else INCONCLUSIVE), measured
+        return Answer(INCONCLUSIVE, measured)
+    return Answer(verdict(found > shuffled, found < -shuffled), measured)

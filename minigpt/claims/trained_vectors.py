@@ -9,12 +9,12 @@ from minigpt.claims.claim import fmt
 from minigpt.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
-    NOT_SUPPORTED,
     SHUFFLES,
-    SUPPORTED,
+    Answer,
     Evidence,
     judge,
     kendall_tau,
+    verdict,
 )
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, capture_residual, logit_lens
@@ -26,7 +26,7 @@ SHORT_CONTEXT = 16
 """The number of tokens in a short context."""
 
 
-def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
+def embeddings_learn(evidence: Evidence) -> Answer:
     """Measure how far training moved the embeddings of the tokens in the windows.
 
     Weight decay alone also changes an embedding, but not its direction. So only the part orthogonal to the initial
@@ -42,16 +42,14 @@ def embeddings_learn(evidence: Evidence) -> tuple[str, str]:
     )
     direction = F.normalize(then, dim=-1)
     turned = (now - (now * direction).sum(-1, keepdim=True) * direction).norm(dim=-1) / then.norm(dim=-1)
-    return (
-        SUPPORTED if turned.quantile(0.05) > 0.1 else NOT_SUPPORTED if turned.max() < 0.1 else INCONCLUSIVE
-    ), measured
+    return Answer(verdict(turned.quantile(0.05) > 0.1, turned.max() < 0.1), measured)
 
 
-def vectors_become_contextual(evidence: Evidence) -> tuple[str, str]:
+def vectors_become_contextual(evidence: Evidence) -> Answer:
     """Compare the cosine between two positions of the same token before the first block and after the last."""
     cosines = torch.tensor([_cosine_of_equal_tokens(seen) for seen in evidence.activations])  # (N, L + 1)
     measured = f"cosine between equal tokens, by layer: {fmt(cosines.mean(0))}"
-    return judge(cosines[:, 0] - cosines[:, -1], MIN_DIFFERENCE), measured
+    return Answer(judge(cosines[:, 0] - cosines[:, -1], MIN_DIFFERENCE), measured)
 
 
 def _cosine_of_equal_tokens(seen: Activations) -> list[float]:
@@ -60,7 +58,7 @@ def _cosine_of_equal_tokens(seen: Activations) -> list[float]:
     return [(layer @ layer.T)[pairs].mean().item() for layer in units]
 
 
-def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
+def embeddings_group_characters(evidence: Evidence) -> Answer:
     """Compare cosines within and between the groups of ASCII vowels, consonants and capitals.
 
     The baseline is shuffled letters. Capitals are also rare, and rare characters may be similar for that reason alone.
@@ -71,7 +69,7 @@ def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     units = F.normalize(evidence.model.token_embedding.weight.detach().cpu()[letters], dim=-1)
     group, cosine = group[letters], units @ units.T
     if len(group) < 10 or group.unique().numel() < 2:
-        return INCONCLUSIVE, "the vocabulary has too few letters or only one group of them"
+        return Answer(INCONCLUSIVE, "the vocabulary has too few letters or only one group of them")
 
     def gap(group: Tensor) -> float:
         same = (group[:, None] == group).fill_diagonal_(False)
@@ -82,7 +80,7 @@ def embeddings_group_characters(evidence: Evidence) -> tuple[str, str]:
     shuffled = [gap(group[torch.randperm(len(group), generator=generator)]) for _ in range(SHUFFLES)]
     found, limit = gap(group), float(np.quantile(shuffled, 0.99))
     measured = f"the mean cosine is {fmt(found)} higher within groups; 99% of shuffles are below {fmt(limit)}"
-    return (SUPPORTED if found > limit else NOT_SUPPORTED if found < 0 else INCONCLUSIVE), measured
+    return Answer(verdict(found > limit, found < 0), measured)
 
 
 def _group(sign: str) -> int:
@@ -91,12 +89,12 @@ def _group(sign: str) -> int:
     return 2 if sign.isupper() else int(sign in "aeiou")
 
 
-def residual_gains_information(evidence: Evidence) -> tuple[str, str]:
+def residual_gains_information(evidence: Evidence) -> Answer:
     """Predict from the residual stream after each block (the logit lens). The loss must fall with depth."""
     losses = torch.stack([_lens_losses(evidence.model, seen) for seen in evidence.activations])  # (N, L + 1)
     measured = f"loss by layer: {fmt(losses.mean(0))}"
     gain = losses[:, 0] - losses[:, -1] - MIN_DIFFERENCE
-    return judge(torch.minimum(kendall_tau(-losses) - 0.5, gain)), measured
+    return Answer(judge(torch.minimum(kendall_tau(-losses) - 0.5, gain)), measured)
 
 
 def _lens_losses(model: GPT, seen: Activations) -> Tensor:
@@ -104,16 +102,16 @@ def _lens_losses(model: GPT, seen: Activations) -> Tensor:
     return torch.stack([F.cross_entropy(layer, seen.ids[1:]) for layer in logits])
 
 
-def layers_add_context(evidence: Evidence) -> tuple[str, str]:
+def layers_add_context(evidence: Evidence) -> Answer:
     """Measure what a long context gains after each layer: loss with a short context minus loss with the full one."""
     length = len(evidence.windows[0])
     if length < 2 * SHORT_CONTEXT:
-        return INCONCLUSIVE, f"a window has {length} tokens; {2 * SHORT_CONTEXT} are needed"
+        return Answer(INCONCLUSIVE, f"a window has {length} tokens; {2 * SHORT_CONTEXT} are needed")
     gains = torch.stack([context_gain(evidence.model, window) for window in evidence.windows])[:, 1:]  # (N, L)
     measured = f"gain from context beyond {SHORT_CONTEXT} tokens, by layer: {fmt(gains.mean(0))} nats"
     if gains.size(1) < 2:
-        return INCONCLUSIVE, measured
-    return judge(torch.minimum(kendall_tau(gains) - 0.5, gains[:, -1] - gains[:, 0] - MIN_DIFFERENCE)), measured
+        return Answer(INCONCLUSIVE, measured)
+    return Answer(judge(torch.minimum(kendall_tau(gains) - 0.5, gains[:, -1] - gains[:, 0] - MIN_DIFFERENCE)), measured)
 
 
 @torch.no_grad()

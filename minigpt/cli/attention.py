@@ -2,7 +2,7 @@
 
 import math
 import os
-import shutil
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +95,7 @@ def attention(
         scores["probe"] = _probe_score(loaded.tokenizer, activations, *probe)
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
-    selected = [(layer, head) for layer in layers for head in heads]
+    selected = list(product(layers, heads))
     if npz:
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
@@ -139,9 +139,7 @@ def _show_query(
     row = torch.stack([activations.weights[layer, head, query] for layer, head in selected]).mean(0)  # (S,)
     name = "layer {} head {}".format(*selected[0]) if len(selected) == 1 else f"mean of {len(selected)} heads"
     print(f"query {query} {sanitize_terminal(glyph(excerpt.characters[query]))}, {name}")
-    if as_text and os.environ.get("NO_COLOR"):
-        print(terminal.block_text(excerpt.characters, row, query, shutil.get_terminal_size().columns))
-    elif as_text:
+    if as_text and not os.environ.get("NO_COLOR"):
         print(terminal.colored_text(excerpt.characters, row, query))
     strongest = row[: query + 1].topk(min(10, query + 1))
     rows = [

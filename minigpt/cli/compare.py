@@ -8,10 +8,11 @@ from typer import Argument, Option
 
 from minigpt.cli.options import DeviceOption, ForceOption, JsonOption, checked_device, complete_run
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
-from minigpt.errors import UserError, escape
+from minigpt.errors import escape
 
 if TYPE_CHECKING:
-    from minigpt.interpret.comparison import Comparison, Group, Measured
+    from minigpt.interpret.comparison import Comparison, Group
+    from minigpt.interpret.measured import Measured
     from minigpt.storage.checkpoint import Checkpoint
 
 PICTURES = ("steps", "time", "position", "distance")
@@ -28,9 +29,6 @@ def compare(
         Path | None,
         Option(help="Save the curves as an image, or as four if FILE is an existing folder.", metavar="FILE"),
     ] = None,
-    logdir: Annotated[
-        Path | None, Option(help="Write the curves into this folder, for TensorBoard.", metavar="FOLDER")
-    ] = None,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
     force: ForceOption = False,
@@ -42,29 +40,30 @@ def compare(
     Examples:
       minigpt compare gpt-1 lstm-1
       minigpt compare gpt-1 lstm-1 --png curves.png
-      minigpt compare gpt-1 gpt-2 lstm-1 lstm-2 --logdir curves
+      minigpt compare gpt-1 gpt-2 lstm-1 lstm-2
     """
+    pictures = [png] if png else []
     is_folder = png is not None and png.is_dir()
-    pictures = [png / f"{name}.png" for name in PICTURES] if png and is_folder else [png] if png else []
+    if png and is_folder:
+        pictures = [png / f"{name}.png" for name in PICTURES]
     check_writable(*pictures, force=force)
-    _check_logdir(logdir, force)
     from minigpt.interpret.charts import draw
-    from minigpt.interpret.comparison import document, load_runs
-    from minigpt.interpret.curves import panels, write_tensorboard
+    from minigpt.interpret.comparison import document
+    from minigpt.interpret.curves import panels
     from minigpt.interpret.images import to_png
+    from minigpt.interpret.measured import load_runs
 
     loaded = load_runs(runs)
     for checkpoint in loaded.values():
         refuse_trained_on(checkpoint.config.data, *pictures)
     if len(loaded) < len(runs):
         notice("comparing each run once")
-    comparison = _measured(loaded, checked_device(device), with_gradient=bool(png or logdir or as_json))
+    comparison = _measured(loaded, checked_device(device), with_gradient=bool(png or as_json))
     if pictures:
         charts, labels = panels(comparison), [group.label for group in comparison.groups]
-        for picture, shown in zip(pictures, [[chart] for chart in charts] if is_folder else [charts], strict=True):
+        shown_in = [[chart] for chart in charts] if is_folder else [charts]
+        for picture, shown in zip(pictures, shown_in, strict=True):
             write_bytes(to_png(draw(shown, labels)), picture)
-    if logdir:
-        write_tensorboard(comparison, logdir)
     if as_json:
         write(json_text(document(comparison)))
         return
@@ -72,39 +71,21 @@ def compare(
         print(escape(note))
     table(HEAD, _rows(comparison))
     if png:
-        notice(f"curves:       {escape(png)}")
-    if logdir:
-        notice(f"TensorBoard:  minigpt board {escape(logdir)}")
+        notice(f"curves: {escape(png)}")
 
 
 def _measured(loaded: "dict[str, Checkpoint]", device: str, with_gradient: bool) -> "Comparison":
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.interpret.comparison import compare, measure
+    from minigpt.interpret.comparison import compare
+    from minigpt.interpret.measured import measure
     from minigpt.model.device import choose_runtime
 
     config, measured = RuntimeConfig(device=device, compile=False), []
     for name, checkpoint in tqdm(loaded.items(), unit="run", disable=None, leave=False):
         measured.append(measure(name, checkpoint, choose_runtime(config, checkpoint.metadata.runtime), with_gradient))
     return compare(measured)
-
-
-def _check_logdir(folder: Path | None, force: bool) -> None:
-    """Raise UserError if comparisons must not be written into `folder`."""
-    if folder is None:
-        return
-    from minigpt.paths import is_run, names_in
-
-    problem = ""
-    if folder.exists() and not folder.is_dir():
-        problem = "it is a file"
-    elif is_run(folder) or any(is_run(folder / name) for name in names_in(folder)):
-        problem = "it has runs in it; choose a folder of its own, such as curves"
-    elif names_in(folder) and not force:
-        problem = "it is not empty; to replace all curves in it, add --force"
-    if problem:
-        raise UserError(f"--logdir {escape(folder)}: {problem}")
 
 
 HEAD = (

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -15,6 +15,7 @@ from minigpt.cli.options import (
     DeviceOption,
     EncodingOption,
     JsonOption,
+    OnUnknown,
     RunArgument,
     UnknownOption,
     checked_device,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.storage.metadata import Metadata
     from minigpt.text.tokenizer import Ids
+    from minigpt.training.evaluate import EvalResult
 
 MOST = 0.9
 """The share of the gain from the context that the summary of --by-position locates."""
@@ -70,8 +72,6 @@ def evaluate(
     from minigpt.model.gpt import use_kernels
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.text.dataset import encode
-    from minigpt.text.sources import open_corpus
     from minigpt.training.evaluate import evaluate, protocol
 
     if os.path.isfile(run):
@@ -81,18 +81,7 @@ def evaluate(
     configure_torch(runtime)
     model = load_model(loaded).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
-    own = _own_validation(loaded, text or [], encoding)
-    if own is not None:
-        notice("this is the text that the run was trained on; using its validation split")
-        tokens, name = own, "validation split"
-    elif text:
-        corpus = open_corpus(text, encoding)
-        notice(*corpus.notices)
-        tokens, name = encode(corpus, loaded.tokenizer, unknown), corpus.name
-        if unknown != "error":
-            name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
-    else:
-        tokens, name = validation_tokens(loaded), "validation split"
+    tokens, name, is_validation = _choose_tokens(loaded, text or [], unknown, encoding)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -104,10 +93,7 @@ def evaluate(
         raise TextError(f"the text is shorter than one window of {count(loaded.config.model.context, 'token')}")
     windows = protocol(loaded.config.model.context, stride)
     if as_json:
-        # JSON has no infinity, which the perplexity can be.
-        document = {key: None if value == math.inf else value for key, value in asdict(result).items()}
-        if not by_position:
-            del document["by_position"]
+        document = _document(result, by_position)
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
         write(json_text(document))
         return
@@ -116,11 +102,37 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
-    if (own is not None or not text) and windows == protocol(loaded.config.model.context, None):
+    if is_validation and windows == protocol(loaded.config.model.context, None):
         _print_recorded(loaded.metadata, result.loss)
     print(f"checkpoint          {escape(loaded.path)}")
     if by_position:
         _print_by_position(result.by_position)
+
+
+def _choose_tokens(loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str) -> tuple["Ids", str, bool]:
+    """Return the tokens (N,) of the text, or else of the validation split, their name, and if they are that split."""
+    from minigpt.text.dataset import encode
+    from minigpt.text.sources import open_corpus
+
+    if not text:
+        return validation_tokens(loaded), "validation split", True
+    if (own := _own_validation(loaded, text, encoding)) is not None:
+        notice("this is the text that the run was trained on; using its validation split")
+        return own, "validation split", True
+    corpus = open_corpus(text, encoding)
+    notice(*corpus.notices)
+    name = corpus.name
+    if unknown != "error":
+        name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
+    return encode(corpus, loaded.tokenizer, unknown), name, False
+
+
+def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:
+    """Return the result for JSON, which has no infinity. The perplexity can be infinite."""
+    document = {key: None if value == math.inf else value for key, value in asdict(result).items()}
+    if not by_position:
+        del document["by_position"]
+    return document
 
 
 def _print_recorded(metadata: "Metadata", loss: float) -> None:
@@ -154,7 +166,7 @@ def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) ->
     from minigpt.text.dataset import reload_dataset
     from minigpt.text.sources import VOLATILE
 
-    if not text or any(source in VOLATILE for source in text):
+    if any(source in VOLATILE for source in text):
         return None
     update = {"source": tuple(text), "val_source": (), "encoding": encoding}
     data = checkpoint.config.data.model_copy(update=update)

@@ -31,6 +31,7 @@ from minigpt.errors import (
     RunFinishedError,
     RunMovedError,
     RunNotFoundError,
+    TextError,
     TextMismatchError,
     TrainingError,
     UnknownCharacterError,
@@ -93,11 +94,15 @@ def _usage_line(error: TyperException) -> str:
 
 def hint(error: UserError, command: str) -> str:
     """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
-    # These take --set instead of separate options.
-    has_settings = command in ("train", "plan")
+    if isinstance(error, TextError):
+        return _text_hint(error, command)
+    return _run_hint(error, command) or _model_hint(error, command)
+
+
+def _text_hint(error: TextError, command: str) -> str:
     match error:
         case EncodingError(suggestion=encoding) if encoding:
-            return f"try {'--set data.encoding=' if has_settings else '--encoding '}{encoding}"
+            return f"try {'--set data.encoding=' if _has_settings(command) else '--encoding '}{encoding}"
         case ConfigAsTextError(name=name):
             return f"to use it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
@@ -117,6 +122,12 @@ def hint(error: UserError, command: str) -> str:
             return "put its text back where it was, or leave out --copied"
         case TextMismatchError() if command == "compare":
             return "put its text back where it was, or leave this run out"
+    return ""
+
+
+def _run_hint(error: UserError, command: str) -> str:
+    """Return a hint about a run or its checkpoints, or "" for other errors."""
+    match error:
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
@@ -133,11 +144,27 @@ def hint(error: UserError, command: str) -> str:
             return f"to compare an intact checkpoint, give its folder: RUN/checkpoints/step-{steps[-1]:08d}"
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
+        case NoOptimizerError(run=run):
+            return f"to train it further, start a new run: minigpt train --from {as_argument(run)}"
+        case DivergedError():
+            return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
+        case TrainingError():
+            return _retry(error)
+        case JoinError():
+            return "start them with torchrun or minigpt train --processes N; to train in one process, unset WORLD_SIZE"
+    return ""
+
+
+def _model_hint(error: UserError, command: str) -> str:
+    """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
+    match error:
         case NoAttentionError(checkpoint=path):
             name = checkpoint_argument(path)
             return (
                 f"to see how it uses its past: minigpt eval {name} --by-position, or minigpt compare {name} --png FILE"
             )
+        case ViewError(max_tokens=int(count)):
+            return f"try --max-tokens {count}"
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):
@@ -146,23 +173,18 @@ def hint(error: UserError, command: str) -> str:
             return "to replace it, add --force"
         case FolderNotEmptyError():
             return "name a new folder"
-        case NoOptimizerError(run=run):
-            return f"to train it further, start a new run: minigpt train --from {as_argument(run)}"
-        case ViewError(max_tokens=int(count)):
-            return f"try --max-tokens {count}"
-        case DivergedError():
-            return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
-        case TrainingError():
-            return _retry(error)
-        case JoinError():
-            return "start them with torchrun or minigpt train --processes N; to train in one process, unset WORLD_SIZE"
         case InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
-        case InsufficientMemoryError() if has_settings:
+        case InsufficientMemoryError() if _has_settings(command):
             return "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer"
         case DeviceError():
-            return f"try {'--set runtime.device=auto' if has_settings else '--device cpu'}"
+            return f"try {'--set runtime.device=auto' if _has_settings(command) else '--device cpu'}"
     return ""
+
+
+def _has_settings(command: str) -> bool:
+    """Return whether `minigpt COMMAND` takes --set instead of separate options."""
+    return command in ("train", "plan")
 
 
 def _retry(error: TrainingError) -> str:

@@ -29,7 +29,6 @@ def runs(
       minigpt runs --diff
       minigpt runs --verify
     """
-    from minigpt.config.resolve import show
     from minigpt.storage.runs import all_runs
 
     if verify:
@@ -41,22 +40,23 @@ def runs(
         return
     if not summaries:
         raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
-    settings = [
-        {"data.text hash": (fingerprint or "")[:6], "run.from": _origin(origin), **values} if values else {}
-        for values, fingerprint, origin in (
-            [summary.pop(key) for key in ("settings", "fingerprint", "origin")] for summary in summaries
-        )
-    ]
+    _print_table(summaries, with_settings=diff)
+
+
+def _print_table(summaries: list[dict[str, Any]], with_settings: bool) -> None:
+    """Print a row per run. If `with_settings`, show the settings that differ, and leave out most of the rest."""
+    from minigpt.config.resolve import show
+
+    settings = [_compared_settings(summary) for summary in summaries]
     known = [found for found in settings if found]
     keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
-    rows = [
-        (*_row(**summary), *(_shorten(show(found[key])) if found else "" for key in keys))
-        for summary, found in zip(summaries, settings, strict=True)
-    ]
     names = [key.split(".")[1] for key in keys]
-    head = (*COLUMNS, *(key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)))
-    columns = [n for n, name in enumerate(head) if not diff or name in BRIEF or n >= len(COLUMNS)]
-    table([head[n] for n in columns], [[row[n] for n in columns] for row in rows])
+    columns = BRIEF if with_settings else COLUMNS
+    rows = []
+    for summary, found in zip(summaries, settings, strict=True):
+        cells = _cells(summary)
+        rows.append([cells[name] for name in columns] + [_shorten(show(found[key])) if found else "" for key in keys])
+    table([*columns, *(key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True))], rows)
 
 
 def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
@@ -71,7 +71,9 @@ def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
         if steps:
             metadata = read_metadata(step_folder(run, steps[-1]))
             settings = flatten(read_settings(step_folder(run, steps[-1]), metadata)) if with_settings else None
-    state = "training" if is_training(run) else "damaged" if steps and metadata is None else ""
+    state = "damaged" if steps and metadata is None else ""
+    if is_training(run):
+        state = "training"
     return {
         "name": run.name,
         "state": state,
@@ -86,8 +88,13 @@ def _summary(run: Path, with_settings: bool) -> dict[str, Any]:
     }
 
 
-def _origin(origin: dict[str, Any] | None) -> str:
-    return f"{origin['run']} step {origin['step']}" if origin else "none"
+def _compared_settings(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what may differ between runs: the settings, the text and the origin. Empty if they are unknown."""
+    if not summary["settings"]:
+        return {}
+    origin = summary["origin"]
+    start = f"{origin['run']} step {origin['step']}" if origin else "none"
+    return {"data.text hash": (summary["fingerprint"] or "")[:6], "run.from": start, **summary["settings"]}
 
 
 COLUMNS = ("run", "text", "parameters", "step", "best loss", "trained", "")
@@ -95,24 +102,18 @@ BRIEF = ("run", "step", "best loss")
 """The columns beside the settings that differ."""
 
 
-def _row(
-    name: str,
-    state: str,
-    corpus: str | None,
-    parameters: int | None,
-    step: int | None,
-    best_loss: float | None,
-    last_trained: float,
-) -> tuple[str, ...]:
-    return (
-        name,
-        _shorten(corpus or ""),
-        "" if parameters is None else f"{parameters:,}",
-        "no checkpoint" if step is None else f"{step:,}",
-        "" if best_loss is None else f"{best_loss:.4f}",
-        f"{_age(time.time() - last_trained)} ago",
-        state,
-    )
+def _cells(summary: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a run, by the names in `COLUMNS`."""
+    parameters, step, best_loss = summary["parameters"], summary["step"], summary["best_loss"]
+    return {
+        "run": summary["name"],
+        "text": _shorten(summary["corpus"] or ""),
+        "parameters": "" if parameters is None else f"{parameters:,}",
+        "step": "no checkpoint" if step is None else f"{step:,}",
+        "best loss": "" if best_loss is None else f"{best_loss:.4f}",
+        "trained": f"{_age(time.time() - summary['last_trained'])} ago",
+        "": summary["state"],
+    }
 
 
 def _verify_runs(folder: Path, as_json: bool) -> None:

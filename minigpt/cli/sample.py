@@ -88,7 +88,6 @@ def sample(
     # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from minigpt.sampling.generate import generate
-    from minigpt.text.tokenizer import unix_newlines
 
     if device is not None and engine == "numpy":
         raise UserError("--device needs --engine torch: NumPy runs on the CPU")
@@ -105,16 +104,11 @@ def sample(
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    if prompt is None:
-        prompt, unknown = settings.prompt, unknown if settings.has_own_prompt else "replace"
-    text = _known_prompt(loaded, unix_newlines(prompt), unknown)
+    text = _known_prompt(loaded, settings, prompt, unknown)
     model = _make_engine(loaded, engine, device or "cpu")
     chars = generate(model, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
     if num_samples == 1 and not (as_json or out or no_stream or copied):
-        write(text)
-        for char in chars:
-            write(char.text)
-        print()
+        _stream(text, chars)
         return
     samples, is_complete = _collect(chars, num_samples, settings.length)
     found = _measure_copied(samples, known) if known else None
@@ -123,16 +117,7 @@ def sample(
         document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
         write(json_text(document | ({"copied": found} if found else {})), out)
     else:
-        is_colored = copied and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        shown = [_colored(one) if is_colored else one["text"] for one in samples]
-        prompt = sanitize_terminal(text) if is_colored else text
-        separated = "\n--------\n".join(prompt + one for one in shown) + "\n"
-        if is_colored:
-            print(separated, end="")
-        else:
-            write(separated, out)
-        if found:
-            _print_copied(found, is_colored)
+        _print_samples(text, samples, found, out)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         raise Exit(128 + signal.SIGINT)
@@ -167,12 +152,25 @@ def _make_engine(loaded: "Checkpoint", name: str, device: str) -> "LanguageModel
     return TorchEngine(load_model(loaded).to(runtime.device))
 
 
-def _known_prompt(loaded: "Checkpoint", prompt: str, unknown: OnUnknown) -> str:
-    """Return the prompt with characters outside the vocabulary skipped or replaced."""
-    ids, context = loaded.tokenizer.encode(prompt, unknown), loaded.config.model.context
+def _known_prompt(loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown) -> str:
+    """Return the prompt, or else that of the settings, with characters outside the vocabulary skipped or replaced."""
+    from minigpt.text.tokenizer import unix_newlines
+
+    if prompt is None:
+        prompt = settings.prompt
+        unknown = unknown if settings.has_own_prompt else "replace"  # not every text has the default, a newline
+    ids, context = loaded.tokenizer.encode(unix_newlines(prompt), unknown), loaded.config.model.context
     if len(ids) > context and not loaded.config.model.is_recurrent:
         notice(f"the prompt is longer than the context: using the last {context} of {len(ids)} tokens")
     return loaded.tokenizer.decode(ids)
+
+
+def _stream(prompt: str, chars: "Iterable[SampledChar]") -> None:
+    """Print the characters of a single sample as they are generated."""
+    write(prompt)
+    for char in chars:
+        write(char.text)
+    print()
 
 
 def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[list[dict[str, Any]], bool]:
@@ -187,6 +185,21 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
     except KeyboardInterrupt:
         return samples, False
     return samples, True
+
+
+def _print_samples(prompt: str, samples: list[dict[str, Any]], found: dict[str, Any] | None, out: Path | None) -> None:
+    """Print the samples or write them to `out`. If copies were measured (`found`), color and count them."""
+    is_colored = found is not None and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    if is_colored:
+        prompt = sanitize_terminal(prompt)
+    texts = [prompt + (_colored(one) if is_colored else one["text"]) for one in samples]
+    separated = "\n--------\n".join(texts) + "\n"
+    if is_colored:
+        print(separated, end="")
+    else:
+        write(separated, out)
+    if found:
+        _print_copied(found, is_colored)
 
 
 def _texts(loaded: "Checkpoint") -> tuple[str, str]:

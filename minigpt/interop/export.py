@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,13 @@ from types import SimpleNamespace
 from typing import Protocol, cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from minigpt.config.schema import SampleConfig
 from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
 from minigpt.files import publish, read_within
 from minigpt.interop import gguf, hf, onnx, plain
 from minigpt.interop.card import ABOUT, about
+from minigpt.interop.logits import Logits, of_torch
 from minigpt.model.load import load_model
 from minigpt.paths import containing_run
 from minigpt.sampling.generate import generate_ids
@@ -47,7 +45,7 @@ class Format(Protocol):
         """
         ...
 
-    def load(self, folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    def load(self, folder: Path) -> Logits:
         """Open the files in the other program. Return a function from ids (T,) to logits (T, V).
 
         Raises:
@@ -115,8 +113,7 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
         other = FORMATS[to].load(folder)
     except ImportError:
         return None
-    model = load_model(checkpoint)
-    config = checkpoint.config
+    ours, config = of_torch(load_model(checkpoint)), checkpoint.config
     length = min(config.model.context, CHECKED_TOKENS)
     prompt = checkpoint.tokenizer.encode(config.sample.prompt or "\n", "replace")[: max(1, length // 4)]
     texts, difference, largest, same_text = [prompt], 0.0, 0.0, True
@@ -126,9 +123,7 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
         tokens = [ids[0] for ids, _ in generate_ids(engine, prompt, settings)]
         texts.append(np.concatenate((prompt, tokens)))
     for ids in texts:
-        with torch.inference_mode():
-            logits: NDArray[np.float32] = model(torch.tensor(ids)[None])[0].numpy()  # (T, V)
-        theirs = other(ids.tolist())
+        logits, theirs = ours(ids.tolist()), other(ids.tolist())
         difference = max(difference, float(np.abs(theirs - logits).max()))
         largest = max(largest, float(np.abs(logits).max()))
         same_text = bool((theirs.argmax(1)[len(prompt) - 1 : -1] == ids[len(prompt) :]).all())  # of the greedy text

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from minigpt.config.shapes import hidden_width
 from minigpt.errors import MissingPackageError, NoCounterpartError
 from minigpt.interop import hf
 from minigpt.interop.card import ABOUT
+from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import CharTokenizer, Tokenizer
@@ -161,7 +162,7 @@ def _layer(weights: Mapping[str, Array], ours: str, theirs: str, name: str) -> I
         yield f"{theirs}.bias", weights.get(f"{ours}.bias", np.zeros(len(weight), np.float32))
 
 
-def load(folder: Path) -> Callable[[Sequence[int]], Array]:
+def load(folder: Path) -> Logits:
     """Return a function from token ids (T,) to logits (T, V), computed by llama.cpp with a KV cache in float32.
 
     Raises:

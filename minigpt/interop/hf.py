@@ -5,12 +5,13 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from minigpt.config.schema import ModelConfig, SampleConfig
@@ -18,6 +19,7 @@ from minigpt.config.shapes import hidden_width, parameter_shapes
 from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
+from minigpt.interop.logits import Logits, of_torch
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
 PACKAGE = "transformers"
@@ -231,37 +233,24 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / "README.md").write_text(model_card(checkpoint, config["architectures"][0]), "utf-8", newline="\n")
 
 
-def load(folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+def load(folder: Path) -> Logits:
     """Load the folder with transformers. Return a function from ids (T,) to logits (T, V)."""
-    import torch
     from transformers import AutoModelForCausalLM, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return _logits(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32))
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    return of_torch(lambda ids: model(ids).logits)
 
 
-def rebuild(config: Mapping[str, Any], arrays: Arrays) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+def rebuild(config: Mapping[str, Any], arrays: Arrays) -> Logits:
     """Return what `load` returns, for the content of config.json and the tensors under their names there."""
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
-    return _logits(model)
-
-
-def _logits(model: Any) -> Callable[[Sequence[int]], NDArray[np.float32]]:
-    import torch
-
     model.eval()
-
-    def logits(ids: Sequence[int]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            result: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
-        return result
-
-    return logits
+    return of_torch(lambda ids: model(ids).logits)
 
 
 def usage(folder: Path) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import safetensors
-import torch
 from numpy.typing import NDArray
 
 from minigpt.config.resolve import resolve
@@ -27,8 +26,8 @@ from minigpt.interop.hf import (
     their_names,
 )
 from minigpt.interop.hf_tokenizer import from_tokenizers
-from minigpt.interop.imported import FLOATS, Found, as_float32, read_about
-from minigpt.model.load import build_model
+from minigpt.interop.imported import Found, read_about
+from minigpt.interop.logits import of_weights
 from minigpt.storage.checkpoint import Arrays
 from minigpt.storage.metadata import LIMITS
 
@@ -55,6 +54,8 @@ COMPARED_TOKENS = 256
 """The maximum length of the text that is compared."""
 TOLERANCE = 1e-3
 """The largest difference from the logits of transformers, as a fraction of the largest logit. Rounding causes 1e-5."""
+FLOATS = ("F32", "F16", "BF16")
+"""The types of numbers that can be imported, as safetensors names them."""
 
 
 def read(folder: Path) -> Found:
@@ -168,10 +169,17 @@ def _read_arrays(path: Path, limit: int) -> Arrays:
             if (dtype := tensor["dtype"]) not in FLOATS:
                 problem = f"the tensor {escape(name)[:80]} has numbers of type {escape(dtype)}"
                 raise UserError(f"{escape(path)}: {problem}, and minigpt reads {', '.join(FLOATS)}")
-            arrays[name] = as_float32(dtype, tensor["data"]).reshape(tensor["shape"])
+            arrays[name] = _as_float32(dtype, tensor["data"]).reshape(tensor["shape"])
     except (safetensors.SafetensorError, ValueError) as error:
         raise UserError(f"{escape(path)} is not a valid safetensors file: {reason(error)}") from error
     return arrays
+
+
+def _as_float32(dtype: str, content: bytearray) -> NDArray[np.float32]:
+    """Return the numbers (N,) that `content` holds in one of `FLOATS`."""
+    if dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(content, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(content, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32, copy=False)
 
 
 def _read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
@@ -222,9 +230,6 @@ def _compare(
     except ImportError:
         return None
     vocab_size = len(weights["token_embedding.weight"])
-    ids = np.random.default_rng(0).integers(vocab_size, size=min(model.context, COMPARED_TOKENS))
-    ours = build_model(model, vocab_size).eval()
-    ours.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
-    with torch.inference_mode():
-        logits = ours(torch.tensor(ids)[None])[0].numpy()  # (T, V)
-    return float(np.abs(theirs(ids.tolist()) - logits).max()), float(np.abs(logits).max())
+    ids = np.random.default_rng(0).integers(vocab_size, size=min(model.context, COMPARED_TOKENS)).tolist()
+    logits = of_weights(model, weights)(ids)  # (T, V)
+    return float(np.abs(theirs(ids) - logits).max()), float(np.abs(logits).max())

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minigpt.config.resolve import dotted, resolve
+from minigpt.config.resolve import dotted, flatten, resolve
 from minigpt.config.schema import ModelConfig, RunConfig, RuntimeConfig
 from minigpt.errors import UserError, escape
 from minigpt.files import read_text_within
@@ -55,8 +53,8 @@ def read_about(folder: Path) -> About | None:
         return About.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = ": ".join([*(".".join(map(str, first["loc"])),) * bool(first["loc"]), first["msg"]])
-        raise UserError(f"{escape(folder / ABOUT)} is not valid: {escape(problem)}") from error
+        field = "".join(f"{part}: " for part in first["loc"][:1])
+        raise UserError(f"{escape(folder / ABOUT)} is not valid: {escape(field + first['msg'])}") from error
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,6 @@ class Found:
     batch_size: int | None = None
     compared: tuple[float, float] | None = None
     """The largest difference from the program's logits, and the largest logit. None if it is not installed."""
-
-
-FLOATS = ("F32", "F16", "BF16")
-"""The types of numbers that can be imported, as safetensors names them."""
-
-
-def as_float32(dtype: str, content: bytes | bytearray) -> NDArray[np.float32]:
-    """Return the numbers (N,) that `content` holds in one of `FLOATS`."""
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(content, "<u2").astype("<u4") << 16).view("<f4")
-    return np.frombuffer(content, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32, copy=False)
 
 
 def read_text(source: str, encoding: str) -> Scan:
@@ -115,13 +102,17 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
     elif about is None:
         values["data.source"] = ["unknown"]
-    base = {f"{section}.{key}": value for section, part in about.config for key, value in part} if about else {}
+    base = flatten(about.config) if about else {}
     config = resolve((ABOUT, base), ("import", values)).config
-    step, loss = (about.step, about.validation_loss) if about else (found.step, None)
+    step, loss, origin, fingerprint = found.step, None, found.origin, ""
+    if about is not None:
+        step, loss, origin, fingerprint = about.step, about.validation_loss, about.origin or EXPORTED, about.fingerprint
+    if text is not None:
+        fingerprint = text.fingerprint
     metadata = Metadata(
         corpus=escape(source or config.data.source[0]),
-        fingerprint=text.fingerprint if text else about.fingerprint if about else "",
-        imported=(about.origin or EXPORTED) if about else found.origin,
+        fingerprint=fingerprint,
+        imported=origin,
         vocab_size=tokenizer.vocab_size,
         parameters=sum(math.prod(array.shape) for array in found.weights.values()),
         runtime=choose_runtime(RuntimeConfig(dtype="float32", compile=False)).environment(),

@@ -4,13 +4,16 @@ nanoGPT keeps the vocabulary in a pickle, which minigpt never opens. The text ha
 sorted.
 """
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from minigpt.config.resolve import resolve
 from minigpt.errors import UserError, escape
-from minigpt.interop import torch_file
+from minigpt.files import open_within
 from minigpt.interop.hf import GPT2
 from minigpt.interop.hf_import import from_theirs
 from minigpt.interop.imported import Found
@@ -32,7 +35,7 @@ def read(path: Path, text: Scan) -> Found:
     Raises:
         UserError: The file is not a checkpoint of nanoGPT, its vocabulary is not that of the text, or it is damaged.
     """
-    stored, damaged = torch_file.load(path, "model"), f"{escape(path)} is not a checkpoint of nanoGPT:"
+    stored, damaged = _load(path), f"{escape(path)} is not a checkpoint of nanoGPT:"
     arguments = stored.get("model_args")
     if not isinstance(arguments, dict):
         raise UserError(f"{damaged} its 'model_args' have no values")
@@ -49,13 +52,31 @@ def read(path: Path, text: Scan) -> Found:
         why = "minigpt cannot import GPT-2's BPE tokens" if is_bpe else "name the text that the model was trained on"
         raise UserError(f"{problem}: {why}")
     arrays = {
-        name.removeprefix(COMPILED): array
+        name: array
         for name, array in stored["model"].items()
         if not (name.endswith(".attn.bias") and array.ndim == 4)  # the causal mask
     }
     kind = replace(GPT2, has_bias=model.bias, is_transposed=False)
     weights = from_theirs(kind, model, tokenizer.vocab_size, arrays, path)
     return Found(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Return the content of a file of torch.save. Its dictionary "model" has arrays in float32. Raises UserError."""
+    with open_within(path, path.parent) as file:
+        try:
+            if damaged := zipfile.ZipFile(file).testzip():  # torch does not compare the checksums
+                raise ValueError(f"{damaged} is damaged")
+            file.seek(0)
+            # With weights_only, torch builds tensors and plain values, and runs no code from the file.
+            stored: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
+            model = {name.removeprefix(COMPILED): tensor.float().numpy() for name, tensor in stored["model"].items()}
+        except MemoryError:
+            raise
+        except Exception as error:  # zipfile and torch raise many types for damaged files
+            problem = "is damaged, or not a file of torch.save with nothing but tensors and plain values"
+            raise UserError(f"{escape(path)} {problem}; no code from it runs") from error
+    return {**stored, "model": model}
 
 
 def _step(stored: dict[str, Any]) -> int:

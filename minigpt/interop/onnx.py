@@ -11,7 +11,7 @@ Letters in shapes: B batch, T new tokens, S tokens in the cache or text, C width
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from minigpt.config.schema import ModelConfig
 from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import NORM_EPS, Array, angles
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
@@ -236,7 +237,7 @@ class _Graph:
         return self.add("Slice", x, [start], [end], [axis])
 
 
-def load(folder: Path) -> Callable[[Sequence[int]], Array]:
+def load(folder: Path) -> Logits:
     """Return a function from token ids (T,) to logits (T, V), computed by ONNX Runtime from model.onnx.
 
     Raises:

@@ -1,20 +1,15 @@
 """Weights, settings and vocabulary as plain files, for programs of your own. Every model fits."""
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import safetensors.numpy
-import torch
-from numpy.typing import NDArray
 
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.shapes import parameter_shapes
 from minigpt.interop.card import WEIGHTS, facts, public_name, save_arrays
-from minigpt.model.load import build_model
+from minigpt.interop.logits import Logits, of_weights
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.text.tokenizer import from_json
 
 PACKAGE = ""
 PROGRAM = "minigpt, from these files"
@@ -57,20 +52,10 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / "README.md").write_text(_readme(checkpoint), encoding="utf-8", newline="\n")
 
 
-def load(folder: Path) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+def load(folder: Path) -> Logits:
     """Build the model from the files. Return a function from ids (T,) to logits (T, V)."""
     config = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml").model
-    tokenizer = from_json((folder / "tokenizer.json").read_text(encoding="utf-8"), "tokenizer.json")
-    weights = safetensors.numpy.load_file(folder / WEIGHTS)
-    model = build_model(config, tokenizer.vocab_size).eval()
-    model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
-
-    def logits(ids: Sequence[int]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            result: NDArray[np.float32] = model(torch.tensor(ids)[None])[0].numpy()
-        return result
-
-    return logits
+    return of_weights(config, safetensors.numpy.load_file(folder / WEIGHTS))
 
 
 def usage(folder: Path) -> str:

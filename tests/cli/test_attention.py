@@ -129,8 +129,7 @@ def test_query_lists_its_strongest_keys(cli: Cli, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NO_COLOR", "1")
     plain = cli("attention", "--text", "short date", "--tty").out
     assert "\x1b" not in plain
-    assert plain.splitlines()[1] == "short date"
-    assert plain.splitlines()[2].endswith("^")
+    assert plain.splitlines()[1].split() == ["key", "weight"]
 
 
 # ---- the excerpt ----

@@ -13,6 +13,7 @@ from PIL import Image
 
 from minigpt.cli.compare import HEAD, _rows
 from minigpt.interpret import comparison
+from minigpt.interpret import measured as measuring
 from minigpt.storage.runs import best_step
 
 
@@ -43,7 +44,7 @@ def rivals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def at_rivals(rivals: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run the test in the shared folder, and measure sampling briefly. Ignore training times: they vary."""
     monkeypatch.setattr(comparison, "ALIKE", math.inf)
-    monkeypatch.setattr(comparison, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(measuring, "SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(rivals)
     return rivals
 
@@ -101,7 +102,7 @@ def test_a_recurrent_network_is_compared_with_a_transformer(cli: Cli) -> None:
 
 
 def test_times_of_another_machine_are_marked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison.Measured, "machine", property(lambda run: f"machine of {run.name}"))
+    monkeypatch.setattr(measuring.Measured, "machine", property(lambda run: f"machine of {run.name}"))
     done = cli("compare", "gpt-1", "alien")
     *notes, _, first, second = done.out.splitlines()
     assert "*" not in first
@@ -120,7 +121,7 @@ def test_different_tokenizers_and_texts(cli: Cli) -> None:
 
 
 def test_a_context_of_one_and_a_short_text_work(cli: Cli, tmp_path: Path) -> None:
-    done = cli("compare", "one", "brief", "--png", tmp_path / "a.png", "--logdir", tmp_path / "logs")
+    done = cli("compare", "one", "brief", "--png", tmp_path / "a.png")
     assert done.code == 0
     assert "no loss by position for brief" in done.out
     runs = [group["runs"][0] for group in cli("compare", "one", "brief", "--json").json["groups"]]
@@ -144,20 +145,6 @@ def test_pictures_go_into_one_file_or_a_folder(cli: Cli, tmp_path: Path) -> None
     assert "--force" in cli(*arguments, "--png", tmp_path / "each").error
     assert cli(*arguments, "--png", tmp_path / "each", "--force").code == 0
     assert "verse.txt" in cli(*arguments, "--png", "verse.txt", "--force").error
-
-
-def test_tensorboard_gets_a_folder_of_its_own(cli: Cli, copy: Path) -> None:
-    assert "minigpt board curves" in cli("compare", "gpt-1", "half", "--logdir", "curves").err
-    assert [path.parent.name for path in sorted(Path("curves").rglob("events*"))] == ["gpt-1", "half"]
-    assert "--force" in cli("compare", "gpt-1", "--logdir", "curves").error
-    assert cli("compare", "gpt-1", "--logdir", "curves", "--force").code == 0
-    before = sorted(Path("runs").rglob("*"))
-    for folder in ("runs", "runs/gpt-1"):
-        assert "has runs in it" in cli("compare", "gpt-1", "--logdir", folder, "--force").error
-    assert "file" in cli("compare", "gpt-1", "--logdir", "verse.txt", "--force").error
-    assert sorted(Path("runs").rglob("*")) == before
-    assert cli("compare", "gpt-1", "--logdir", "runs/curves").code == 0
-    assert "curves" not in cli("runs").out
 
 
 def test_a_run_given_twice_is_compared_once(cli: Cli) -> None:

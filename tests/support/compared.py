@@ -9,7 +9,7 @@ import numpy as np
 from small_runs import make_config
 
 from minigpt.config.resolve import decisive, flatten
-from minigpt.interpret.comparison import Curve, Measured
+from minigpt.interpret.measured import Curve, Measured
 from minigpt.storage.metadata import Environment, Metadata, TrainState
 from minigpt.training.evaluate import EvalResult
 

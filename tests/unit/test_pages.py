@@ -152,6 +152,12 @@ def test_the_lesson_prints_what_its_page_shows(workplace: Path, cli: Cli) -> Non
     assert compared > 20
 
 
+def test_the_python_examples_import_only_from_the_package() -> None:
+    examples = [example for page in PAGES for _, example in blocks(page, "python")]
+    imported = set(re.findall(r"^(?:from|import) (minigpt\S*)", "\n".join(examples), re.MULTILINE))
+    assert imported == {"minigpt"}
+
+
 def test_all_kinds_of_blocks_are_found() -> None:
     """Otherwise the test above could pass without testing anything."""
     found = {language: sum(len(blocks(page, language)) for page in PAGES) for language in LANGUAGES}

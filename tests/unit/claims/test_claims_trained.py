@@ -202,7 +202,7 @@ def test_the_texts_that_show_a_head_end_where_it_is_needed() -> None:
 def test_embeddings_that_only_decayed_did_not_learn() -> None:
     loaded = untrained()
     loaded.weights["token_embedding.weight"][:] *= 0.6
-    verdict, measured = trained_vectors.embeddings_learn(evidence(loaded))
+    verdict, measured, _ = trained_vectors.embeddings_learn(evidence(loaded))
     assert verdict == NOT_SUPPORTED
     assert measured == "moved by 0.4 times their initial length; cosine to the initial embedding 1"
 
@@ -212,7 +212,7 @@ def test_groups_of_similar_embeddings_are_found() -> None:
     with torch.no_grad():
         groups = torch.tensor([trained_vectors._group(letter) for letter in loaded.tokenizer.chars])
         loaded.weights["token_embedding.weight"][:] += 0.1 * torch.eye(4, 32)[groups].numpy()
-    verdict, measured = trained_vectors.embeddings_group_characters(evidence(loaded))
+    verdict, measured, _ = trained_vectors.embeddings_group_characters(evidence(loaded))
     assert verdict == SUPPORTED, measured
     weights = {name: tensor.detach().numpy() for name, tensor in GPT(loaded.config.model, 3).state_dict().items()}
     few = replace(loaded, tokenizer=CharTokenizer("ab "), weights=weights)
@@ -226,7 +226,7 @@ def test_one_useless_head_contradicts_that_all_help() -> None:
     helped.__dict__["costs"] = costs
     not_helped.__dict__["costs"] = costs * (torch.arange(8).view(2, 4) != 3)
     assert trained_heads.every_head_helps(helped)[0] == SUPPORTED
-    verdict, measured = trained_heads.every_head_helps(not_helped)
+    verdict, measured, _ = trained_heads.every_head_helps(not_helped)
     assert verdict == NOT_SUPPORTED
     assert measured.startswith("of 8 heads, 7 cost more than 0.001 nats, 1 cost less, 0 are undecided")
 

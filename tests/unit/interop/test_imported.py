@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exports import SETTINGS, made, nanogpt_file
+from exports import SETTINGS, made, nanogpt_file, nanogpt_tensors
 from forgery import entry, safetensors
 from random_models import TEXT
 from safetensors.torch import load_file, save_file
@@ -81,26 +80,23 @@ def test_nanogpt_has_the_same_weights(bias: bool, empty_folder: Path) -> None:
         prepare_resume(run, [])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_nanogpt_may_have_half_precision(dtype: torch.dtype, empty_folder: Path) -> None:
+    checkpoint = made(**NANOGPT)
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    half = {name: tensor.to(dtype) for name, tensor in nanogpt_tensors(checkpoint).items()}
+    path = nanogpt_file(Path("ckpt.pt"), checkpoint, model=half)
+    found = nanogpt.read(path, read_text("text.txt", "utf-8")).weights["token_embedding.weight"]
+    assert found.dtype == np.float32
+    expected = torch.tensor(checkpoint.weights["token_embedding.weight"]).to(dtype).float()
+    assert np.array_equal(found, expected.numpy())
+
+
 class Trap:
     """An object whose unpickling creates a file."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("trapped",)
-
-
-class Bomb:
-    """An object whose unpickling takes 8 GB. torch allows it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return bytearray, (1 << 33,)
-
-
-def _rezip(path: Path, **options: Any) -> None:
-    with zipfile.ZipFile(path) as archive:
-        files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(path, "w", **options) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
 
 
 def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path) -> None:
@@ -114,14 +110,10 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
         assert not Path("trapped").exists()
 
     nanogpt_file(path, checkpoint, config=Trap())
-    refused("mkdir")
-    nanogpt_file(path, checkpoint, config=Bomb())
-    refused("bytearray")
-    nanogpt_file(path, checkpoint, config="x" * (5 << 20))
-    refused("besides its tensors")
-    for tensor in (torch.ones(1).expand(20_000, 40_000), torch.ones(2, dtype=torch.int64)):
-        nanogpt_file(path, checkpoint, model={"more": tensor})
-        refused("another order|names")
+    refused("no code")
+    for model in ({"more": torch.ones(1).expand(20_000, 40_000)}, {7: torch.ones(2)}, {"a": 7}, [7]):
+        nanogpt_file(path, checkpoint, model=model)
+        refused("missing" if "more" in model else "no code")
     path.write_bytes(pickle.dumps(Trap()))
     refused("no code")
     torch.save({"model": Trap()}, path, _use_new_zipfile_serialization=False)
@@ -131,9 +123,9 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
     for size in (0, 100, len(whole) // 2, len(whole) - 30):
         path.write_bytes(whole[:size])
         refused("ckpt.pt")
-    path.write_bytes(whole)
-    _rezip(path, compression=zipfile.ZIP_DEFLATED)
-    refused("compressed")
+    numbers = checkpoint.weights["blocks.0.mlp.up.weight"].tobytes()
+    path.write_bytes(whole.replace(numbers, bytes(len(numbers))))  # the checksum differs
+    refused("damaged")
     nanogpt_file(path, checkpoint, model_args=None)
     refused("model_args")
     arguments = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "bias": True}

@@ -1,14 +1,11 @@
-"""Curves of several seeds become their mean and range, in pictures and in TensorBoard."""
-
-from pathlib import Path
+"""Curves of several seeds become their mean and range."""
 
 import numpy as np
 import pytest
 from compared import measured
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minigpt.interpret.comparison import compare
-from minigpt.interpret.curves import band, panels, smoothed, write_tensorboard
+from minigpt.interpret.curves import band, panels, smoothed
 
 
 def test_bins_end_at_powers_of_two_and_hold_each_value_once() -> None:
@@ -52,20 +49,3 @@ def test_a_loss_of_zero_has_no_curve_in_another_unit() -> None:
     zero = [measured("one letter", loss=0.0, bits=0.0), measured("bytes", tokenizer="byte")]
     for panel in panels(compare(zero))[:3]:
         assert [bool(np.isfinite(line.y).any()) for line in panel.lines] == [False, True]
-
-
-def test_tensorboard_overlays_the_groups_and_keeps_no_earlier_ones(tmp_path: Path) -> None:
-    write_tensorboard(compare([measured("old")]), tmp_path)
-    (tmp_path / "notes.txt").touch()
-    found = compare([measured("a", loss=1.0, seed=1), measured("a2", loss=2.0, seed=2), measured("../b", n_layer=1)])
-    write_tensorboard(found, tmp_path)
-    names = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("events*")}
-    assert names == {"-b", "a, 2 seeds", "a, 2 seeds/lowest", "a, 2 seeds/highest"}
-    assert (tmp_path / "notes.txt").exists()
-    highest = EventAccumulator(str(tmp_path / "a, 2 seeds/highest")).Reload()
-    tags = highest.Tags()["scalars"]
-    titles = [f"compare/{panel.title}{', log10' * bool(panel.y_base)}" for panel in panels(found)]
-    assert sorted(tags) == sorted(titles)
-    by_step, _, _, by_distance = [highest.Scalars(title) for title in titles]
-    assert [(event.step, event.value) for event in by_step] == [(0, 10), (4, 6), (8, 2)]
-    assert [event.value for event in by_distance] == pytest.approx([-d * np.log10(2) for d in range(16)], abs=1e-6)
