@@ -39,6 +39,7 @@ from minigpt.training.parallel import ONE, Processes, as_process_error
 from minigpt.training.preparation import prepare
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
+from minigpt.training.snapshot import make_learner
 
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
@@ -106,23 +107,6 @@ def train(
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
         raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
-
-
-def make_learner(
-    config: RunConfig,
-    data: TokenDataset,
-    checkpoint: Checkpoint | None = None,
-    *,
-    start: Checkpoint | None = None,
-    processes: Processes = ONE,
-) -> Learner:
-    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
-    length, vocab_size = RunLength.of(config, len(data.train)), data.tokenizer.vocab_size
-    if checkpoint is None:
-        return Learner(config, vocab_size, length, start=start, processes=processes)
-    learner = Learner(config, vocab_size, length, saved=checkpoint.metadata.runtime, processes=processes)
-    snapshot.restore(learner, checkpoint)
-    return learner
 
 
 class Training:

@@ -298,11 +298,11 @@ def is_lost(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 
-def add_shards(first: int, count: int, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
-    """Return the sums of the tensors that `compute` returns for `count` shards, added as a balanced binary tree."""
-    if count == 1:
-        return compute(first)
-    left = add_shards(first, count // 2, compute)
-    right = add_shards(first + count // 2, count - count // 2, compute)
+def add_shards(shards: range, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
+    """Return the sums of the tensors that `compute` returns for each shard, added as a balanced binary tree."""
+    if len(shards) == 1:
+        return compute(shards[0])
+    half = len(shards) // 2
+    left, right = add_shards(shards[:half], compute), add_shards(shards[half:], compute)
     torch._foreach_add_(left, right)
     return left

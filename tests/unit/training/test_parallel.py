@@ -12,12 +12,12 @@ from minigpt.training.parallel import Processes, add_shards, check_count, choose
 @pytest.mark.parametrize("shards", [1, 2, 3, 5, 6, 8, 12, 16])
 def test_subtrees_added_in_pairs_give_the_bits_of_the_whole_tree(shards: int) -> None:
     gradients = torch.randn(shards, 1000) * torch.logspace(-4, 4, 1000)
-    whole = add_shards(0, shards, lambda shard: [gradients[shard].clone()])[0]
+    whole = add_shards(range(shards), lambda shard: [gradients[shard].clone()])[0]
     assert torch.allclose(whole, gradients.sum(0), rtol=1e-3)
     for size in (n for n in (1, 2, 4, 8, 16) if shards % n == 0):
         owned = [Processes(rank, size).shards(shards) for rank in range(size)]
         assert [shard for own in owned for shard in own] == list(range(shards))
-        sums = [add_shards(own.start, len(own), lambda shard: [gradients[shard].clone()])[0] for own in owned]
+        sums = [add_shards(own, lambda shard: [gradients[shard].clone()])[0] for own in owned]
         for distance in (1 << level for level in range(size.bit_length() - 1)):
             sums = [sums[rank] + sums[rank ^ distance] for rank in range(size)]
         assert all(torch.equal(each, whole) for each in sums)
