@@ -23,7 +23,6 @@ from minigpt.errors import (
     ConfigError,
     InsufficientMemoryError,
     JoinError,
-    LostProcessError,
     OtherProcessError,
     UserError,
     escape,
@@ -286,11 +285,6 @@ def choose_fsdp(size: int, config: RunConfig, parameters: int, device: str) -> b
                 raise
     check_model(parameters // size, device, has_average)
     return True
-
-
-def as_process_error(error: Exception, run: Path, saved_step: int | None) -> LostProcessError | None:
-    """Return an error that says that another process has ended or hangs; None for other errors."""
-    return LostProcessError(LOST_CONTACT, run, saved_step) if is_lost(error) else None
 
 
 def is_lost(error: Exception) -> bool:
