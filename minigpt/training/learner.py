@@ -104,8 +104,9 @@ class Learner:
 
     def environment(self) -> Environment:
         """Return everything outside the configuration that affects the last bits of a result."""
-        kind = "fsdp" if self.is_fsdp else "" if self.processes.is_exact else "all-reduce"
-        sums = f"{kind} of {self.processes.size} processes" if kind else "exact"
+        sums = "exact"
+        if self.is_fsdp or not self.processes.is_exact:
+            sums = f"{'fsdp' if self.is_fsdp else 'all-reduce'} of {self.processes.size} processes"
         return self.runtime.environment().model_copy(update={"sums": sums})
 
     def use(self, loss: Loss) -> None:

@@ -165,7 +165,8 @@ class Processes:
         for group in self.pairs or [self.group]:
             dist.all_reduce(flat, group=group)
         parts = flat.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+        sums = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        torch._foreach_copy_(list(tensors), sums)
 
     @torch.no_grad()
     def distribute(self, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
