@@ -1,21 +1,19 @@
 """`minigpt train --processes N`: start this command in several processes, the workers, and pass signals on to them.
 
-The standard input of a worker is a pipe from the launcher, which sends the numbers of signals. The pipe closes when the
-launcher ends in any way, so no worker outlives it.
+The standard input of a worker (worker.py) is a pipe from the launcher, which sends the numbers of signals. The pipe
+closes when the launcher ends in any way, so no worker outlives it.
 """
 
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, suppress
 
 from minigpt.cli.output import notice
-from minigpt.training.signals import Interrupts, raise_in_main_thread
+from minigpt.training.signals import Interrupts
 from minigpt.world import available_cores
 
 PATIENCE = 10.0
@@ -39,7 +37,7 @@ def launch(processes: int) -> int:
         workers = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "minigpt.cli.launch", *sys.argv[1:]],
+                    [sys.executable, "-m", "minigpt.cli.worker", *sys.argv[1:]],
                     env={**defaults, **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     bufsize=0,
@@ -69,21 +67,3 @@ def _wait(workers: "list[subprocess.Popen[bytes]]", interrupts: Interrupts) -> i
         time.sleep(0.05)
     code = code or next(filter(None, codes), 0)
     return code if code >= 0 else 128 - code
-
-
-def _follow() -> None:
-    """In a worker: receive a signal from the launcher. If it ends, receive SIGTERM, or end at once after a signal."""
-    received = os.read(0, 1)
-    number = received[0] if received else signal.SIGTERM
-    raise_in_main_thread(number)
-    if received:
-        os.read(0, 1)
-        os._exit(128 + number)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main() handles it
-    threading.Thread(target=_follow, daemon=True).start()
-    from minigpt.cli.main import main
-
-    main()
