@@ -101,15 +101,17 @@ class Processes:
         Raises:
             ConfigError: One has not.
         """
-        main, *others = self.gather(dict(settings))
-        for rank, own in enumerate(others, 1):
+        main = self.share(dict(settings))
+
+        def compare() -> None:
             changed = [
-                f"{key} {own.get(key)} instead of {value}" for key, value in main.items() if own.get(key) != value
+                f"{key} {settings.get(key)} instead of {main[key]}" for key in main if settings.get(key) != main[key]
             ]
-            if changed and self.is_main:
-                raise ConfigError(f"process {rank} differs from process 0: {escape('; '.join(changed))[:500]}")
             if changed:
-                raise OtherProcessError("processes differ")
+                problem = escape("; ".join(changed))[:500]
+                raise ConfigError(f"process {self.rank} differs from process 0: {problem}")
+
+        self.together(compare)
 
     def connect(self, config: RunConfig) -> None:
         """Create the groups for training, whose operations fail after `runtime.timeout` (collective)."""
