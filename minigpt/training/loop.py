@@ -154,7 +154,7 @@ class Training:
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
         train, state = self.config.train, self.state
-        with Interrupts(self.clock.skip, is_silent=not self.processes.is_main) as interrupts:
+        with Interrupts(is_silent=not self.processes.is_main) as interrupts:
             self.matmul_speed = measure_matmul(self.learner.runtime)
             self.clock.restart()
             if state.step == 0:

@@ -78,19 +78,12 @@ class Clock:
 
     def restart(self) -> None:
         """Start this session now: do not count what came before, such as compiling."""
-        self.began = self.read = time.perf_counter()
+        self.began = time.perf_counter()
         self.evaluating = self.evaluated_at = 0.0
-
-    def skip(self) -> None:
-        """Skip the time since the clock was last read: the process was stopped, for example by Ctrl-Z."""
-        seconds = time.perf_counter() - self.read
-        self.began += seconds
-        self.read += seconds
 
     @property
     def session(self) -> float:
-        self.read = time.perf_counter()
-        return self.read - self.began
+        return time.perf_counter() - self.began
 
     @property
     def total(self) -> float:
