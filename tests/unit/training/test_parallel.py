@@ -1,4 +1,4 @@
-"""How several processes divide a batch, add up gradients, and decide whether to shard the model."""
+"""How several processes divide a batch, add up gradients, and decide whether to split the model."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_which_numbers_of_processes_can_divide_the_shards(
                 check_count(size, config)
 
 
-def test_a_model_is_sharded_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_splits_a_model_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = 1000
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 16 * parameters - 1)  # a copy needs 16 each
     assert choose_fsdp(2, make_config(), parameters, "cpu")
