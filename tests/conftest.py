@@ -36,7 +36,7 @@ if hasattr(signal, "SIGHUP"):
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
     """Restore signal handlers: a run stopped by a signal does not restore them."""
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGCONT")
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
     before = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
     yield
     for name, handler in before.items():

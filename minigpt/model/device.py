@@ -99,10 +99,14 @@ def choose_runtime(
     threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * (os.cpu_count() or 1) else torch.get_num_threads()
-    if dtype == "auto":
-        dtype = kept.dtype if kept else "bfloat16" if has_fast_bfloat16(kind) else "float32"
-    if kernels == "auto":
-        kernels = kept.kernels if kept else "cpu" if kind == "cpu" else "torch"
+    if dtype == "auto" and kept:
+        dtype = kept.dtype
+    elif dtype == "auto":
+        dtype = "bfloat16" if has_fast_bfloat16(kind) else "float32"
+    if kernels == "auto" and kept:
+        kernels = kept.kernels
+    elif kernels == "auto":
+        kernels = "cpu" if kind == "cpu" else "torch"
     runtime = Runtime(device, dtype, False, threads, kernels)
     if compile == "auto" and kept:
         compile = kept.compile

@@ -1,17 +1,15 @@
-"""Free memory, the memory that training needs, and what to do if it does not fit.
+"""Free memory, the checks before training, and what to do if something does not fit.
 
-If the system does not report its free memory, the checks pass.
+The checks count what a run cannot do without. They refuse nothing that would fit, start at once, and pass if the system
+does not report its free memory. `minigpt plan` also counts temporary tensors (`training/step_cost.py`), which takes
+seconds.
 """
 
-import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
@@ -21,8 +19,6 @@ SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 """Parts of PyTorch's error messages when memory runs out."""
-LSTM_WORKSPACE = 15.3
-"""Size of oneDNN's workspace for an LSTM layer on a CPU, as a multiple of the output. Measured: 15.1 to 15.6."""
 
 
 def free_memory_bytes(device: str) -> int | None:
@@ -78,37 +74,6 @@ def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> 
         compute()
     own = {StorageWeakRef(weight.untyped_storage()) for weight in weights}
     return sum(size for storage, size in kept.items() if storage not in own)
-
-
-class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of the tensors that the block creates, while they exist: `live`, and the `peak`.
-
-    Fake tensors count in full, although they hold no numbers.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
-        self.storages: dict[int, weakref.ref[Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.storages:
-                size = storage.nbytes()
-                if func is torch.ops.aten.mkldnn_rnn_layer.default and not size:  # fake tensors lack the workspace
-                    size = int(LSTM_WORKSPACE * result[0].nbytes)
-                self._add(storage, size)
-        return result
-
-    def _add(self, storage: torch.UntypedStorage, size: int) -> None:
-        def free(_: Any, key: int = storage._cdata) -> None:
-            self.live -= size
-            del self.storages[key]
-
-        self.storages[storage._cdata] = weakref.ref(storage, free)
-        self.live += size
-        self.peak = max(self.peak, self.live)
 
 
 def as_memory_error(error: Exception, config: RunConfig | None = None) -> InsufficientMemoryError | None:

@@ -4,17 +4,11 @@ import math
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import parameter_shapes
-from minigpt.model.load import Model
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     """Return the number of parameters without building the model."""
     return sum(math.prod(shape) for shape in parameter_shapes(config, vocab_size).values())
-
-
-def flops_per_token(model: Model) -> int:
-    """Return the floating-point operations to train on one token: `training_flops` of a model."""
-    return training_flops(model.config, model.token_embedding.num_embeddings)
 
 
 def training_flops(config: ModelConfig, vocab_size: int) -> int:

@@ -3,11 +3,9 @@
 This file does not import DTensor, which takes 0.4 s.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -40,18 +38,6 @@ def gathered(own: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor from the rows `own` of each process, if `like` is a DTensor (collective)."""
     if not is_dtensor(like):
         return own
-    sharded: Any = like
+    split: Any = like
     shape = {"shape": like.shape, "stride": like.stride()}
-    return whole(sharded.from_local(own, sharded.device_mesh, sharded.placements, **shape))
-
-
-def add_accumulated(model: nn.Module, shards: range, accumulate: Callable[[int], Tensor]) -> Tensor:
-    """Call `accumulate` for each shard of a batch, and return the sum of its losses (collective).
-
-    FSDP2 keeps the gradients in each process, and exchanges them after the last shard.
-    """
-    losses = []
-    for shard in shards:
-        model.set_requires_gradient_sync(shard == shards[-1])  # type: ignore[operator]
-        losses.append(accumulate(shard))
-    return torch.stack(losses).sum()
+    return whole(split.from_local(own, split.device_mesh, split.placements, **shape))

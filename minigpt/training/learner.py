@@ -5,7 +5,7 @@ A learner knows no folder, no clock and no metrics. Methods marked "collective" 
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,18 +18,15 @@ from minigpt.model.gpt import GPT, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.seeds import mix_seed
-from minigpt.storage.checkpoint import Arrays, Checkpoint
+from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.text.batches import batch_at
 from minigpt.text.tokenizer import Ids
 from minigpt.training.compilation import Loss
-from minigpt.training.dtensors import add_accumulated, is_dtensor, local, whole
+from minigpt.training.dtensors import local, whole
 from minigpt.training.optim import Optimizer
 from minigpt.training.parallel import ONE, Processes, add_shards, choose_fsdp
 from minigpt.training.schedule import RunLength
-
-RAW = "weights/"
-"""Prefix of the raw weights in the state of the optimizer, if the saved weights are their moving average."""
 
 
 class Learner:
@@ -107,8 +104,9 @@ class Learner:
 
     def environment(self) -> Environment:
         """Return everything outside the configuration that affects the last bits of a result."""
-        kind = "fsdp" if self.is_fsdp else "" if self.processes.is_exact else "all-reduce"
-        sums = f"{kind} of {self.processes.size} processes" if kind else "exact"
+        sums = "exact"
+        if self.is_fsdp or not self.processes.is_exact:
+            sums = f"{'fsdp' if self.is_fsdp else 'all-reduce'} of {self.processes.size} processes"
         return self.runtime.environment().model_copy(update={"sums": sums})
 
     def use(self, loss: Loss) -> None:
@@ -137,18 +135,18 @@ class Learner:
         Returns:
             The mean loss in nats, and the norm of all gradients before clipping.
         """
-        train, context, processes = self.config.train, self.config.model.context, self.processes
+        train, processes = self.config.train, self.processes
         shards, each = processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
         part = slice(shards.start * each, shards.stop * each)
-        batch = batch_at(tokens, context, train.batch_size, train.seed, step, part=part)
+        batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, step, part=part)
         xs, ys = (ids.to(self.runtime.device).split(each) for ids in batch)  # for each shard
 
-        def accumulate(shard: int) -> Tensor:
+        def shard_backward(shard: int) -> Tensor:
             reseed(self.runtime, mix_seed(train.seed, "dropout", step, shard))
             return self._accumulate(xs[shard - shards.start], ys[shard - shards.start])
 
         self.optimizer.zero_grad()
-        loss = self._add_up(shards, accumulate)
+        loss = self._fsdp_sum(shards, shard_backward) if self.is_fsdp else self._tree_sum(shards, shard_backward)
         norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
         loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the only wait for the device in a step
         return loss_value, norm_value
@@ -165,23 +163,29 @@ class Learner:
             total += loss.detach()
         return total
 
-    def _add_up(self, shards: range, accumulate: Callable[[int], Tensor]) -> Tensor:
-        """Add the gradients and losses of all shards of all processes (collective). Return the loss."""
-        if self.is_fsdp:
-            loss = add_accumulated(self.model, shards, accumulate)
-            self.processes.sum([loss])
-            return loss
+    def _tree_sum(self, shards: range, shard_backward: Callable[[int], Tensor]) -> Tensor:
+        """Add the gradients and losses of all shards of all processes in a fixed order. Return the loss."""
         parameters = list(self.optimizer.names)
 
-        def gradients(shard: int) -> list[Tensor]:
+        def gradients_and_loss(shard: int) -> list[Tensor]:
             self.optimizer.zero_grad()
-            loss = accumulate(shard)
+            loss = shard_backward(shard)
             return [*(p.grad for p in parameters if p.grad is not None), loss]
 
-        *sums, loss = add_shards(shards.start, len(shards), gradients)
+        *sums, loss = add_shards(shards, gradients_and_loss)
         self.processes.sum([*sums, loss])
         for parameter, total in zip(parameters, sums, strict=True):
             parameter.grad = total
+        return loss
+
+    def _fsdp_sum(self, shards: range, shard_backward: Callable[[int], Tensor]) -> Tensor:
+        """Let FSDP2 add the gradients of all shards, and exchange them after the last one. Return the loss."""
+        losses = []
+        for shard in shards:
+            self.model.set_requires_gradient_sync(shard == shards[-1])  # type: ignore[operator]
+            losses.append(shard_backward(shard))
+        loss = torch.stack(losses).sum()
+        self.processes.sum([loss])
         return loss
 
     def update(self, lr_factor: float, gradient_norm: float, step: int) -> bool:
@@ -203,34 +207,3 @@ class Learner:
                 averages, weights = (list(map(local, model.parameters())) for model in (self.average, self.model))
                 torch._foreach_lerp_(averages, weights, 1 - decay)
         return is_clipped
-
-    # --- saving ------------------------------------------------------------------------------------------
-
-    def take(self) -> tuple[Arrays, Arrays] | None:
-        """Return the weights and the optimizer state that this process saves. None if one is not finite."""
-        weights, state = self.model.state_dict(), self.optimizer.state_dict()
-        if self.average is not None:
-            state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
-            weights = self.average.state_dict()
-
-        def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-            own = {name: tensor for name, tensor in tensors.items() if self.processes.is_main or is_dtensor(tensor)}
-            return {name: local(tensor).cpu().numpy() for name, tensor in own.items()}
-
-        is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *state.values()))
-        return (arrays(weights), arrays(state)) if is_finite else None
-
-    def give(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Load what `take` returned on all processes together (collective).
-
-        Only the main process needs the numbers. On the others, the shapes of `state` are enough.
-
-        Raises:
-            ValueError, KeyError: Something does not fit the model.
-        """
-        raw = {name.removeprefix(RAW): tensor for name, tensor in state.items() if name.startswith(RAW)}
-        self.processes.distribute(raw or weights, self.model.state_dict())
-        moments = {name: tensor for name, tensor in state.items() if not name.startswith(RAW)}
-        self.optimizer.load_state_dict(moments, self.processes)
-        if self.average is not None:
-            self.processes.distribute(weights, self.average.state_dict())

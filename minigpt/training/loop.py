@@ -6,18 +6,17 @@ The exception is a run with a length in minutes: its learning rate follows the c
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
-from minigpt.errors import DivergedError, TrainingError, escape, reason
+from minigpt.errors import DivergedError, escape
 from minigpt.model.device import measure_matmul
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
-from minigpt.model.memory import as_memory_error, peak_memory
+from minigpt.model.memory import peak_memory
 from minigpt.model.waiting import is_busy
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
@@ -34,11 +33,13 @@ from minigpt.training.outcome import (
     refuse_if_finished,
     resume_settings,
     settings_card,
+    typed_errors,
 )
-from minigpt.training.parallel import ONE, Processes, as_process_error
+from minigpt.training.parallel import ONE, Processes
 from minigpt.training.preparation import prepare
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
+from minigpt.training.snapshot import make_learner
 
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
@@ -72,57 +73,19 @@ def train(
         InsufficientMemoryError: The model or the batch does not fit.
         LostProcessError: Another process has ended or hangs.
     """
-    try:
+    with typed_errors(config, run, data):
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
-        state = resume.metadata.state if resume else TrainState()
-        if processes.is_main and newest_step(run) == state.step:  # nothing to quarantine
-            repair(run, state)  # remove what a killed save left, even if the run is finished
-        refuse_if_finished(config, run, RunLength.of(config, len(data.train)), state)
-        quarantined = repair(run, state) if processes.is_main else []  # newer checkpoints, which are damaged
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
         training = Training(config, run, data, resume, start=start, metrics=metrics, in_place=in_place, learner=learner)
+        quarantined = training.repair()
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
             for path in quarantined:
                 metrics.message(f"quarantined a damaged checkpoint: {path}")
-            learner.use(prepare(learner, data.train, state.step, metrics.message))
-            if resume and (changes := training.changes(resume)):
-                metrics.message(f"results may differ in the last digits from here on: {', '.join(changes)}")
-            if processes.is_main:
-                record_start(run, state.step, command, learner.environment(), processes.size)
-            metrics.to_tensorboard("add_text", "settings", settings_card(config), state.step)
+            training.prepare(resume, command)
             return training.loop(probes)
-    except (MemoryError, RuntimeError) as error:
-        problem = as_memory_error(error, config) or as_process_error(error, run, newest_step(run))
-        if problem is None:
-            raise
-        raise problem from error
-    except IndexError as error:
-        if max(data.train.max(), data.validation.max()) < data.tokenizer.vocab_size:
-            raise
-        raise TrainingError("the encoded text in the cache changed during training", run, newest_step(run)) from error
-    except OSError as error:
-        place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
-        raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
-
-
-def make_learner(
-    config: RunConfig,
-    data: TokenDataset,
-    checkpoint: Checkpoint | None = None,
-    *,
-    start: Checkpoint | None = None,
-    processes: Processes = ONE,
-) -> Learner:
-    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
-    length, vocab_size = RunLength.of(config, len(data.train)), data.tokenizer.vocab_size
-    if checkpoint is None:
-        return Learner(config, vocab_size, length, start=start, processes=processes)
-    learner = Learner(config, vocab_size, length, saved=checkpoint.metadata.runtime, processes=processes)
-    snapshot.restore(learner, checkpoint)
-    return learner
 
 
 class Training:
@@ -149,7 +112,9 @@ class Training:
         self.metrics, self.in_place = metrics or Metrics(), in_place
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
-        self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
+        self.origin = start.origin if start else None
+        if checkpoint:
+            self.origin = checkpoint.metadata.origin
         self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
         every, tokens = config.train.eval_every, config.train.batch_size * config.model.context
         self.eval_steps = self.length.eval_steps(tokens, len(data.validation)) if every == "auto" else every
@@ -159,16 +124,37 @@ class Training:
         """Seconds of training and tokens at the last log line."""
         self.speed, self.was_busy = "", False
 
-    def changes(self, checkpoint: Checkpoint) -> list[str]:
-        """Return what differs from the checkpoint that this run resumes, and may change results from here on."""
-        changes = self.learner.environment().changes(checkpoint.metadata.runtime)
-        before, now = checkpoint.config.train.sequences_at_once, self.config.train.sequences_at_once
-        return changes + ([f"micro-batches of {now} instead of {before}"] if before != now else [])
+    def repair(self) -> list[Path]:
+        """Remove what a killed save left, then quarantine newer checkpoints, which are damaged. Return their paths.
+
+        Raises:
+            RunFinishedError: There is nothing left to do. Nothing is quarantined.
+        """
+        if self.processes.is_main and newest_step(self.run) == self.state.step:
+            repair(self.run, self.state)  # even if the run is finished: there is nothing to quarantine
+        refuse_if_finished(self.config, self.run, self.length, self.state)
+        return repair(self.run, self.state) if self.processes.is_main else []
+
+    def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
+        """Check that a batch fits, compile, and record and report what this process computes with (collective)."""
+        learner, message = self.learner, self.metrics.message
+        learner.use(prepare(learner, self.data.train, self.state.step, message))
+        environment = learner.environment()
+        if resume:
+            changes = environment.changes(resume.metadata.runtime)
+            before, now = resume.config.train.sequences_at_once, self.config.train.sequences_at_once
+            if before != now:
+                changes.append(f"micro-batches of {now} instead of {before}")
+            if changes:
+                message(f"results may differ in the last digits from here on: {', '.join(changes)}")
+        if self.processes.is_main:
+            record_start(self.run, self.state.step, command, environment, self.processes.size)
+        self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the length is reached, validation stops improving, or a signal arrives."""
         train, state = self.config.train, self.state
-        with Interrupts(self.clock.skip, is_silent=not self.processes.is_main) as interrupts:
+        with Interrupts(is_silent=not self.processes.is_main) as interrupts:
             self.matmul_speed = measure_matmul(self.learner.runtime)
             self.clock.restart()
             if state.step == 0:
@@ -226,6 +212,11 @@ class Training:
         self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
         self.learner.optimizer.zero_grad()  # a histogram of these gradients in evaluate() would fail
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The learning rates of the last step by name."""
+        return {name: peak * self.lr_factor for name, peak in self.learner.optimizer.peak_rates.items()}
+
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
         state, learner = self.state, self.learner
@@ -239,7 +230,7 @@ class Training:
         state.train_loss = state.loss_sum / state.loss_count
         scalars = {
             "loss/train": state.train_loss,
-            **{f"optimizer/{name}": peak * self.lr_factor for name, peak in learner.optimizer.peak_rates.items()},
+            **{f"optimizer/{name}": rate for name, rate in self.rates.items()},
             "optimizer/gradient_norm": self.gradient_norm,
             "optimizer/clipped_share": state.clipped_count / state.loss_count,
             "speed/characters_per_second": characters_per_second,
@@ -261,8 +252,8 @@ class Training:
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
         model, autocast = self.learner.best_model, self.learner.runtime.autocast
-        text = (self.data.validation, self.data.tokenizer)
-        result = evaluate(model, *text, autocast=autocast, processes=self.processes)
+        text, tokenizer = self.data.validation, self.data.tokenizer
+        result = evaluate(model, text, tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
@@ -311,19 +302,23 @@ class Training:
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:
-        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
-        parts = [activity, *(f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None), self.speed]
-        position, total, unit = self.length.position(self.state.step, self.clock.total)
-        self.metrics.progress(position, total, unit, ", ".join(filter(None, parts)))
+        state, status = self.state, [activity]
+        if state.train_loss is not None:
+            status.append(f"loss {state.train_loss:.3f}")
+        if state.validation_loss is not None:
+            status.append(f"val {state.validation_loss:.3f}")
+        status.append(self.speed)
+        position = self.length.position(state.step, self.clock.total)
+        self.metrics.progress(position, self.length.total, self.length.unit, ", ".join(filter(None, status)))
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""
-        settings = ["train.on_nonfinite=skip"] if self.config.train.on_nonfinite == "stop" else []
-        settings += ["runtime.dtype=float32"] if self.learner.runtime.dtype != "float32" else []
-        rates = [
-            f"{name.replace('_', ' ')} {p * self.lr_factor:.2g}"
-            for name, p in self.learner.optimizer.peak_rates.items()
-        ]
-        figures = f"{', '.join(rates)}, gradient norm {self.gradient_norm:g}, {self.learner.runtime.dtype}"
-        problem = f"step {self.state.step}: {problem} ({figures})"
+        dtype, settings = self.learner.runtime.dtype, []
+        if self.config.train.on_nonfinite == "stop":
+            settings.append("train.on_nonfinite=skip")
+        if dtype != "float32":
+            settings.append("runtime.dtype=float32")
+        figures = [f"{name.replace('_', ' ')} {rate:.2g}" for name, rate in self.rates.items()]
+        figures += [f"gradient norm {self.gradient_norm:g}", dtype]
+        problem = f"step {self.state.step}: {problem} ({', '.join(figures)})"
         return DivergedError(problem, self.run, newest_step(self.run), tuple(settings))

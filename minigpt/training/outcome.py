@@ -1,15 +1,22 @@
-"""The end of a run, and the settings that resume it."""
+"""The end of a run: its result or error, and the settings that resume it."""
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minigpt.config.resolve import decisive, flatten, show
 from minigpt.config.schema import RunConfig
-from minigpt.errors import RunFinishedError
+from minigpt.errors import LostProcessError, RunFinishedError, TrainingError, escape, reason
+from minigpt.model.memory import as_memory_error
 from minigpt.storage.metadata import TrainState
+from minigpt.storage.runs import newest_step
+from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
+from minigpt.training.parallel import LOST_CONTACT, is_lost
 from minigpt.training.schedule import RunLength
 
 
@@ -25,6 +32,26 @@ class Outcome:
     """Whether validation stopped improving before the run reached its length."""
     resume_settings: tuple[str, ...]
     """Settings, as KEY=VALUE, with which a finished run can be resumed."""
+
+
+@contextmanager
+def typed_errors(config: RunConfig, run: Path, data: TokenDataset) -> Iterator[None]:
+    """Raise errors of PyTorch and the system as errors of minigpt, which name the newest checkpoint of the run."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if problem := as_memory_error(error, config):
+            raise problem from error
+        if is_lost(error):
+            raise LostProcessError(LOST_CONTACT, run, newest_step(run)) from error
+        raise
+    except IndexError as error:
+        if max(data.train.max(), data.validation.max()) < data.tokenizer.vocab_size:
+            raise
+        raise TrainingError("the encoded text in the cache changed during training", run, newest_step(run)) from error
+    except OSError as error:
+        place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
+        raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
 
 
 def hparams(config: RunConfig) -> dict[str, Any]:

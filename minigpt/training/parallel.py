@@ -23,7 +23,6 @@ from minigpt.errors import (
     ConfigError,
     InsufficientMemoryError,
     JoinError,
-    LostProcessError,
     OtherProcessError,
     UserError,
     escape,
@@ -102,15 +101,17 @@ class Processes:
         Raises:
             ConfigError: One has not.
         """
-        main, *others = self.gather(dict(settings))
-        for rank, own in enumerate(others, 1):
+        main = self.share(dict(settings))
+
+        def compare() -> None:
             changed = [
-                f"{key} {own.get(key)} instead of {value}" for key, value in main.items() if own.get(key) != value
+                f"{key} {settings.get(key)} instead of {main[key]}" for key in main if settings.get(key) != main[key]
             ]
-            if changed and self.is_main:
-                raise ConfigError(f"process {rank} differs from process 0: {escape('; '.join(changed))[:500]}")
             if changed:
-                raise OtherProcessError("processes differ")
+                problem = escape("; ".join(changed))[:500]
+                raise ConfigError(f"process {self.rank} differs from process 0: {problem}")
+
+        self.together(compare)
 
     def connect(self, config: RunConfig) -> None:
         """Create the groups for training, whose operations fail after `runtime.timeout` (collective)."""
@@ -166,7 +167,8 @@ class Processes:
         for group in self.pairs or [self.group]:
             dist.all_reduce(flat, group=group)
         parts = flat.split([tensor.numel() for tensor in tensors])
-        torch._foreach_copy_(list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+        sums = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        torch._foreach_copy_(list(tensors), sums)
 
     @torch.no_grad()
     def distribute(self, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -288,21 +290,16 @@ def choose_fsdp(size: int, config: RunConfig, parameters: int, device: str) -> b
     return True
 
 
-def as_process_error(error: Exception, run: Path, saved_step: int | None) -> LostProcessError | None:
-    """Return an error that says that another process has ended or hangs; None for other errors."""
-    return LostProcessError(LOST_CONTACT, run, saved_step) if is_lost(error) else None
-
-
 def is_lost(error: Exception) -> bool:
     """Return whether an error means that another process has ended or hangs."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 
-def add_shards(first: int, count: int, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
-    """Return the sums of the tensors that `compute` returns for `count` shards, added as a balanced binary tree."""
-    if count == 1:
-        return compute(first)
-    left = add_shards(first, count // 2, compute)
-    right = add_shards(first + count // 2, count - count // 2, compute)
+def add_shards(shards: range, compute: Callable[[int], list[Tensor]]) -> list[Tensor]:
+    """Return the sums of the tensors that `compute` returns for each shard, added as a balanced binary tree."""
+    if len(shards) == 1:
+        return compute(shards[0])
+    half = len(shards) // 2
+    left, right = add_shards(shards[:half], compute), add_shards(shards[half:], compute)
     torch._foreach_add_(left, right)
     return left

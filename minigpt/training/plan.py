@@ -1,7 +1,9 @@
 """What a run would take: memory by part for each kind of parallelism, operations and time. No text is read."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,7 +82,11 @@ def process_memory(
     gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)) if is_tree else 1) // parts
     weights, state = step["weights"] // parts, step["optimizer"] // parts
     # FSDP gathers the embeddings and one block, and has their whole gradients. Muon updates a whole matrix at a time.
-    exchange = 2 * block["weights"] if parts > 1 else step["gradients"] if processes > 1 else 0
+    exchange = 0
+    if parts > 1:
+        exchange = 2 * block["weights"]
+    elif processes > 1:
+        exchange = step["gradients"]
     adds = parts > 1 or sequences < train.batch_size // train.shards or (shards > 1 and not is_tree)
     backward = gradients + (step["more"] if adds else step["first"] - step["gradients"])
     update = step["gradients"] // parts + (block if parts > 1 else step)["update"]
@@ -105,15 +111,16 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     free = free_memory_bytes(runtime.device) if is_here else None
     free = free // processes if free and is_cpu else free  # processes on GPUs have one each
     kinds = ("data", "fsdp") if processes > 1 else ("data",)
-    parallel = {kind: _fit(config, free, vocab_size, runtime, processes, kind, program) for kind in kinds}
+    common: dict[str, Any] = {"vocab_size": vocab_size, "runtime": runtime, "processes": processes, "program": program}
+    parallel = {kind: _fit(config, free, partial(process_memory, **common, kind=kind)) for kind in kinds}
     step_seconds, is_measured = None, False
     if is_here:
         sequences = train.shards // processes * (train.batch_size // train.shards)
-        measured, is_measured = measure_step(config, vocab_size, runtime, seconds), True
-        if measured is None:
-            measured, is_measured = (3 * each * config.model.context / measure_matmul(runtime), 0.0), False
+        measured = measure_step(config, vocab_size, runtime, seconds)
+        is_measured = measured is not None
+        sequence, update = measured or (3 * each * config.model.context / measure_matmul(runtime), 0.0)
         waiting = max(1.0, processes * runtime.threads / cores) if is_cpu else 1.0
-        step_seconds = waiting * (sequences * measured[0] + measured[1])
+        step_seconds = waiting * (sequences * sequence + update)
     parameters = count_parameters(config.model, vocab_size)
     return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
 
@@ -124,16 +131,17 @@ def _runtime(config: RuntimeConfig, threads: int, flops: float) -> tuple[Runtime
     try:
         return choose_runtime(chosen, flops=flops), True
     except DeviceError:
-        return Runtime(config.device, "bfloat16" if config.dtype == "auto" else config.dtype, False, threads), False
+        dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+        return Runtime(config.device, dtype, False, threads), False
 
 
-def _fit(config: RunConfig, free: int | None, *common: Any) -> Memory:
-    """Return what `process_memory` does, whether it fits in `free` bytes, and the settings that make it fit."""
+def _fit(config: RunConfig, free: int | None, needs: Callable[[RunConfig, int], Memory]) -> Memory:
+    """Return what a run `needs`, whether it fits in `free` bytes, and the settings that make it fit."""
     train, shard = config.train, config.train.batch_size // config.train.shards
-    memory = process_memory(config, train.sequences_at_once, *common)
+    memory = needs(config, train.sequences_at_once)
     if free is None:
         return memory
-    one, most = process_memory(config, 1, *common).peak, process_memory(config, shard, *common).peak
+    one, most = needs(config, 1).peak, needs(config, shard).peak
     each = max(1, (most - one) // max(1, shard - 1))
     largest = largest_micro_batch(config, 1 + int(SPARING * free - one) // each)
     settings: tuple[str, ...] = ()
@@ -141,6 +149,6 @@ def _fit(config: RunConfig, free: int | None, *common: Any) -> Memory:
         settings = (f"train.micro_batch_size={largest}",)
     elif memory.peak > free and not config.model.is_recurrent:
         sparing = config.runtime.model_copy(update={"activation_checkpointing": True})
-        if process_memory(config.model_copy(update={"runtime": sparing}), 1, *common).peak <= free:
+        if needs(config.model_copy(update={"runtime": sparing}), 1).peak <= free:
             settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
     return replace(memory, fits=memory.peak <= free, largest_micro_batch=largest, settings=settings)

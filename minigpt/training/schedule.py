@@ -27,17 +27,27 @@ class RunLength:
             return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
         return cls(train.steps, 0.0)
 
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the completed fraction of the run. If the length is in steps, use the middle of the next step."""
-        return min(1.0, seconds / self.seconds if self.steps is None else (step + 0.5) / self.steps)
+    @property
+    def total(self) -> float:
+        """The length, in `unit`s."""
+        return self.seconds if self.steps is None else self.steps
 
-    def position(self, step: int, seconds: float) -> tuple[float, float, str]:
-        """Return where the run is, its length, and the unit of both."""
-        return (seconds, self.seconds, "second") if self.steps is None else (step, self.steps, "step")
+    @property
+    def unit(self) -> str:
+        return "second" if self.steps is None else "step"
+
+    def position(self, step: int, seconds: float) -> float:
+        """Return where the run is, in `unit`s."""
+        return seconds if self.steps is None else step
 
     def is_reached(self, step: int, seconds: float) -> bool:
         """Return whether the run is complete."""
-        return seconds >= self.seconds if self.steps is None else step >= self.steps
+        return self.position(step, seconds) >= self.total
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Return the completed fraction of the run. If the length is in steps, use the middle of the next step."""
+        half = 0.0 if self.steps is None else 0.5
+        return min(1.0, (self.position(step, seconds) + half) / self.total)
 
     def eval_steps(self, tokens_per_step: int, validation_tokens: int) -> int | None:
         """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
@@ -68,19 +78,12 @@ class Clock:
 
     def restart(self) -> None:
         """Start this session now: do not count what came before, such as compiling."""
-        self.began = self.read = time.perf_counter()
+        self.began = time.perf_counter()
         self.evaluating = self.evaluated_at = 0.0
-
-    def skip(self) -> None:
-        """Skip the time since the clock was last read: the process was stopped, for example by Ctrl-Z."""
-        seconds = time.perf_counter() - self.read
-        self.began += seconds
-        self.read += seconds
 
     @property
     def session(self) -> float:
-        self.read = time.perf_counter()
-        return self.read - self.began
+        return time.perf_counter() - self.began
 
     @property
     def total(self) -> float:

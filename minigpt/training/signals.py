@@ -8,13 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has neither
-SIGCONT = getattr(signal, "SIGCONT", None)
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
 PATIENCE = 1.0
@@ -78,14 +77,13 @@ class Interrupts:
     torchrun sends SIGTERM when another process has failed.
 
     Args:
-        on_continue: Called when the process continues after it was stopped.
         is_silent: Do not say what Ctrl-C does.
     """
 
-    def __init__(self, on_continue: Callable[[], None] = lambda: None, is_silent: bool = False) -> None:
+    def __init__(self, is_silent: bool = False) -> None:
         self.signal: int | None = None
         self.is_silent = is_silent
-        self.noted, self.is_over, self.on_continue = 0.0, False, on_continue
+        self.noted, self.is_over = 0.0, False
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -93,8 +91,6 @@ class Interrupts:
             handlers: dict[int, Any] = {signal.SIGINT: self._note, signal.SIGTERM: self._note}
             if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:  # nohup ignores it
                 handlers[SIGHUP] = self._note
-            if SIGCONT:
-                handlers[SIGCONT] = lambda *_: self.on_continue()
             self.previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 

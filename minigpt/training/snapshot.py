@@ -1,17 +1,43 @@
 """Save the tensors of a learner as a checkpoint, and restore them, also if each process holds only some rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
-from minigpt.storage.checkpoint import Checkpoint, load_optimizer, save_checkpoint, write_arrays
+from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Metadata
 from minigpt.storage.runs import InPlace
+from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
-from minigpt.training.learner import RAW, Learner
+from minigpt.training.dtensors import is_dtensor, local
+from minigpt.training.learner import Learner
+from minigpt.training.parallel import ONE, Processes
+from minigpt.training.schedule import RunLength
+
+RAW = "weights/"
+"""Prefix of the raw weights in the state of the optimizer, if the saved weights are their moving average."""
+
+
+def make_learner(
+    config: RunConfig,
+    data: TokenDataset,
+    checkpoint: Checkpoint | None = None,
+    *,
+    start: Checkpoint | None = None,
+    processes: Processes = ONE,
+) -> Learner:
+    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
+    length, vocab_size = RunLength.of(config, len(data.train)), data.tokenizer.vocab_size
+    if checkpoint is None:
+        return Learner(config, vocab_size, length, start=start, processes=processes)
+    learner = Learner(config, vocab_size, length, saved=checkpoint.metadata.runtime, processes=processes)
+    restore(learner, checkpoint)
+    return learner
 
 
 def save(
@@ -30,7 +56,7 @@ def save(
     processes = learner.processes
 
     def publish() -> bool:
-        arrays = learner.take()
+        arrays = _own_arrays(learner)
         is_finite = all(processes.gather(arrays is not None)) if learner.is_fsdp else arrays is not None
         if arrays is None or not is_finite:
             return False
@@ -61,10 +87,30 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     has_moments = any(not name.startswith(RAW) for name in shapes)
     if not has_moments and checkpoint.metadata.state.step > checkpoint.metadata.state.skipped:  # after an update
         raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
-    state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}  # whole on the main process
     state |= {name: torch.tensor(array) for name, array in stored.items()}
+    raw = {name.removeprefix(RAW): tensor for name, tensor in state.items() if name.startswith(RAW)}
+    moments = {name: tensor for name, tensor in state.items() if not name.startswith(RAW)}
     weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
     try:
-        learner.give(weights, state)
+        processes.distribute(raw or weights, learner.model.state_dict())
+        learner.optimizer.load_state_dict(moments, processes)
+        if learner.average is not None:
+            processes.distribute(weights, learner.average.state_dict())
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
+
+
+def _own_arrays(learner: Learner) -> tuple[Arrays, Arrays] | None:
+    """Return the weights and the optimizer state that this process saves. None if one is not finite."""
+    weights, state = learner.model.state_dict(), learner.optimizer.state_dict()
+    if learner.average is not None:
+        state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
+        weights = learner.average.state_dict()
+
+    def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+        own = {name: tensor for name, tensor in tensors.items() if learner.processes.is_main or is_dtensor(tensor)}
+        return {name: local(tensor).cpu().numpy() for name, tensor in own.items()}
+
+    is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *state.values()))
+    return (arrays(weights), arrays(state)) if is_finite else None

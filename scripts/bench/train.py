@@ -19,7 +19,7 @@ from minigpt.model.gpt import eval_mode, use_kernels
 from minigpt.model.kernels import TORCH
 from minigpt.model.load import Model, build_model
 from minigpt.model.memory import peak_memory
-from minigpt.model.size import flops_per_token
+from minigpt.model.size import training_flops
 from minigpt.seeds import mix_seed
 from minigpt.text.batches import batch_at
 from minigpt.text.dataset import TokenDataset, reload_dataset
@@ -121,7 +121,10 @@ def _workload(
         "loss_at_start": _initial_loss(model, config, data, runtime),
     }
     steps = _steps_within(seconds, step)
-    tokens, flops = config.train.batch_size * config.model.context, flops_per_token(model)
+    tokens, flops = (
+        config.train.batch_size * config.model.context,
+        training_flops(config.model, data.tokenizer.vocab_size),
+    )
 
     def measure() -> Round:
         matmul = measure_matmul(runtime)

@@ -127,14 +127,14 @@ def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:
     assert succeed(folder, "two", "--from", "start", size=2) == expected
 
 
-# --- sharded models ----------------------------------------------------------------------------------
+# --- split models ------------------------------------------------------------------------------------
 
-SHARDED = ("-s", "runtime.parallel=fsdp", "-s", "train.steps=20", "-s", "model.dropout=0.1")
+SPLIT = ("-s", "runtime.parallel=fsdp", "-s", "train.steps=20", "-s", "model.dropout=0.1")
 
 
 @pytest.mark.parametrize("settings", [[], ["-s", "optim.name=adamw", "-s", "train.ema=0.9"]], ids=["muon", "adamw"])
-def test_a_sharded_model_learns_like_a_whole_one(folder: Path, settings: list[str]) -> None:
-    settings = [*SHARDED, *settings, "-s", "train.steps=100", "-s", "train.shards=2", "-s", "train.eval_every=50"]
+def test_a_split_model_learns_like_a_whole_one(folder: Path, settings: list[str]) -> None:
+    settings = [*SPLIT, *settings, "-s", "train.steps=100", "-s", "train.shards=2", "-s", "train.eval_every=50"]
     whole = succeed(folder, "whole", *settings, "-s", "train.save_every=50", size=1)["state"]
     ranks = train(folder, "run", *settings, "-s", "train.save_every=50", size=2)
     assert [rank.code for rank in ranks] == [0, 0], ranks
@@ -144,9 +144,9 @@ def test_a_sharded_model_learns_like_a_whole_one(folder: Path, settings: list[st
     assert all(np.allclose(found.weights[key], weights[key], rtol=1e-2, atol=1e-4) for key in weights)
 
 
-def test_sharded_checkpoints_are_read_anywhere(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_checkpoints_are_read_anywhere(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process resumes, samples, evaluates, exports and verifies what four have written, and two go on from that."""
-    assert [rank.code for rank in train(folder, "run", *SHARDED, "-s", "train.ema=0.9", size=4)] == [0] * 4
+    assert [rank.code for rank in train(folder, "run", *SPLIT, "-s", "train.ema=0.9", size=4)] == [0] * 4
     last = step_folder(folder / "runs/run", 20)
     assert {path.name for path in last.iterdir()} == {
         "config.yaml", "metadata.json", "tokenizer.json",
@@ -169,7 +169,7 @@ def test_sharded_checkpoints_are_read_anywhere(folder: Path, cli: Cli, monkeypat
 
 @pytest.mark.parametrize("harm", ["missing", "flipped"])
 def test_a_missing_or_damaged_part_is_found(folder: Path, harm: str) -> None:
-    train(folder, "run", *SHARDED, "-s", "train.steps=4")
+    train(folder, "run", *SPLIT, "-s", "train.steps=4")
     part = step_folder(folder / "runs/run", 4) / "model-00002-of-00002.safetensors"
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
@@ -177,7 +177,7 @@ def test_a_missing_or_damaged_part_is_found(folder: Path, harm: str) -> None:
     with pytest.raises(CheckpointError, match="model-00002-of-00002") as error:
         load_checkpoint(folder / "runs/run", 4)
     assert error.value.intact
-    main, _ = train(folder, "run", *SHARDED, "-s", "train.steps=6")
+    main, _ = train(folder, "run", *SPLIT, "-s", "train.steps=6")
     assert main.code == 0, main
     assert "skipping the checkpoint of step 4" in main.err
 
@@ -221,7 +221,7 @@ def test_sigterm_to_one_or_all_saves_the_same_step(folder: Path, receivers: tupl
 
 
 def test_a_full_disk_of_one_process_ends_the_run_and_keeps_the_last_checkpoint(folder: Path) -> None:
-    settings = (*SHARDED, "-s", "model.n_embd=64", "-s", "train.steps=2")
+    settings = (*SPLIT, "-s", "model.n_embd=64", "-s", "train.steps=2")
     train(folder, "run", *settings)
     before = checkpoint_steps(folder / "runs/run")
     part = step_folder(folder / "runs/run", 2) / "model-00002-of-00002.safetensors"

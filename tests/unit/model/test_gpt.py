@@ -22,7 +22,7 @@ from minigpt.model.gpt import (
     use_kernels,
 )
 from minigpt.model.kernels import CPU, TORCH, Kernels, apply_rope
-from minigpt.model.size import count_parameters, flops_per_token
+from minigpt.model.size import count_parameters, training_flops
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 
@@ -109,7 +109,7 @@ def test_flops_are_those_of_the_matrix_products() -> None:
     """Three times the forward pass: two for each weight that multiplies, and attention over the whole context."""
     model = untrained_model("classic")
     C, T, L = 16, 10, 2
-    assert flops_per_token(model) == 3 * (2 * (L * 12 * C * C + V * C) + L * 4 * T * C)
+    assert training_flops(model.config, V) == 3 * (2 * (L * 12 * C * C + V * C) + L * 4 * T * C)
 
 
 def test_more_tokens_than_the_context_are_refused() -> None:

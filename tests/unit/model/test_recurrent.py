@@ -19,7 +19,7 @@ from minigpt.errors import ConfigError
 from minigpt.model.load import build_model
 from minigpt.model.recurrent import Recurrent
 from minigpt.model.reference import TorchEngine, numpy_engine
-from minigpt.model.size import flops_per_token
+from minigpt.model.size import training_flops
 from minigpt.sampling.generate import generate_ids
 
 VOCABULARY = 11
@@ -151,7 +151,7 @@ def test_shapes_are_known_without_building_the_model(family: str) -> None:
             model.config, VOCABULARY
         )
         matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
-        assert flops_per_token(model) == 6 * matrices
+        assert training_flops(model.config, VOCABULARY) == 6 * matrices
 
 
 def test_the_forget_gates_of_a_new_lstm_are_open() -> None:

@@ -1,4 +1,4 @@
-"""How several processes divide a batch, add up gradients, and decide whether to shard the model."""
+"""How several processes divide a batch, add up gradients, and decide whether to split the model."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from minigpt.training.parallel import Processes, add_shards, check_count, choose
 @pytest.mark.parametrize("shards", [1, 2, 3, 5, 6, 8, 12, 16])
 def test_subtrees_added_in_pairs_give_the_bits_of_the_whole_tree(shards: int) -> None:
     gradients = torch.randn(shards, 1000) * torch.logspace(-4, 4, 1000)
-    whole = add_shards(0, shards, lambda shard: [gradients[shard].clone()])[0]
+    whole = add_shards(range(shards), lambda shard: [gradients[shard].clone()])[0]
     assert torch.allclose(whole, gradients.sum(0), rtol=1e-3)
     for size in (n for n in (1, 2, 4, 8, 16) if shards % n == 0):
         owned = [Processes(rank, size).shards(shards) for rank in range(size)]
         assert [shard for own in owned for shard in own] == list(range(shards))
-        sums = [add_shards(own.start, len(own), lambda shard: [gradients[shard].clone()])[0] for own in owned]
+        sums = [add_shards(own, lambda shard: [gradients[shard].clone()])[0] for own in owned]
         for distance in (1 << level for level in range(size.bit_length() - 1)):
             sums = [sums[rank] + sums[rank ^ distance] for rank in range(size)]
         assert all(torch.equal(each, whole) for each in sums)
@@ -45,7 +45,7 @@ def test_which_numbers_of_processes_can_divide_the_shards(
                 check_count(size, config)
 
 
-def test_a_model_is_sharded_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_splits_a_model_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = 1000
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 16 * parameters - 1)  # a copy needs 16 each
     assert choose_fsdp(2, make_config(), parameters, "cpu")

@@ -12,11 +12,11 @@ from minigpt.errors import ConfigError
 from minigpt.model.device import Runtime
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import build_model
-from minigpt.model.memory import LiveMemory, backward_bytes
+from minigpt.model.memory import backward_bytes
 from minigpt.training import plan as planning
 from minigpt.training import step_cost
 from minigpt.training.plan import make_plan, process_memory
-from minigpt.training.step_cost import count_step
+from minigpt.training.step_cost import LiveMemory, count_step
 
 V = 13
 CPU = Runtime("cpu", "float32", False, 1, "cpu")

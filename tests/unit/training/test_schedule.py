@@ -77,16 +77,10 @@ def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
     refuse_if_finished(changed, Path("runs/r"), RunLength.of(changed, 1000), state)
 
 
-def test_a_clock_skips_the_time_while_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_tells_training_from_evaluating(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=lambda: now))
     clock = Clock(before=7.0)
-    now = 105.0
-    assert (clock.session, clock.total) == (5.0, 12.0)
-    now = 1000.0
-    clock.skip()
-    clock.skip()
-    assert (clock.session, clock.total) == (5.0, 12.0)
-    now = 1002.0
-    clock.evaluating += 1.0
-    assert (clock.session, clock.total, clock.training) == (7.0, 14.0, 6.0)
+    now = 107.0
+    clock.count_evaluation(1.0)
+    assert (clock.session, clock.total, clock.training, clock.evaluated_at) == (7.0, 14.0, 6.0, 6.0)

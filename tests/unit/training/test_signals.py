@@ -183,7 +183,7 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_without_a_signal_the_handlers_are_restored() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     with Interrupts() as interrupts:
         assert interrupts.signal is None
@@ -448,22 +448,3 @@ def test_a_stopped_terminal_drops_lines_and_shows_later_ones() -> None:
         press(b"\x11", is_ready=True)  # Ctrl-Q
         stderr.write("shown\n")
         assert shown(terminal) == b"shown\r\n"
-
-
-# ---- a process that is stopped ----
-
-
-def test_a_run_in_minutes_does_not_count_the_time_while_stopped(tmp_path: Path) -> None:
-    """The process is stopped for longer than the length of the run."""
-    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
-    often = ["-s", "train.minutes=0.03", "-s", "train.log_every=1"]
-    command = [sys.executable, "-m", "minigpt", "train", "text.txt", *TRAIN, *often]
-    lines = tmp_path / "runs/r/metrics.jsonl"
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL) as process:
-        wait_for_lines(lines, 3)
-        process.send_signal(signal.SIGSTOP)
-        before = wait_for_lines(lines, 0)
-        time.sleep(2.5)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
-    assert wait_for_lines(lines, 0) > before + 5
