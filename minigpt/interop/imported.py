@@ -20,8 +20,7 @@ from minigpt.model.device import choose_runtime
 from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
 from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainState
 from minigpt.storage.runs import new_run, record_start
-from minigpt.text.corpus import Scan
-from minigpt.text.dataset import scan_cached
+from minigpt.text.corpus import Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.setup import name_stem
@@ -88,7 +87,7 @@ def as_float32(dtype: str, content: bytes | bytearray) -> NDArray[np.float32]:
 
 def read_text(source: str, encoding: str) -> Scan:
     """Read the text that a model was trained on. Raises TextError."""
-    return scan_cached(open_corpus([source], encoding))
+    return scan(open_corpus([source], encoding))
 
 
 def create_run(found: Found, text: Scan | None, source: str | None, encoding: str, name: str | None, stem: str) -> Path:
