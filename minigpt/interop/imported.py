@@ -126,8 +126,8 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         runtime=choose_runtime(RuntimeConfig(dtype="float32", compile=False)).environment(),
         state=TrainState(step=step, validation_loss=loss, best_loss=loss, best_step=step if loss is not None else 0),
     )
-    with new_run(name, name_stem(stem)) as (run, in_place):
+    with new_run(name, name_stem(stem)) as run:
         write = partial(write_arrays, weights=found.weights, optimizer={})
-        save_checkpoint(run, config, tokenizer, metadata, write, in_place=in_place)
+        save_checkpoint(run, config, tokenizer, metadata, write)
         record_start(run, step, sys.argv, metadata.runtime)
     return run
