@@ -16,8 +16,8 @@ See how well the model predicts a text, and what its heads attend to:
 Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
 
     prepared = minigpt.prepare_run(["my.txt"], preset="tiny", assignments=["train.steps=100"])
-    with minigpt.new_run("mine", prepared.stem) as (run, in_place):
-        outcome = minigpt.train(prepared.config, run, prepared.data, in_place=in_place)
+    with minigpt.new_run("mine", prepared.stem) as run:
+        outcome = minigpt.train(prepared.config, run, prepared.data)
     print(outcome.state.best_loss)
 
 Compute with its best checkpoint in PyTorch:

@@ -31,16 +31,14 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size and characters of a text, and the settings that fit it. Check its copy in the cache."""
+    """Print the size and characters of a text, and the settings that fit it."""
     from minigpt.config.presets import fit
-    from minigpt.text.dataset import remove_damaged, scan_cached
+    from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
 
-    corpus = open_corpus(text, encoding, is_trusted=False)
-    found = scan_cached(corpus, is_trusted=False)
+    corpus = open_corpus(text, encoding)
+    found = scan(corpus)
     notice(*corpus.notices)
-    if damaged := remove_damaged(found.fingerprint):
-        notice(f"removed {damaged} damaged file{'s' * (damaged > 1)} from the cache; training encodes the text again")
     _, fitted = fit(found.characters, gpu=False)
     counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
     if as_json:

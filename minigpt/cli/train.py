@@ -20,7 +20,6 @@ from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
-    from minigpt.storage.runs import InPlace
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Probe
     from minigpt.training.outcome import Outcome
@@ -130,14 +129,14 @@ def _resume(processes: "Processes", resume: str, assignments: list[str], has_own
     run = processes.together(lambda: runs.find_run(resume))
     if has_own and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
-    with processes.on_main(lambda: runs.lock(run)) as in_place:
+    with processes.on_main(lambda: runs.lock(run)):
         try:
             own = processes.together(lambda: newest_intact(run) if processes.is_main else None)
             shared = processes.share(own and (replace(own[0], weights={}), list[str]()))  # only one needs the weights
             found = own or shared
             prepared = processes.together(lambda: prepare_resume(run, assignments, found, processes.size))
             processes.connect(prepared.config)
-            return _train(run, in_place or (lambda: True), prepared, processes)
+            return _train(run, prepared, processes)
         except RunFinishedError as error:
             if not is_auto:
                 raise
@@ -166,12 +165,11 @@ def _start(
 
     prepared = processes.together(prepare)
     processes.connect(prepared.config)
-    with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as new:
-        run, in_place = new or (Path(), lambda: True)
-        return _train(processes.share(run), in_place, prepared, processes)
+    with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as run:
+        return _train(processes.share(run or Path()), prepared, processes)
 
 
-def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun", processes: "Processes") -> int:
+def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     """Train, and return the exit code: 0, or that of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
@@ -194,7 +192,7 @@ def _train(run: Path, in_place: "InPlace", prepared: "PreparedRun", processes: "
     try:
         outcome = train(
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            in_place=in_place, processes=processes,
+            processes=processes,
         )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:

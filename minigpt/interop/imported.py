@@ -18,8 +18,7 @@ from minigpt.model.device import choose_runtime
 from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
 from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainState
 from minigpt.storage.runs import new_run, record_start
-from minigpt.text.corpus import Scan
-from minigpt.text.dataset import scan_cached
+from minigpt.text.corpus import Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.setup import name_stem
@@ -75,7 +74,7 @@ class Found:
 
 def read_text(source: str, encoding: str) -> Scan:
     """Read the text that a model was trained on. Raises TextError."""
-    return scan_cached(open_corpus([source], encoding))
+    return scan(open_corpus([source], encoding))
 
 
 def create_run(found: Found, text: Scan | None, source: str | None, encoding: str, name: str | None, stem: str) -> Path:
@@ -118,8 +117,8 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         runtime=choose_runtime(RuntimeConfig(dtype="float32", compile=False)).environment(),
         state=TrainState(step=step, validation_loss=loss, best_loss=loss, best_step=step if loss is not None else 0),
     )
-    with new_run(name, name_stem(stem)) as (run, in_place):
+    with new_run(name, name_stem(stem)) as run:
         write = partial(write_arrays, weights=found.weights, optimizer={})
-        save_checkpoint(run, config, tokenizer, metadata, write, in_place=in_place)
+        save_checkpoint(run, config, tokenizer, metadata, write)
         record_start(run, step, sys.argv, metadata.runtime)
     return run

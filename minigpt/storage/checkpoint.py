@@ -45,7 +45,7 @@ from minigpt.storage.metadata import (
     read_checked,
     read_metadata,
 )
-from minigpt.storage.runs import InPlace, find_checkpoint, intact_steps, newest_step, prune, step_folder
+from minigpt.storage.runs import find_checkpoint, has_moved, intact_steps, newest_step, prune, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -87,7 +87,6 @@ def save_checkpoint(
     metadata: Metadata,
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
-    in_place: InPlace = lambda: True,
 ) -> Path:
     """Publish a checkpoint, then remove old ones and update the run's config.yaml.
 
@@ -97,16 +96,15 @@ def save_checkpoint(
         metadata: The metadata, without hashes.
         write: Writes the arrays into the new folder, as `write_arrays` does.
         log: Receives a line for each failed attempt.
-        in_place: Returns whether `run` is still the folder that this process has locked.
 
     Raises:
-        RunMovedError: It is not. Nothing is saved.
+        RunMovedError: The folder was moved, removed or replaced since this process locked it. Nothing is saved.
         TrainingError: A write fails. Older checkpoints are intact.
     """
     folder = step_folder(run, metadata.step)
 
     def check() -> None:
-        if not in_place():
+        if has_moved(run):
             raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced during training")
 
     def save() -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,9 +42,9 @@ from minigpt.storage.metadata import (
     verify,
 )
 
-InPlace = Callable[[], bool]
-"""Returns whether a locked run folder is still at its path."""
 RESERVED = ("last", "best", "auto")
+LOCKED: dict[Path, os.stat_result] = {}
+"""The run folders that this process has locked, and the state of their lock files."""
 
 # --- find runs ---------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 
 
 @contextmanager
-def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
-    """Create and lock the folder of a new run: `name`, or `stem` plus the next free number. Yield as in `lock`.
+def new_run(name: str | None, stem: str) -> Iterator[Path]:
+    """Create, lock and yield the folder of a new run: `name`, or `stem` plus the next free number.
 
     Remove the folder if the block raises before any training, except if the error says how to resume.
 
@@ -197,16 +197,16 @@ def new_run(name: str | None, stem: str) -> Iterator[tuple[Path, InPlace]]:
         check_name(name)
         folder = RUNS / name
         make_folders(folder)
-    with lock(folder) as in_place:
+    with lock(folder):
         if name is not None:
             check_name(name)  # another process may have trained it meanwhile
         try:
-            yield folder, in_place
+            yield folder
         except BaseException as error:
             metrics = folder / "metrics.jsonl"
             is_trained = metrics.exists() and metrics.stat().st_size
             is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
-            if in_place() and not (is_trained or is_resumable):
+            if not (has_moved(folder) or is_trained or is_resumable):
                 for own in filter(is_run_file, names_in(folder)):
                     remove(folder / own)
                 with suppress(OSError):  # someone has added a file
@@ -239,11 +239,8 @@ def check_name(name: str) -> None:
 
 
 @contextmanager
-def lock(run: Path) -> Iterator[InPlace]:
+def lock(run: Path) -> Iterator[None]:
     """Lock a run folder against other processes.
-
-    Yield a function that returns whether the locked folder is still at this path. Someone may move, remove or replace
-    it. While the lock is held, no other file can have the inode of the lock file.
 
     Raises:
         RunLockedError: Another process is training this run.
@@ -259,13 +256,23 @@ def lock(run: Path) -> Iterator[InPlace]:
         with FileLock(file, timeout=0):
             with suppress(OSError):  # Windows cannot write to a locked file
                 file.write_text(f"process {os.getpid()} on {platform.node()}", "utf-8", "backslashreplace")
-            locked = file.stat()
-            yield lambda: file.exists() and os.path.samestat(file.stat(), locked)
+            LOCKED[run] = file.stat()
+            try:
+                yield
+            finally:
+                del LOCKED[run]
     except Timeout as error:
         holder = "another process"
         with suppress(UserError):
             holder = read_within(file, run, 300).decode("utf-8", "replace") or holder
         raise RunLockedError(f"run {escape(run.name)} is in use by {escape(holder)}") from error
+
+
+def has_moved(run: Path) -> bool:
+    """Return whether someone has moved, removed or replaced a run folder since this process locked it."""
+    file = run / LOCK
+    # While the lock is held, no other file can have the inode of the lock file.
+    return run in LOCKED and not (file.exists() and os.path.samestat(file.stat(), LOCKED[run]))
 
 
 def is_training(run: Path) -> bool:

@@ -1,7 +1,6 @@
 """Token datasets: a text encoded once into a memory-mapped file and split for training and validation."""
 
 import os
-import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from minigpt.config.schema import DataConfig
 from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
-from minigpt.files import remove
 from minigpt.paths import cache_folder
-from minigpt.text.cache import cached_file, file_state, recall, remember, short_hash
+from minigpt.text.cache import cached_file, short_hash
 from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
 from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
@@ -24,8 +21,6 @@ from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 CRC_BYTES = 4
 SHOWN = 8
 """The most characters outside the vocabulary to name."""
-CLOCK_NS = 2_000_000_000
-"""Resolution of the coarsest file system clock, in nanoseconds. Two changes within it may look like one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,7 @@ def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -
 def _scan(config: DataConfig) -> list[Scan]:
     """Scan the text, and the validation text if there is one."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    return [scan_cached(open_corpus(source, config.encoding)) for source in sources]
+    return [scan(open_corpus(source, config.encoding)) for source in sources]
 
 
 def _join(scans: Sequence[Scan]) -> str:
@@ -151,27 +146,7 @@ def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
     return train, validation
 
 
-# --- scanning and encoding -----------------------------------------------------------------------------
-
-
-def scan_cached(corpus: Corpus, is_trusted: bool = True) -> Scan:
-    """Scan a corpus. If `is_trusted` and its files have not changed, return the recorded result of the last scan."""
-    state = _state(corpus)
-    if is_trusted and (known := recall(state)):
-        return Scan(corpus, *known)
-    found = scan(corpus)
-    if state == _state(corpus):
-        remember(state, (found.characters, found.counts, found.fingerprint))
-    return found
-
-
-def _state(corpus: Corpus) -> list[object]:
-    """Return the state of the files. It is empty if one is so new that another change might not alter its state."""
-    latest = time.time_ns() - CLOCK_NS
-    files = [file_state(part.path) for part in corpus.parts]
-    if any(max(changed, modified) > latest for *_, changed, modified in files):
-        return []
-    return [*files, *((part.path.suffix, part.encoding, part.member) for part in corpus.parts)]
+# --- encoding -----------------------------------------------------------------------------------------
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, unknown: Unknown = "error") -> Ids:
@@ -192,14 +167,13 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error
 
 def _encode_into(path: Path, scanned: Scan, tokenizer: Tokenizer, unknown: Unknown) -> None:
     """Write a token file."""
-    state, fingerprint, crc32 = _state(scanned.corpus), Fingerprint(), 0
+    fingerprint, crc32 = Fingerprint(), 0
     with cached_file(path) as file:
         for ids in tokenizer.encode_blocks(fingerprint.read(scanned.corpus), unknown):
             file.write(ids.data)
             crc32 = zlib.crc32(ids.data, crc32)
         file.write(crc32.to_bytes(CRC_BYTES, "little"))
         if fingerprint.hexdigest() != scanned.fingerprint:
-            remember(state, None)  # the record may be wrong: scan the text next time
             raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
 
 
@@ -214,34 +188,16 @@ def _crc32(file: BinaryIO, size: int) -> int:
 
 def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
     """Return the tokens of a text (N,) as a read-only memory map, or None if they are not cached or are damaged."""
-    return _map(_cache_path(fingerprint, tokenizer), tokenizer.dtype)
-
-
-def remove_damaged(fingerprint: str) -> int:
-    """Read the cached tokens of a text, remove damaged files, and return their number."""
-    paths = cache_folder().glob(f"tokens/{short_hash(fingerprint)}-*")
-    damaged = [path for path in paths if _map(path, np.uint8, is_trusted=False) is None]
-    for path in damaged:
-        remove(path)
-    return len(damaged)
-
-
-def _map(path: Path, dtype: npt.DTypeLike, is_trusted: bool = True) -> Ids | None:
-    """Map a token file. Check its CRC, unless `is_trusted` and the file has not changed since the last check."""
     try:
-        with open(path, "rb") as file:
-            state = path.name, file_state(file.fileno())
+        with open(_cache_path(fingerprint, tokenizer), "rb") as file:
             content = np.memmap(file, dtype=np.uint8, mode="r")
             tokens, crc32 = content[:-CRC_BYTES], content[-CRC_BYTES:]
-            if not (is_trusted and recall(state)):
-                is_intact = _crc32(file, len(tokens)) == int.from_bytes(crc32.tobytes(), "little")
-                remember(state, is_intact)
-                if not is_intact:
-                    return None
+            if _crc32(file, len(tokens)) != int.from_bytes(crc32.tobytes(), "little"):
+                return None
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
     # Return a plain array: slicing a memmap object takes as long as building a small batch.
-    return np.asarray(tokens).view(dtype)
+    return np.asarray(tokens).view(tokenizer.dtype)
 
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:

@@ -16,7 +16,7 @@ import yaml
 
 from minigpt.errors import DownloadError, did_you_mean, reason
 from minigpt.paths import cache_folder, resource_path
-from minigpt.text.cache import cached_file, is_intact
+from minigpt.text.cache import cached_file
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
@@ -46,7 +46,14 @@ class Download:
     @property
     def is_cached(self) -> bool:
         """True if the file is in the cache and intact."""
-        return is_intact(self.path, self.sha256)
+        digest = hashlib.sha256()
+        try:
+            with open(self.path, "rb") as file:
+                while chunk := file.read(CHUNK):
+                    digest.update(chunk)
+        except OSError:
+            return False
+        return digest.hexdigest() == self.sha256
 
 
 def downloads() -> dict[str, Download]:
@@ -55,15 +62,15 @@ def downloads() -> dict[str, Download]:
     return {name: Download(name=name, **entry) for name, entry in registry.items()}
 
 
-def download(name: str, is_trusted: bool = True) -> Path:
-    """Return the path of a named download. Fetch it on first use, or if it is damaged. See `is_intact`."""
+def download(name: str) -> Path:
+    """Return the path of a named download. Fetch it on first use, or if it is damaged."""
     from tqdm import tqdm  # imported here, so that `minigpt sample` need not import it
 
     known = downloads()
     if name not in known:
         raise DownloadError(f"no download is named {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     item = known[name]
-    if not is_intact(item.path, item.sha256, is_trusted):
+    if not item.is_cached:
         digest, size = hashlib.sha256(), 0
         bar = tqdm(total=item.bytes, unit="B", unit_scale=True, desc=name, disable=None, leave=False)
         with cached_file(item.path) as file, bar:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import codecs
-import hashlib
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from uuid import uuid4
 
 from minigpt.errors import EncodingError, TextError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
-from minigpt.text.cache import cached_file, is_intact, recall, remember
+from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
 from minigpt.text.download import download, downloads
 from minigpt.text.stories import MAX_SEED, stories
@@ -47,20 +46,19 @@ STORIES = 1_000_000, 1
 MAX_STORIES = 10**10
 
 
-def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8", is_trusted: bool = True) -> Corpus:
+def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
     """Open one source, or several joined in order, as a corpus.
 
     Args:
         sources: Each is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
         encoding: Encoding of files and standard input, as a Python codec name.
-        is_trusted: Do not read a file in the cache if it has not changed since the last check.
 
     Raises:
         TextError: A source is missing, unreadable or binary, or all sources are empty.
     """
     entries = [sources] if isinstance(sources, str) else list(sources)
     codec = _codec_name(encoding)
-    found = [_find(entry, codec, is_trusted) for entry in entries]
+    found = [_find(entry, codec) for entry in entries]
     notices = tuple(notice for corpus in found for notice in corpus.notices)
     found = [corpus for corpus in found if corpus.parts]
     if not found:
@@ -82,12 +80,12 @@ def _codec_name(encoding: str) -> str:
     return codecs.lookup(encoding).name
 
 
-def _find(entry: str, encoding: str, is_trusted: bool) -> Corpus:
+def _find(entry: str, encoding: str) -> Corpus:
     scheme, _, name = entry.partition(":")
     if scheme == "builtin":
-        return _builtin(name, is_trusted)
+        return _builtin(name)
     if scheme == "download":
-        path, item = download(name, is_trusted), downloads()[name]
+        path, item = download(name), downloads()[name]
         return Corpus(entry, (Part(entry, path, item.encoding, item.member),))
     if entry == "-":
         return _standard_input(encoding)
@@ -214,37 +212,31 @@ def _standard_input(encoding: str) -> Corpus:
     return _file("standard input", _temporary_copy("standard input", chunks, encoding))
 
 
-def _builtin(name: str, is_trusted: bool) -> Corpus:
-    if name.partition(":")[0] == "stories":
-        return _stories(name, is_trusted)
-    if name not in BUILTINS:
+def _builtin(name: str) -> Corpus:
+    chunks: Iterable[bytes]
+    if name == "python":
+        chunks = _python_sources()
+    elif name == "pydoc":
+        chunks = (topics[topic].encode() for topic in sorted(topics))
+    elif name.partition(":")[0] == "stories":
+        chunks = (story.encode() for story in stories(*_length_and_seed(name)))
+    else:
         known = ", ".join(BUILTINS)
         raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
-    chunks = _python_sources() if name == "python" else (topics[topic].encode() for topic in sorted(topics))
     return Corpus(f"builtin:{name}", (_temporary_copy(f"builtin:{name}", chunks, "utf-8"),))
 
 
-def _stories(name: str, is_trusted: bool) -> Corpus:
-    """Return a file in the cache with the stories of `stories`, `stories:LENGTH` or `stories:LENGTH:SEED`."""
+def _length_and_seed(name: str) -> tuple[int, int]:
+    """Return the parameters of `stories`, `stories:LENGTH` or `stories:LENGTH:SEED`."""
     found = re.fullmatch("stories(?::([0-9]{1,20}))?(?::([0-9]{1,20}))?", name)
-    length, seed = (int(found[1] or STORIES[0]), int(found[2] or STORIES[1])) if found else (0, 0)
-    if not (0 < length <= MAX_STORIES and seed <= MAX_SEED):
-        raise TextError(
-            f"builtin:{escape(name)} is not builtin:stories:LENGTH or builtin:stories:LENGTH:SEED, with a length from "
-            f"1 to {MAX_STORIES:,} characters and a seed from 0 to {MAX_SEED:,}"
-        )
-    path = cache_folder() / "stories" / f"{length}-{seed}.txt"
-    record, notices = ["SHA-256", path.name], []
-    if not is_intact(path, known := recall(record), is_trusted):
-        if known and path.exists():
-            notices.append(f"the copy of builtin:{name} in the cache was damaged; wrote it again")
-        digest = hashlib.sha256()
-        with cached_file(path) as file:
-            for part in stories(length, seed):
-                file.write(part.encode())
-                digest.update(part.encode())
-        remember(record, digest.hexdigest())
-    return Corpus(f"builtin:{name}", (Part(path.name, path),), tuple(notices))
+    if found:
+        length, seed = int(found[1] or STORIES[0]), int(found[2] or STORIES[1])
+        if 0 < length <= MAX_STORIES and seed <= MAX_SEED:
+            return length, seed
+    raise TextError(
+        f"builtin:{escape(name)} is not builtin:stories:LENGTH or builtin:stories:LENGTH:SEED, with a length from "
+        f"1 to {MAX_STORIES:,} characters and a seed from 0 to {MAX_SEED:,}"
+    )
 
 
 def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:

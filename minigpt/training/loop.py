@@ -20,7 +20,7 @@ from minigpt.model.memory import peak_memory
 from minigpt.model.waiting import is_busy
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
-from minigpt.storage.runs import InPlace, newest_step, record_start, repair, step_folder
+from minigpt.storage.runs import newest_step, record_start, repair, step_folder
 from minigpt.text.dataset import TokenDataset
 from minigpt.training import snapshot
 from minigpt.training.evaluate import evaluate
@@ -54,7 +54,6 @@ def train(
     start: Checkpoint | None = None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
-    in_place: InPlace = lambda: True,
     processes: Processes = ONE,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
@@ -64,7 +63,6 @@ def train(
 
     Args:
         command: Recorded in the run.
-        in_place: Returns whether `run` is still the folder that this process has locked, as in `runs.lock`.
         processes: The connected processes. Each calls this function; the main one logs and saves.
 
     Raises:
@@ -77,7 +75,7 @@ def train(
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
-        training = Training(config, run, data, resume, start=start, metrics=metrics, in_place=in_place, learner=learner)
+        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
         quarantined = training.repair()
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
@@ -103,13 +101,12 @@ class Training:
         *,
         start: Checkpoint | None = None,
         metrics: Metrics | None = None,
-        in_place: InPlace = lambda: True,
         learner: Learner | None = None,
     ) -> None:
         self.config, self.run, self.data = config, run, data
         self.learner = learner or make_learner(config, data, checkpoint, start=start)
         self.processes = self.learner.processes
-        self.metrics, self.in_place = metrics or Metrics(), in_place
+        self.metrics = metrics or Metrics()
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
         self.origin = start.origin if start else None
@@ -298,7 +295,7 @@ class Training:
             metrics_sha256=self.metrics.digest.hexdigest(),
         )
         log = self.metrics.message
-        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, log, self.in_place):
+        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, log):
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:

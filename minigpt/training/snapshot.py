@@ -11,7 +11,6 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Metadata
-from minigpt.storage.runs import InPlace
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.dtensors import is_dtensor, local
@@ -46,7 +45,6 @@ def save(
     tokenizer: Tokenizer,
     metadata: Metadata,
     log: Callable[[str], None] = lambda line: None,
-    in_place: InPlace = lambda: True,
 ) -> bool:
     """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
 
@@ -62,12 +60,12 @@ def save(
             return False
         write = partial(write_arrays, weights=arrays[0], optimizer=arrays[1])
         if not learner.is_fsdp:
-            save_checkpoint(run, learner.config, tokenizer, metadata, write, log, in_place)
+            save_checkpoint(run, learner.config, tokenizer, metadata, write, log)
             return True
         write = partial(write, part=processes.rank + 1, parts=processes.size)
         with processes.writing(write) as write_all:
             if write_all:
-                save_checkpoint(run, learner.config, tokenizer, metadata, write_all, log, in_place)
+                save_checkpoint(run, learner.config, tokenizer, metadata, write_all, log)
         return True
 
     if learner.is_fsdp:

@@ -200,7 +200,7 @@ def test_no_other_checkpoint_replaces_the_best() -> None:
 
 def start(name: str | None = None, files: tuple[str, ...] = ("metrics.jsonl",), fails: bool = False) -> Path:
     """Start a run that writes some files, and fails then if asked to."""
-    with new_run(name, "tiny") as (folder, _):
+    with new_run(name, "tiny") as folder:
         for file in files:
             (folder / file).write_text('{"step": 0}\n', encoding="utf-8")
         if fails:
@@ -283,7 +283,7 @@ def test_simultaneous_starts_get_different_names(tmp_path: Path) -> None:
 import sys
 from minigpt.storage.runs import new_run
 sys.stdin.readline()
-with new_run(None, "tiny") as (folder, _):
+with new_run(None, "tiny") as folder:
     print(folder.name, flush=True)
     sys.stdin.readline()
 """

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -73,7 +71,7 @@ def test_a_text_of_several_blocks_is_encoded_like_a_whole(tmp_path: Path, kind: 
     assert not tokens.flags.writeable
 
 
-def test_a_cached_text_is_not_read_again(tmp_path: Path, cache: Path) -> None:
+def test_a_cached_text_is_not_encoded_again(tmp_path: Path, cache: Path) -> None:
     corpus = open_corpus(write(tmp_path, "some text"))
     scanned = scan(corpus)
     tokenizer = CharTokenizer("".join(scanned.counts))
@@ -83,118 +81,6 @@ def test_a_cached_text_is_not_read_again(tmp_path: Path, cache: Path) -> None:
         next(corpus.blocks())
     assert np.array_equal(data.encode_cached(scanned, tokenizer), first)
     assert len(list(cache.iterdir())) == 1
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that records each read of a text or its tokens. New files are trusted at once."""
-    found: list[str] = []
-    monkeypatch.setattr(data, "CLOCK_NS", -1_000_000_000)
-    scan, crc32 = data.scan, zlib.crc32
-    monkeypatch.setattr(data, "scan", lambda *args: (found.append("text"), scan(*args))[1])
-    monkeypatch.setattr(data, "zlib", SimpleNamespace(crc32=lambda *args: (found.append("tokens"), crc32(*args))[1]))
-    return found
-
-
-def fresh_reads(reads: list[str], config: DataConfig, expected: str) -> list[str]:
-    """Load a dataset, which must have the expected text, and return what was read."""
-    reads.clear()
-    found = data.load_dataset(config)
-    assert found.tokenizer.decode(np.concatenate([found.train, found.validation])) == expected
-    assert found.characters == len(expected)
-    return sorted(set(reads))
-
-
-@pytest.mark.parametrize("kind", ["char", "byte"])
-def test_an_unchanged_text_and_its_tokens_are_not_read_again(tmp_path: Path, reads: list[str], kind: str) -> None:
-    sources = write(tmp_path, "some téxt\r\n" * 9), write(tmp_path, "more", "b.txt")
-    config = DataConfig(source=sources, tokenizer=kind)
-    first = data.load_dataset(config)
-    assert fresh_reads(reads, config, "some téxt\n" * 9 + "more") == []
-    assert data.load_dataset(config).notices == first.notices
-    again = data.reload_dataset(config, first.fingerprint, first.tokenizer)
-    assert (again.characters, again.train.tolist(), reads) == (first.characters, first.train.tolist(), [])
-
-
-@pytest.mark.skipif(os.name == "nt", reason="files have no change time there")
-@pytest.mark.parametrize("change", ["in place", "replaced", "another encoding"])
-def test_a_change_is_noticed_without_reading(tmp_path: Path, reads: list[str], change: str) -> None:
-    """Size and modification time stay the same."""
-    path = Path(write(tmp_path, "héh! héh!"))
-    config = DataConfig(source=(str(path),))
-    data.load_dataset(config)
-    before = path.stat()
-    time.sleep(0.05)  # the clock of the file system may have steps
-    if change == "another encoding":
-        config = DataConfig(source=(str(path),), encoding="latin-1")
-    elif change == "replaced":
-        path.rename(tmp_path / "old")
-    if change != "another encoding":
-        write(tmp_path, "héé héh!")
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    expected = path.read_text(encoding=config.encoding)
-    assert fresh_reads(reads, config, expected) == ["text", "tokens"]
-    assert fresh_reads(reads, config, expected) == []
-
-
-def test_a_text_that_has_just_changed_is_not_trusted(
-    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of the file system may be too coarse to show the next change."""
-    monkeypatch.setattr(data, "CLOCK_NS", 10**15)
-    config = DataConfig(source=(write(tmp_path, "some text"),))
-    data.load_dataset(config)
-    assert fresh_reads(reads, config, "some text") == ["text"]
-
-
-@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "a folder", "another's"])
-def test_a_damaged_record_costs_only_time(tmp_path: Path, cache: Path, reads: list[str], damage: str) -> None:
-    config = DataConfig(source=(write(tmp_path, "aaab"),))
-    data.load_dataset(config)
-    records = sorted((cache.parent / "records").iterdir())
-    contents = [record.read_bytes() for record in records]
-    assert len(records) == 2
-    for record, content, other in zip(records, contents, reversed(contents), strict=True):
-        record.unlink()
-        if damage == "a folder":
-            record.mkdir()
-        else:
-            changed = content.replace(b"3", b"7").replace(b"true", b"tru") + b" " * (damage == "changed")
-            record.write_bytes({"cut": content[:-1], "empty": b"", "another's": other}.get(damage, changed))
-    assert fresh_reads(reads, config, "aaab") == ["text", "tokens"]
-    assert fresh_reads(reads, config, "aaab") == (["text", "tokens"] if damage == "a folder" else [])
-
-
-def test_a_cache_without_records_costs_only_time(tmp_path: Path, cache: Path, reads: list[str]) -> None:
-    cache.parent.mkdir()
-    (cache.parent / "records").touch()
-    config = DataConfig(source=(write(tmp_path, "some text"),))
-    for _ in range(2):
-        assert fresh_reads(reads, config, "some text") == ["text", "tokens"]
-
-
-def test_restored_tokens_are_checked_once(tmp_path: Path, cache: Path, reads: list[str]) -> None:
-    config = DataConfig(source=(write(tmp_path, "some text"),))
-    data.load_dataset(config)
-    (file,) = cache.iterdir()
-    shutil.copy2(file, tmp_path / "backup")
-    os.replace(tmp_path / "backup", file)
-    assert fresh_reads(reads, config, "some text") == ["tokens"]
-    assert fresh_reads(reads, config, "some text") == []
-
-
-def test_a_text_that_changed_unnoticed_is_never_encoded_as_the_old_one(
-    tmp_path: Path, cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data, "file_state", lambda file: (0, 0, 0, 0, 0))
-    config = DataConfig(source=(write(tmp_path, "aabb"),))
-    data.load_dataset(config)
-    shutil.rmtree(cache)
-    write(tmp_path, "abab")
-    with pytest.raises(UserError, match="changed while minigpt was reading it"):
-        data.load_dataset(config)
-    assert list(cache.iterdir()) == []
-    assert "text" in fresh_reads(reads, config, "abab"), "the wrong record is gone"
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])

@@ -63,7 +63,7 @@ def test_blocks_do_not_cut_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened = open_corpus(str(tmp_path / "a.txt"))
     expected = Pairs().encode(TEXT).tolist()
     assert dataset.encode(opened, Pairs()).tolist() == expected
-    assert dataset.encode_cached(dataset.scan_cached(opened), Pairs()).tolist() == expected
+    assert dataset.encode_cached(corpus.scan(opened), Pairs()).tolist() == expected
 
 
 def test_the_loss_of_a_text_is_that_of_its_tokens() -> None:

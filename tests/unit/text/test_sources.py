@@ -479,26 +479,7 @@ def test_stories_have_a_length_and_a_seed(folder: Path) -> None:
     assert len(whole) == 5000
     assert text("builtin:stories:700") == whole[:700]
     assert text("builtin:stories:700:2") != whole[:700]
-    short = folder.parent / "cache/stories/700-1.txt"
-    short.write_text("cut short", encoding="utf-8")
-    assert text("builtin:stories:700") == whole[:700], "a damaged file is written again"
     assert open_corpus("builtin:stories:700").name == "builtin:stories:700"
-
-
-def test_damaged_stories_are_written_again(folder: Path) -> None:
-    whole = text("builtin:stories:3000:9")
-    path = folder.parent / "cache/stories/3000-9.txt"
-    assert open_corpus("builtin:stories:3000:9").notices == ()
-    inode = path.stat().st_ino
-    with open(path, "r+b") as file:
-        file.write(b"#")
-    damaged = open_corpus("builtin:stories:3000:9")
-    assert damaged.notices == ("the copy of builtin:stories:3000:9 in the cache was damaged; wrote it again",)
-    assert "".join(damaged.blocks()) == whole
-    written = path.stat()
-    assert written.st_ino != inode
-    assert text("builtin:stories:3000:9") == whole
-    assert path.stat() == written, "an intact file stays"
 
 
 @pytest.mark.parametrize(

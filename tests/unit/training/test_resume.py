@@ -135,11 +135,11 @@ def test_a_run_whose_folder_is_moved_or_removed_ends_without_a_save(tmp_path: Pa
             shutil.rmtree(run.parent if what == "without its parent" else run)
         if what in ("replaced", "unlocked"):
             run.mkdir(exist_ok=True)
-            with lock(run):  # like another process that trains here
-                before.extend(run.rglob("*"))
+            (run / LOCK).touch()  # like another process that trains here
+            before.extend(run.rglob("*"))
 
-    with lock(run) as in_place, pytest.raises(RunMovedError) as error:
-        train(config, run, make_data(), probes=(disturb,), in_place=in_place)
+    with lock(run), pytest.raises(RunMovedError) as error:
+        train(config, run, make_data(), probes=(disturb,))
     assert str(error.value) == f"the folder {run} was moved, removed or replaced during training"
     assert sorted(run.rglob("*")) == sorted(before), "nothing is written at the old path"
     if what == "moved":
