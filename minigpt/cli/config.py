@@ -6,7 +6,7 @@ import typer
 from typer import Option
 
 from minigpt.cli.options import GROUP, ConfigOption, SetOption, only_config
-from minigpt.cli.output import json_text, table, write
+from minigpt.cli.output import json_text, notice, table, write
 
 config_app = typer.Typer(**GROUP, help="Show presets and settings.")
 
@@ -39,6 +39,7 @@ def config_show(
     name = only_config(config)
     sources = read_preset(name) if name is not None else ()
     resolved = resolve(*sources, parse_overrides(set_ or []))
+    notice(*resolved.notices)
     if as_yaml:
         write(to_yaml(resolved.config))
     else:

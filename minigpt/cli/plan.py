@@ -86,7 +86,9 @@ def _settings(
         return settings, prepared.data.tokenizer.vocab_size
     sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
-    return resolve(shards, *sources, parse_overrides(assignments)).config, None
+    resolved = resolve(shards, *sources, parse_overrides(assignments))
+    notice(*resolved.notices)
+    return resolved.config, None
 
 
 def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None) -> Iterator[str]:

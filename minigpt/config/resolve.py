@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
+from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig, one_or_many
 from minigpt.errors import ConfigError, did_you_mean, escape
 
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
@@ -32,6 +32,11 @@ MAY_CHANGE = (
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
 
+PRESET = "preset "
+"""The start of the name of a source that is a shipped preset."""
+TEXT_BOUND = ("data.val_source", "data.val_fraction", "data.encoding", "sample.prompt")
+"""Settings of a shipped preset that apply only to its own text."""
+
 ConfigSource = tuple[str, Mapping[str, Any]]
 """A source of settings: its name, such as "preset tiny", and its values by dotted key."""
 
@@ -42,6 +47,8 @@ class Resolved:
 
     config: RunConfig
     sources: dict[str, str]
+    notices: tuple[str, ...] = ()
+    """What presets set for their own text, which this configuration does not train on. One line for each preset."""
 
 
 def fields() -> dict[str, FieldInfo]:
@@ -91,11 +98,9 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
         if not equals:
             raise ConfigError(f"expected KEY=VALUE such as model.n_layer=6, got {escape(assignment)!r}")
         annotation = known[key].annotation if key in known else None
-        is_list = text.startswith("[") and text.endswith("]")
-        if annotation is str or (annotation == tuple[str, ...] and not is_list):
-            values[key] = text
-        else:
-            values[key] = plain_yaml.parse(text, key)
+        is_list = annotation == tuple[str, ...] and text.startswith("[") and text.endswith("]")
+        is_text = annotation in (str, tuple[str, ...]) and not is_list
+        values[key] = text if is_text else plain_yaml.parse(text, key)
     return "command line", values
 
 
@@ -106,6 +111,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
     A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
+    If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
     Args:
@@ -122,7 +128,8 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         defaults["optim.muon_lr"] = RECURRENT[family]
     chosen: dict[str, tuple[Any, str]] = {}
     problems = []
-    for label, values in ((f"family {family}", defaults), *sources):
+    kept, notices = _without_other_texts(sources)
+    for label, values in ((f"family {family}", defaults), *kept):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
             problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
@@ -136,12 +143,26 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         chosen["train.steps"] = (DEFAULT_STEPS, "default")
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
     problems += wrong.values()
-    if complete:  # a wrong value has its default here, which contradicts nothing that the user wrote
-        problems += [one for one in contradictions(config) if not any(key in one for key in wrong)]
+    # A wrong value has its default here, which contradicts nothing that the user wrote.
+    problems += [one for one in contradictions(config) if not any(key in one for key in wrong)] if complete else []
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
-    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()})
+    return Resolved(config, {key: chosen[key][1] if key in chosen else "default" for key in fields()}, notices)
+
+
+def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
+    """Leave out what shipped presets set for their own text, if the text is another one. Also return what that was."""
+    texts = [one_or_many(values.get("data.source")) for _, values in sources]
+    text = next((own for own in reversed(texts) if own is not None), None)
+    kept, notices = list[ConfigSource](), list[str]()
+    for (label, values), own in zip(sources, texts, strict=True):
+        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and own != text]
+        kept.append((label, {key: value for key, value in values.items() if key not in lost}))
+        if lost:
+            settings = ", ".join(f"{key}={values[key]!r}" for key in lost)
+            notices.append(f"left out of {label}, because they fit only its own text: {settings}")
+    return kept, tuple(notices)
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
@@ -161,10 +182,8 @@ def _problems(error: ValidationError) -> dict[str, str]:
     """Return the problem with each key."""
     problems: dict[str, str] = {}
     for one in error.errors():
-        section, *names = map(str, one["loc"])
-        if not names:  # an unknown section, whose input is a dictionary
-            names = list(one["input"])
-        key = f"{section}.{names[0]}".rstrip(".")
+        is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
+        key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
         message = one["msg"].replace("a valid boolean", "true or false")
         message = re.sub(r"^(Input|String|Tuple|Value error,) ", "", message)
         if one["type"] == "extra_forbidden":
@@ -191,27 +210,31 @@ def contradictions(config: RunConfig) -> list[str]:
     """Return a problem for each group of settings that contradict each other."""
     model, train, found = config.model, config.train, []
     if model.is_recurrent:
-        extra = [f"model.{key}" for key, value in NO_ATTENTION.items() if getattr(model, key) != value]
-        if config.runtime.activation_checkpointing:
-            extra.append("runtime.activation_checkpointing")
-        if config.runtime.parallel == "fsdp":
-            extra.append("runtime.parallel fsdp")
-        found += [f"{key} does not apply to model.family {model.family}; remove it" for key in extra]
+        found += [
+            f"model.{key} does not apply to model.family {model.family}; remove it"
+            for key, value in NO_ATTENTION.items()
+            if getattr(model, key) != value
+        ]
     elif model.n_embd % model.n_head:
         found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
     elif model.position == "rotary" and model.head_size % 2:
         found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")
     if model.position == "sinusoidal" and model.n_embd % 2:
         found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
-    shard = train.batch_size // train.shards
-    if train.batch_size % train.shards:
-        needs = f"must be a multiple of train.shards ({train.shards}), by default the number of processes"
-        found.append(f"train.batch_size ({train.batch_size}) {needs}")
-    elif shard % train.sequences_at_once:
-        what = "train.batch_size / train.shards" if train.shards > 1 else "train.batch_size"
-        found.append(f"{what} ({shard}) must be a multiple of train.micro_batch_size ({train.micro_batch_size})")
+    shards, micro = train.shards, train.micro_batch_size
+    if train.batch_size % shards:
+        batch = f"train.batch_size ({train.batch_size})"
+        found.append(f"{batch} must be a multiple of train.shards ({shards}), by default the number of processes")
+    elif micro and train.batch_size // shards % train.sequences_at_once:
+        what = "train.batch_size / train.shards" if shards > 1 else "train.batch_size"
+        size = train.batch_size // shards
+        found.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({micro})")
+    if config.runtime.activation_checkpointing and model.is_recurrent:
+        found.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
     if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
         found.append("optim.warmup and optim.decay must not add up to more than 1")
+    if config.runtime.parallel == "fsdp" and model.is_recurrent:
+        found.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
     return found
 
 
@@ -271,9 +294,7 @@ def show(value: Any) -> str:
     """Format `value` on one line, as JSON but without quotes around strings."""
     if isinstance(value, tuple):
         return ", ".join(map(show, value)) or "[]"
-    if isinstance(value, str) and value and value.isprintable():
-        return value
-    return json.dumps(value)
+    return value if isinstance(value, str) and value.isprintable() and value else json.dumps(value)
 
 
 def type_name(annotation: Any) -> str:

@@ -88,7 +88,7 @@ def prepare_run(
     check_count(processes, resolved.config)
     _refuse_standard_input(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
-    notices += data.notices
+    notices += (*resolved.notices, *data.notices)
     if is_fitted:
         fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
         layers.insert(0, fitted)

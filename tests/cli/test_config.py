@@ -18,6 +18,16 @@ def test_show_prints_the_source_of_each_setting(cli: Cli) -> None:
     assert set(rows) - {"setting"} == set(fields())
 
 
+def test_show_names_what_does_not_fit_another_text(cli: Cli) -> None:
+    done = cli("config", "show", "-c", "quickstart", "-s", "data.source=my.txt")
+    assert done.err == (
+        "left out of preset quickstart, because they fit only its own text: "
+        "data.val_fraction=0.005, sample.prompt='def '\n"
+    )
+    assert re.search(r"^data\.val_fraction +0\.1 +default$", done.out, re.MULTILINE)
+    assert cli("config", "show", "-c", "quickstart").err == ""
+
+
 def test_a_second_config_is_refused(cli: Cli) -> None:
     for command in (["config", "show"], ["train"], ["plan"]):
         assert cli(*command, "-c", "tiny", "-c", "quickstart").error.startswith("give one --config; ")
