@@ -1,0 +1,110 @@
+/** The page: reads its data, starts the engine, and puts the panels together. */
+
+import { App } from "./app.js";
+import { openCompute } from "./compute.js";
+import { h, setText, term } from "./dom.js";
+import { connect } from "./engine.js";
+import { softmax } from "./filters.js";
+import { headsPanel } from "./heads.js";
+import { listen } from "./keys.js";
+import { glyph, Vocabulary } from "./letters.js";
+import { openMatrix } from "./matrix.js";
+import { nextPanel } from "./next.js";
+import { openHelp } from "./sheet.js";
+import { textPanel } from "./text.js";
+
+const root = /** @type {HTMLElement} */ (document.getElementById("app"));
+try {
+  const data = document.getElementById("data");
+  start(JSON.parse(data?.textContent ?? ""));
+} catch (error) {
+  root.replaceChildren(h("p", { class: "message", role: "alert" }, `This page is damaged: ${error instanceof Error ? error.message : error}. Write it again with minigpt inspect.`));
+}
+
+/** @param {import("./types.js").Payload} payload */
+function start(payload) {
+  const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
+  /** @type {App} */
+  const app = new App(payload, vocabulary, (request) => engine.send(request));
+  const engine = connect(payload.models, (reply) => (reply.id === "check" ? showCheck(reply) : app.receive(reply)));
+  const compute = () => openCompute(app);
+  const text = textPanel(app);
+  const next = nextPanel(app);
+  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) });
+  const check = h("span", {}, "checking the arithmetic…");
+  const announcement = h("p", { class: "hidden", role: "status" });
+  root.replaceChildren(
+    header(app),
+    ...payload.warnings.map((warning) => h("p", { class: "message" }, warning)),
+    h("div", { class: "workbench" }, text.element, next.element, heads.element),
+    h("footer", {}, check, h("span", {}, "works offline"), h("span", {}, `written by minigpt ${payload.version}`)),
+    announcement,
+  );
+  app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
+  addEventListener("resize", () => app.set({}));
+  listen(app, compute);
+  app.ask();
+  app.set({});
+  const [model] = payload.models;
+  if (model.weights) engine.send({ id: "check", model: 0, ids: model.check.ids, selected: model.check.ids.length - 1, muted: [], effects: false, kind: "check" });
+  else setText(check, "The model is too large for this page: it shows recorded numbers. minigpt inspect --max-weights allows more.");
+
+  /** @param {any} reply */
+  function showCheck(reply) {
+    if (reply.kind !== "look" && reply.kind !== "check") return;
+    const difference = model.check.logits.reduce((most, logit, i) => Math.max(most, Math.abs(logit - reply.logits[i])), 0);
+    const rounding = model.rounding ? `; rounding its weights to 8 bits changes the probabilities here by at most ${(100 * model.rounding).toFixed(1)} points` : "";
+    setText(check, difference < 1e-3 ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}${rounding}`
+      : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`);
+  }
+}
+
+/** @param {App} app */
+function header(app) {
+  const { models } = app.payload;
+  const name = h("h1", {}, h("bdi", {}, models[0].name));
+  const theme = h("button", { class: "quiet", onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
+  const element = h("header", {}, name, h("p", {}, `A GPT of ${models[0].parameters.toLocaleString("en")} `, term("parameters"), `, ${models[0].summary}. It runs inside this page.`),
+    h("nav", { "aria-label": "Page" }, ...(models.length > 1 ? chooseModels(app) : []), h("button", { class: "quiet", onclick: openHelp }, "Keys"), theme));
+  if (models[0].config.family !== "modern" && models[0].config.family !== "classic") {
+    setText(/** @type {Node} */ (element.querySelector("p")?.firstChild), `A ${models[0].config.family.toUpperCase()} of ${models[0].parameters.toLocaleString("en")} `);
+  }
+  return element;
+}
+
+/** @param {App} app */
+function chooseModels(app) {
+  const options = () => app.payload.models.map(({ name, step }, index) => h("option", { value: index }, `${name}, step ${step.toLocaleString("en")}`));
+  const shown = h("select", { "aria-label": "Model", onchange: () => app.compare(Number(shown.value), app.state.other) }, ...options());
+  const other = h("select", { "aria-label": "Compare with", onchange: () => app.compare(app.state.model, other.value === "" ? null : Number(other.value)) },
+    h("option", { value: "" }, "nothing"), ...options());
+  app.panels.push((state) => {
+    shown.value = String(state.model);
+    other.value = state.other === null ? "" : String(state.other);
+  });
+  return [h("label", {}, "model ", shown), h("label", {}, "compare with ", other)];
+}
+
+function switchTheme() {
+  const { dataset } = document.documentElement;
+  const isDark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  dataset.theme = isDark ? "light" : "dark";
+  dispatchEvent(new Event("resize")); // canvases take the new colors
+}
+
+/** Tell screen readers what is selected, once it stays.
+ * @param {App} app @param {HTMLElement} element */
+function announce(app, element) {
+  let timer = 0;
+  return (/** @type {import("./app.js").State} */ state) => {
+    clearTimeout(timer);
+    if (state.isWriting) return;
+    timer = window.setTimeout(() => {
+      const look = app.look;
+      if (!look) return;
+      const probabilities = softmax(look.logits);
+      const top = probabilities.indexOf(Math.max(...probabilities));
+      setText(element, `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. Expected next: “${app.vocabulary.show(top)}”, ${Math.round(100 * probabilities[top])} percent.`);
+    }, 400);
+  };
+}
