@@ -1,6 +1,6 @@
 /** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
 
-import { weigh } from "./filters.js";
+import { choose, penalize, weigh } from "./filters.js";
 import { isUnfinished, windowStart } from "./letters.js";
 
 /** @typedef {import("./letters.js").Letter} Letter */
@@ -178,12 +178,9 @@ export class App {
 
   /** Let the model choose the next letter. @param {string} [group] */
   step(group) {
-    const { state, look } = this;
+    const { look } = this;
     if (!look) return;
-    const weights = weigh(Float64Array.from(look.logits), this.seen(look), state.sampling);
-    let rest = Math.random() * weights.reduce((sum, weight) => sum + weight, 0);
-    let id = weights.findIndex((weight) => (rest -= weight) < 0);
-    if (id < 0) id = weights.findLastIndex((weight) => weight > 0); // rounding
+    const id = choose(this.weights(look), Math.random());
     this.continueWith(id, group);
   }
 
@@ -197,11 +194,10 @@ export class App {
     else this.ask(); // for the effects of heads
   }
 
-  /** The tokens in the window, for the repetition penalty. @param {Look} look */
-  seen(look) {
-    const seen = new Uint8Array(this.vocabulary.size);
-    for (const id of look.ids.slice(0, look.at + 1)) seen[id] = 1;
-    return seen;
+  /** The unnormalized probability of each token, after the penalty, the temperature and the filters. @param {Look} look */
+  weights(look) {
+    const { sampling } = this.state;
+    return weigh(penalize(look.logits, new Set(look.ids.slice(0, look.at + 1)), sampling.repetition_penalty), sampling);
   }
 
   // --- heads and models ---

@@ -13,6 +13,8 @@ import { nextPanel } from "./next.js";
 import { openHelp } from "./sheet.js";
 import { textPanel } from "./text.js";
 
+/** The number of the request that checks the arithmetic. */
+const CHECK = -1;
 const root = /** @type {HTMLElement} */ (document.getElementById("app"));
 try {
   const data = document.getElementById("data");
@@ -26,7 +28,7 @@ function start(payload) {
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => engine.send(request));
-  const engine = connect(payload.models, (reply) => (reply.id === "check" ? showCheck(reply) : app.receive(reply)));
+  const engine = connect(payload.models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
@@ -43,15 +45,16 @@ function start(payload) {
   app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute);
-  app.ask();
-  app.set({});
   const [model] = payload.models;
-  if (model.weights) engine.send({ id: "check", model: 0, ids: model.check.ids, selected: model.check.ids.length - 1, muted: [], effects: false, kind: "check" });
+  if (model.weights) engine.send({ id: CHECK, model: 0, ids: model.check.ids, selected: model.check.ids.length - 1, muted: [], effects: false });
   else setText(check, "The model is too large for this page: it shows recorded numbers. minigpt inspect --max-weights allows more.");
+
+  app.set({});
 
   /** @param {any} reply */
   function showCheck(reply) {
-    if (reply.kind !== "look" && reply.kind !== "check") return;
+    if (reply.kind !== "look") return;
+    app.ask(); // a new look cancels the last one, so the first one waits for the check
     const difference = model.check.logits.reduce((most, logit, i) => Math.max(most, Math.abs(logit - reply.logits[i])), 0);
     const rounding = model.rounding ? `; rounding its weights to 8 bits changes the probabilities here by at most ${(100 * model.rounding).toFixed(1)} points` : "";
     setText(check, difference < 1e-3 ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}${rounding}`

@@ -1,6 +1,6 @@
 /** The panel of the next letter: its probabilities, what really came, and a click to continue with another letter. */
 
-import { entropy, softmax, weigh } from "./filters.js";
+import { entropy, normalize, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
@@ -44,9 +44,7 @@ export function nextPanel(app) {
     element.classList.toggle("waiting", !look);
     if (!look) return;
     const plain = softmax(look.logits);
-    const weights = weigh(Float64Array.from(look.logits), app.seen(look), sampling);
-    const sum = weights.reduce((a, b) => a + b, 0);
-    const chosen = weights.map((weight) => weight / sum);
+    const chosen = normalize(app.weights(look));
     const other = state.other === null ? null : state.looks[state.other];
     const otherPlain = other && softmax(other.logits);
     const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
