@@ -1,12 +1,12 @@
 /** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
 
-import { choose, penalize, weigh } from "./filters.js";
+import { choose, penalize, softmax, weigh } from "./filters.js";
 import { isUnfinished, windowStart } from "./letters.js";
 
 /** @typedef {import("./letters.js").Letter} Letter */
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {{layer: number, head: number}} Head */
-/** @typedef {{temperature: number, top_k: number, top_p: number, min_p: number, repetition_penalty: number}} Sampling */
+/** @typedef {import("./filters.js").Filters & {repetition_penalty: number}} Sampling */
 /**
  * What a model computed for the selected letter.
  * @typedef {object} Look
@@ -69,7 +69,10 @@ export class App {
       text: payload.text,
       letters,
       ids,
-      selected: Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected)),
+      selected: Math.max(
+        0,
+        letters.findIndex((letter) => letter.last >= payload.selected),
+      ),
       model: 0,
       other: null,
       head: payload.head && { layer: payload.head[0], head: payload.head[1] },
@@ -118,7 +121,10 @@ export class App {
       const known = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
       caret = known(text.slice(0, caret)).length;
       text = known(text);
-      message = `This model has never seen ${unknown.slice(0, 5).map((letter) => `“${letter}”`).join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`;
+      message = `This model has never seen ${unknown
+        .slice(0, 5)
+        .map((letter) => `“${letter}”`)
+        .join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`;
     }
     if ([...text].length > MAX_LETTERS) {
       this.set({ message: `The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`, isWriting: false });
@@ -194,10 +200,16 @@ export class App {
     else this.ask(); // for the effects of heads
   }
 
-  /** The unnormalized probability of each token, after the penalty, the temperature and the filters. @param {Look} look */
+  /** The unnormalized probability of each token, after penalty, temperature and filters. @param {Look} look */
   weights(look) {
     const { sampling } = this.state;
     return weigh(penalize(look.logits, new Set(look.ids.slice(0, look.at + 1)), sampling.repetition_penalty), sampling);
+  }
+
+  /** The probabilities of the next token at the chosen temperature, before the filters. @param {Float32Array} logits */
+  probabilities(logits) {
+    const temperature = Math.max(0.01, this.state.sampling.temperature);
+    return softmax(logits.map((logit) => logit / temperature));
   }
 
   // --- heads and models ---

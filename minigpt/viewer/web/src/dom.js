@@ -12,9 +12,9 @@ export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children) if (child != null && child !== false) element.append(child);
+  for (const child of children) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
 }
 
@@ -28,7 +28,8 @@ const DEFINITIONS = {
   layer: "A layer is one round of computation. Each layer improves what the model knows at every letter.",
   heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
   attention: "The attention weights of a head are shares: at each letter they sum to 100%.",
-  temperature: "The logits are divided by the temperature. Below 1 the likely letters become more likely; at 0 the most likely letter always wins.",
+  temperature:
+    "Logits are divided by it. Below 1 the likely letters become likelier; at 0 the most likely letter always wins.",
   nats: "Entropy measures how undecided the model is. 0 nats: it is certain. 0.69 nats: as undecided as a coin toss.",
   context: "The context is how many letters the model can see at once.",
   surprise: "The less likely the model thought a letter was, the darker it is.",
@@ -44,8 +45,12 @@ let terms = 0;
  * @param {keyof typeof DEFINITIONS} name @param {string} [shown] */
 export function term(name, shown = name) {
   const id = `term-${terms++}`;
-  return h("span", { class: "term", tabindex: "0", "aria-describedby": id }, shown,
-    h("span", { class: "definition", role: "tooltip", id }, DEFINITIONS[name]));
+  return h(
+    "span",
+    { class: "term", tabindex: "0", "aria-describedby": id },
+    shown,
+    h("span", { class: "definition", role: "tooltip", id }, DEFINITIONS[name]),
+  );
 }
 
 /** Prepare a canvas for the screen's resolution, and return its context in CSS pixels.

@@ -1,6 +1,5 @@
 /** The panel of heads: where each one looks for the selected letter, and what the model would say without it. */
 
-import { softmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { color, h, paint, percent, setText, term } from "./dom.js";
 import { attentionRow } from "./text.js";
@@ -16,10 +15,20 @@ const SMALL = 0.01;
  */
 export function headsPanel(app, open) {
   const title = h("h2");
-  const all = h("button", { class: "quiet", onclick: () => app.mute([...app.state.muted[app.state.model]], false) }, "Switch all on");
+  const all = h(
+    "button",
+    { class: "quiet", onclick: () => app.mute([...app.state.muted[app.state.model]], false) },
+    "Switch all on",
+  );
   const grid = h("div", { class: "layers" });
   const chosen = h("div", { class: "chosen", role: "region", "aria-label": "The chosen head" });
-  const element = h("section", { class: "card heads", "aria-label": "Heads" }, h("div", { class: "row" }, title, all), grid, chosen);
+  const element = h(
+    "section",
+    { class: "card heads", "aria-label": "Heads" },
+    h("div", { class: "row" }, title, all),
+    grid,
+    chosen,
+  );
   /** @type {ReturnType<typeof tile>[]} */
   let tiles = [];
   let built = -1;
@@ -33,17 +42,35 @@ export function headsPanel(app, open) {
     grid.replaceChildren();
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
-      grid.append(h("p", { class: "note" }, "A recurrent network does not look back at letters: it keeps all that it remembers in one vector."));
+      grid.append(
+        h(
+          "p",
+          { class: "note" },
+          "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.",
+        ),
+      );
       return;
     }
     const count = config.n_layer * config.n_head;
-    title.replaceChildren(`${count} `, term("heads", count === 1 ? "head" : "heads"), ", at this letter ",
-      h("span", { class: "note" }, "Bars: where each one looks. Switch one off to see what it is for."));
+    title.replaceChildren(
+      `${count} `,
+      term("heads", count === 1 ? "head" : "heads"),
+      ", at this letter ",
+      h("span", { class: "note" }, "Bars: where each one looks. Switch one off to see what it is for."),
+    );
     for (let layer = 0; layer < config.n_layer; layer++) {
-      const row = Array.from({ length: config.n_head }, (_, head) => tile(app, { layer, head }, heads[layer][head].phrase));
+      const row = Array.from({ length: config.n_head }, (_, head) =>
+        tile(app, { layer, head }, heads[layer][head].phrase),
+      );
       tiles.push(...row);
-      grid.append(h("div", { class: "layer" }, h("h3", {}, layer ? `layer ${layer}` : term("layer", "layer 0")),
-        h("div", { class: "tiles" }, ...row.map((one) => one.element))));
+      grid.append(
+        h(
+          "div",
+          { class: "layer" },
+          h("h3", {}, layer ? `layer ${layer}` : term("layer", "layer 0")),
+          h("div", { class: "tiles" }, ...row.map((one) => one.element)),
+        ),
+      );
     }
   }
 
@@ -52,7 +79,7 @@ export function headsPanel(app, open) {
     if (built !== state.model) build(state.model);
     const look = app.look;
     all.hidden = state.muted[state.model].size === 0;
-    const plain = look && softmax(look.logits);
+    const plain = look && app.probabilities(look.logits);
     for (const one of tiles) one.draw(state, look, plain);
     drawChosen(state);
   }
@@ -67,12 +94,36 @@ export function headsPanel(app, open) {
     const { phrase, evidence } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
     chosen.replaceChildren(
-      h("div", {}, h("h3", {}, h("b", {}, `${head.layer}·${head.head} `), phrase),
-        h("p", { class: "controls" }, app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"), app.model.weights && h("button", { onclick: open.matrix }, "At all letters"))),
-      h("table", { class: "evidence" }, h("caption", {}, "Measured over the text of the run"),
-        h("tbody", {}, ...evidence.map(({ label, value, uniform }) =>
-          h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, figure(value, label)),
-            h("td", { class: "note" }, uniform === null ? "" : `uniform attention: ${figure(uniform, label)}`))))));
+      h(
+        "div",
+        {},
+        h("h3", {}, h("b", {}, `${head.layer}·${head.head} `), phrase),
+        h(
+          "p",
+          { class: "controls" },
+          app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"),
+          app.model.weights && h("button", { onclick: open.matrix }, "At all letters"),
+        ),
+      ),
+      h(
+        "table",
+        { class: "evidence" },
+        h("caption", {}, "Measured over the text of the run"),
+        h(
+          "tbody",
+          {},
+          ...evidence.map(({ label, value, uniform }) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, label),
+              h("td", {}, figure(value, label)),
+              h("td", { class: "note" }, uniform === null ? "" : `uniform attention: ${figure(uniform, label)}`),
+            ),
+          ),
+        ),
+      ),
+    );
   }
   return { element, draw };
 }
@@ -89,15 +140,29 @@ function tile(app, head, phrase) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const looks = h("span", { class: "looks" });
   const without = h("span", { class: "without" });
-  const button = h("button", { class: "choose", onclick: () => app.choose(head) }, canvas,
-    h("span", { class: "phrase" }, h("b", {}, `${name} `), phrase), looks, without);
-  const power = h("button", { class: "switch", role: "switch", "aria-label": `Head ${name}`, title: "Switch this head off or on",
-    onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)) });
+  const button = h(
+    "button",
+    { class: "choose", onclick: () => app.choose(head) },
+    canvas,
+    h("span", { class: "phrase" }, h("b", {}, `${name} `), phrase),
+    looks,
+    without,
+  );
+  const power = h("button", {
+    class: "switch",
+    role: "switch",
+    "aria-label": `Head ${name}`,
+    title: "Switch this head off or on",
+    onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)),
+  });
   const element = h("div", { class: "tile" }, button, power);
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
   power.hidden = !app.model.weights;
 
-  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {Float64Array | null} plain */
+  /**
+   * @param {import("./app.js").State} state
+   * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain
+   */
   function draw(state, look, plain) {
     const isMuted = state.muted[state.model].has(index);
     const isChosen = state.head?.layer === head.layer && state.head.head === head.head;
@@ -120,11 +185,13 @@ function tile(app, head, phrase) {
     if (isMuted) return setText(out, "switched off");
     if (!logits) return setText(out, state.isWriting ? "" : look.done ? "" : "without it: …");
     const top = plain.indexOf(Math.max(...plain));
-    const changed = softmax(logits)[top];
+    const changed = app.probabilities(logits)[top];
     const difference = changed - plain[top];
     if (Math.abs(difference) < SMALL) return setText(out, "without it: no change");
-    out.replaceChildren(`without it: ${app.vocabulary.show(top)} ${percent(plain[top])} → `,
-      h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed)));
+    out.replaceChildren(
+      `without it: ${app.vocabulary.show(top)} ${percent(plain[top])} → `,
+      h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed)),
+    );
   }
   return { element, draw };
 }

@@ -17,22 +17,35 @@ export function listen(app, compute) {
   });
 }
 
-/** @param {import("./app.js").App} app @param {string} key @param {() => void} compute @returns {(() => void) | null} */
+/**
+ * @param {import("./app.js").App} app @param {string} key @param {() => void} compute
+ * @returns {(() => void) | null}
+ */
 function action(app, key, compute) {
   const { state } = app;
   const canCompute = Boolean(app.model.weights);
   if (/^\d$/.test(key)) return () => nextHead(app, Number(key));
   switch (key.toLowerCase()) {
-    case "arrowleft": return () => app.select(state.selected - 1);
-    case "arrowright": return () => app.select(state.selected + 1);
-    case "m": return canCompute && state.head ? () => toggle(app) : null;
-    case "a": return () => app.mute([...state.muted[state.model]], false);
-    case " ": return canCompute ? () => app.write() : null;
-    case "s": return canCompute ? () => app.step() : null;
-    case "z": return () => app.undo();
-    case "c": return canCompute && state.head ? compute : null;
-    case "?": return openHelp;
-    default: return null;
+    case "arrowleft":
+      return () => app.select(state.selected - 1);
+    case "arrowright":
+      return () => app.select(state.selected + 1);
+    case "m":
+      return canCompute && state.head ? () => toggle(app) : null;
+    case "a":
+      return () => app.mute([...state.muted[state.model]], false);
+    case " ":
+      return canCompute ? () => app.write() : null;
+    case "s":
+      return canCompute ? () => app.step() : null;
+    case "z":
+      return () => app.undo();
+    case "c":
+      return canCompute && state.head ? compute : null;
+    case "?":
+      return openHelp;
+    default:
+      return null;
   }
 }
 

@@ -56,7 +56,8 @@ export function isUnfinished(bytes) {
   let missing = 0;
   for (const byte of bytes) {
     if (missing > 0 && byte >> 6 === 2) missing--;
-    else missing = byte >= 0xf0 && byte < 0xf8 ? 3 : byte >= 0xe0 && byte < 0xf0 ? 2 : byte >= 0xc2 && byte < 0xe0 ? 1 : 0;
+    else
+      missing = byte >= 0xf0 && byte < 0xf8 ? 3 : byte >= 0xe0 && byte < 0xf0 ? 2 : byte >= 0xc2 && byte < 0xe0 ? 1 : 0;
   }
   return missing > 0;
 }
@@ -67,7 +68,9 @@ export function glyph(letter) {
   const code = /** @type {number} */ (letter.codePointAt(0));
   if (code < 32) return String.fromCharCode(0x2400 + code);
   if (/^\p{M}/u.test(letter)) return `◌${letter}`;
-  return /^[\p{C}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/u.test(letter) ? `U+${code.toString(16).toUpperCase().padStart(4, "0")}` : letter;
+  return /^[\p{C}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/u.test(letter)
+    ? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`
+    : letter;
 }
 
 /**

@@ -20,7 +20,13 @@ try {
   const data = document.getElementById("data");
   start(JSON.parse(data?.textContent ?? ""));
 } catch (error) {
-  root.replaceChildren(h("p", { class: "message", role: "alert" }, `This page is damaged: ${error instanceof Error ? error.message : error}. Write it again with minigpt inspect.`));
+  root.replaceChildren(
+    h(
+      "p",
+      { class: "message", role: "alert" },
+      `This page is damaged: ${error instanceof Error ? error.message : error}. Write it again with minigpt inspect.`,
+    ),
+  );
 }
 
 /** @param {import("./types.js").Payload} payload */
@@ -46,8 +52,20 @@ function start(payload) {
   addEventListener("resize", () => app.set({}));
   listen(app, compute);
   const [model] = payload.models;
-  if (model.weights) engine.send({ id: CHECK, model: 0, ids: model.check.ids, selected: model.check.ids.length - 1, muted: [], effects: false });
-  else setText(check, "The model is too large for this page: it shows recorded numbers. minigpt inspect --max-weights allows more.");
+  if (model.weights)
+    engine.send({
+      id: CHECK,
+      model: 0,
+      ids: model.check.ids,
+      selected: model.check.ids.length - 1,
+      muted: [],
+      effects: false,
+    });
+  else
+    setText(
+      check,
+      "The model is too large for this page: it shows recorded numbers. minigpt inspect --max-weights allows more.",
+    );
 
   app.set({});
 
@@ -55,10 +73,19 @@ function start(payload) {
   function showCheck(reply) {
     if (reply.kind !== "look") return;
     app.ask(); // a new look cancels the last one, so the first one waits for the check
-    const difference = model.check.logits.reduce((most, logit, i) => Math.max(most, Math.abs(logit - reply.logits[i])), 0);
-    const rounding = model.rounding ? `; rounding its weights to 8 bits changes the probabilities here by at most ${(100 * model.rounding).toFixed(1)} points` : "";
-    setText(check, difference < 1e-3 ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}${rounding}`
-      : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`);
+    const difference = model.check.logits.reduce(
+      (most, logit, i) => Math.max(most, Math.abs(logit - reply.logits[i])),
+      0,
+    );
+    const rounding = model.rounding
+      ? `; 8-bit weights change the probabilities here by at most ${(100 * model.rounding).toFixed(1)} points`
+      : "";
+    setText(
+      check,
+      difference < 1e-3
+        ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}${rounding}`
+        : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`,
+    );
   }
 }
 
@@ -67,20 +94,54 @@ function header(app) {
   const { models } = app.payload;
   const name = h("h1", {}, h("bdi", {}, models[0].name));
   const theme = h("button", { class: "quiet", onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
-  const element = h("header", {}, name, h("p", {}, `A GPT of ${models[0].parameters.toLocaleString("en")} `, term("parameters"), `, ${models[0].summary}. It runs inside this page.`),
-    h("nav", { "aria-label": "Page" }, ...(models.length > 1 ? chooseModels(app) : []), h("button", { class: "quiet", onclick: openHelp }, "Keys"), theme));
+  const element = h(
+    "header",
+    {},
+    name,
+    h(
+      "p",
+      {},
+      `A GPT of ${models[0].parameters.toLocaleString("en")} `,
+      term("parameters"),
+      `, ${models[0].summary}. It runs inside this page.`,
+    ),
+    h(
+      "nav",
+      { "aria-label": "Page" },
+      ...(models.length > 1 ? chooseModels(app) : []),
+      h("button", { class: "quiet", onclick: openHelp }, "Keys"),
+      theme,
+    ),
+  );
   if (models[0].config.family !== "modern" && models[0].config.family !== "classic") {
-    setText(/** @type {Node} */ (element.querySelector("p")?.firstChild), `A ${models[0].config.family.toUpperCase()} of ${models[0].parameters.toLocaleString("en")} `);
+    setText(
+      /** @type {Node} */ (element.querySelector("p")?.firstChild),
+      `A ${models[0].config.family.toUpperCase()} of ${models[0].parameters.toLocaleString("en")} `,
+    );
   }
   return element;
 }
 
 /** @param {App} app */
 function chooseModels(app) {
-  const options = () => app.payload.models.map(({ name, step }, index) => h("option", { value: index }, `${name}, step ${step.toLocaleString("en")}`));
-  const shown = h("select", { "aria-label": "Model", onchange: () => app.compare(Number(shown.value), app.state.other) }, ...options());
-  const other = h("select", { "aria-label": "Compare with", onchange: () => app.compare(app.state.model, other.value === "" ? null : Number(other.value)) },
-    h("option", { value: "" }, "nothing"), ...options());
+  const options = () =>
+    app.payload.models.map(({ name, step }, index) =>
+      h("option", { value: index }, `${name}, step ${step.toLocaleString("en")}`),
+    );
+  const shown = h(
+    "select",
+    { "aria-label": "Model", onchange: () => app.compare(Number(shown.value), app.state.other) },
+    ...options(),
+  );
+  const other = h(
+    "select",
+    {
+      "aria-label": "Compare with",
+      onchange: () => app.compare(app.state.model, other.value === "" ? null : Number(other.value)),
+    },
+    h("option", { value: "" }, "nothing"),
+    ...options(),
+  );
   app.panels.push((state) => {
     shown.value = String(state.model);
     other.value = state.other === null ? "" : String(state.other);
@@ -107,7 +168,11 @@ function announce(app, element) {
       if (!look) return;
       const probabilities = softmax(look.logits);
       const top = probabilities.indexOf(Math.max(...probabilities));
-      setText(element, `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. Expected next: “${app.vocabulary.show(top)}”, ${Math.round(100 * probabilities[top])} percent.`);
+      setText(
+        element,
+        `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. ` +
+          `Expected next: “${app.vocabulary.show(top)}”, ${Math.round(100 * probabilities[top])} percent.`,
+      );
     }, 400);
   };
 }

@@ -19,22 +19,46 @@ export function nextPanel(app) {
   const list = h("ol", { class: "bars" }, ...rows.map(({ element }) => element));
   const note = h("p", { class: "note" });
   const sliders = SLIDERS.map(([name, label, min, max, stepSize, help]) => {
-    const input = h("input", { type: "range", id: `set-${name}`, min, max, step: stepSize, "aria-describedby": `help-${name}`,
-      oninput: () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } }) });
+    const input = h("input", {
+      type: "range",
+      id: `set-${name}`,
+      min,
+      max,
+      step: stepSize,
+      "aria-describedby": `help-${name}`,
+      oninput: () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } }),
+    });
     const output = h("output", { for: `set-${name}` });
-    const element = h("div", { class: "slider" }, h("label", { for: `set-${name}` }, label), input, output,
-      h("span", { class: "hint", id: `help-${name}` }, help));
+    const element = h(
+      "div",
+      { class: "slider" },
+      h("label", { for: `set-${name}` }, label),
+      input,
+      output,
+      h("span", { class: "hint", id: `help-${name}` }, help),
+    );
     return { name, input, output, element };
   });
   const [temperature, ...filters] = sliders;
-  const element = h("section", { class: "card next", "aria-label": "Next letter" }, title, list, note,
-    temperature.element, h("details", {}, h("summary", {}, "Filters"), ...filters.map((slider) => slider.element)));
+  const element = h(
+    "section",
+    { class: "card next", "aria-label": "Next letter" },
+    title,
+    list,
+    note,
+    temperature.element,
+    h("details", {}, h("summary", {}, "Filters"), ...filters.map((slider) => slider.element)),
+  );
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
     const { letters, selected, sampling } = state;
     const look = app.look;
-    const line = letters.slice(0, selected + 1).map((letter) => letter.text).join("").split("\n");
+    const line = letters
+      .slice(0, selected + 1)
+      .map((letter) => letter.text)
+      .join("")
+      .split("\n");
     const tail = letters[selected].text === "\n" ? "\n" : [...line[line.length - 1]].slice(-6).join("");
     setText(title, `Next letter after “${[...tail].map(glyph).join("")}”`);
     for (const { name, input, output } of sliders) {
@@ -56,8 +80,14 @@ export function nextPanel(app) {
       if (index < shown.length) bar.draw(shown[index], plain, chosen, otherPlain, shown[index] === came);
     });
     const nats = entropy(plain);
-    note.replaceChildren("Click a letter to continue with it. Entropy ", nats.toFixed(2), " ", term("nats"), `: ${sureness(nats)}.`,
-      otherPlain ? ` Outlined bars: ${app.payload.models[/** @type {number} */ (state.other)].name}.` : "");
+    note.replaceChildren(
+      "Click a letter to continue with it. Entropy ",
+      nats.toFixed(2),
+      " ",
+      term("nats"),
+      `: ${sureness(nats)}.`,
+      otherPlain ? ` Outlined bars: ${app.payload.models[/** @type {number} */ (state.other)].name}.` : "",
+    );
   }
   return { element, draw };
 }
@@ -71,7 +101,14 @@ function row(app) {
   const otherBar = h("span", { class: "other" });
   const value = h("span", { class: "value" });
   const mark = h("span", { class: "came" }, "came");
-  const button = h("button", { onclick: () => app.continueWith(token) }, letter, h("span", { class: "track" }, before, bar, otherBar), value, mark);
+  const button = h(
+    "button",
+    { onclick: () => app.continueWith(token) },
+    letter,
+    h("span", { class: "track" }, before, bar, otherBar),
+    value,
+    mark,
+  );
   const element = h("li", {}, button);
 
   /**
@@ -89,7 +126,10 @@ function row(app) {
     setText(value, chosen[id] === 0 ? "out" : percent(chosen[id]));
     mark.hidden = !came;
     element.classList.toggle("filtered", chosen[id] === 0);
-    button.setAttribute("aria-label", `Continue with ${name}, ${percent(chosen[id])}${came ? ", the letter that came" : ""}`);
+    button.setAttribute(
+      "aria-label",
+      `Continue with ${name}, ${percent(chosen[id])}${came ? ", the letter that came" : ""}`,
+    );
     button.disabled = !app.model.weights;
   }
   return { element, draw };

@@ -8,9 +8,17 @@ import { h } from "./dom.js";
  * @returns {{close: () => void}}
  */
 export function openSheet(title, ...content) {
-  const dialog = h("dialog", { class: "sheet", "aria-label": title },
-    h("div", { class: "row" }, h("h2", {}, title), h("button", { class: "quiet", onclick: () => dialog.close(), "aria-label": "Close" }, "✕")),
-    ...content);
+  const dialog = h(
+    "dialog",
+    { class: "sheet", "aria-label": title },
+    h(
+      "div",
+      { class: "row" },
+      h("h2", {}, title),
+      h("button", { class: "quiet", onclick: () => dialog.close(), "aria-label": "Close" }, "✕"),
+    ),
+    ...content,
+  );
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);
@@ -30,6 +38,17 @@ export function openHelp() {
     ["C", "compute this letter"],
     ["Esc", "leave the text, or close this sheet"],
   ];
-  openSheet("Keys", h("p", {}, "They work everywhere but in the text. There, keys type; Esc leaves it."),
-    h("table", { class: "keys" }, h("tbody", {}, ...keys.map(([key, does]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, does))))));
+  openSheet(
+    "Keys",
+    h("p", {}, "They work everywhere but in the text. There, keys type; Esc leaves it."),
+    h(
+      "table",
+      { class: "keys" },
+      h(
+        "tbody",
+        {},
+        ...keys.map(([key, does]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, does))),
+      ),
+    ),
+  );
 }

@@ -7,7 +7,12 @@ import { h, percent, setText, term } from "./dom.js";
 export function textPanel(app) {
   const isRecorded = !app.model.weights;
   const area = h("textarea", {
-    id: "text", "aria-label": "Text", spellcheck: "false", autocapitalize: "off", autocomplete: "off", rows: "1",
+    id: "text",
+    "aria-label": "Text",
+    spellcheck: "false",
+    autocapitalize: "off",
+    autocomplete: "off",
+    rows: "1",
     readonly: isRecorded || matchMedia("(pointer: coarse)").matches,
   });
   const before = h("span", { class: "unseen" });
@@ -19,18 +24,53 @@ export function textPanel(app) {
   const write = h("button", { class: "primary", onclick: () => app.write() }, "Write");
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
-  const edit = h("button", { class: "touch", onclick: () => { area.readOnly = false; area.focus(); } }, "Edit");
-  const shade = h("select", { "aria-label": "Shade the text by", onchange: () => app.set({ shade: /** @type {any} */ (shade.value) }) },
-    h("option", { value: "head" }, "the chosen head"), h("option", { value: "surprise" }, "surprise"), h("option", { value: "nothing" }, "nothing"));
+  const edit = h(
+    "button",
+    {
+      class: "touch",
+      onclick: () => {
+        area.readOnly = false;
+        area.focus();
+      },
+    },
+    "Edit",
+  );
+  const shade = h(
+    "select",
+    { "aria-label": "Shade the text by", onchange: () => app.set({ shade: /** @type {any} */ (shade.value) }) },
+    h("option", { value: "head" }, "the chosen head"),
+    h("option", { value: "surprise" }, "surprise"),
+    h("option", { value: "nothing" }, "nothing"),
+  );
   const message = h("p", { class: "message", role: "status" });
   const legend = h("p", { class: "note" });
-  const element = h("section", { class: "card text", "aria-label": "Text" },
-    h("p", { class: "lead" }, "Click any letter: you see what the model expected ", h("b", {}, "next"), ", and where its ", term("heads"),
-      " ", h("b", {}, "looked"), isRecorded ? "." : ". Type to change the text."),
+  const element = h(
+    "section",
+    { class: "card text", "aria-label": "Text" },
+    h(
+      "p",
+      { class: "lead" },
+      "Click any letter: you see what the model expected ",
+      h("b", {}, "next"),
+      ", and where its ",
+      term("heads"),
+      " ",
+      h("b", {}, "looked"),
+      isRecorded ? "." : ". Type to change the text.",
+    ),
     paper,
-    h("div", { class: "controls" }, !isRecorded && write, !isRecorded && step, !isRecorded && undo, !isRecorded && edit,
-      h("label", {}, "shade by ", shade)),
-    message, legend);
+    h(
+      "div",
+      { class: "controls" },
+      !isRecorded && write,
+      !isRecorded && step,
+      !isRecorded && undo,
+      !isRecorded && edit,
+      h("label", {}, "shade by ", shade),
+    ),
+    message,
+    legend,
+  );
 
   area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
   area.addEventListener("beforeinput", (event) => {
@@ -40,11 +80,14 @@ export function textPanel(app) {
   });
   area.addEventListener("click", (event) => {
     if (area.selectionStart !== area.selectionEnd) return;
-    const letter = document.elementsFromPoint(event.clientX, event.clientY).find((e) => e instanceof HTMLElement && e.dataset.index);
+    const letter = document
+      .elementsFromPoint(event.clientX, event.clientY)
+      .find((e) => e instanceof HTMLElement && e.dataset.index);
     if (letter instanceof HTMLElement) app.select(Number(letter.dataset.index));
   });
   document.addEventListener("selectionchange", () => {
-    if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text) return;
+    if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text)
+      return;
     const at = app.state.letters.findIndex((letter) => letter.end >= area.selectionStart);
     if (at !== app.state.selected && area.selectionStart !== app.state.letters[app.state.selected].end) app.select(at);
   });
@@ -58,7 +101,8 @@ export function textPanel(app) {
     const look = app.look;
     const current = letters[selected];
     if (area.value !== text) area.value = text;
-    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end) area.setSelectionRange(current.end, current.end);
+    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end)
+      area.setSelectionRange(current.end, current.end);
     const { from } = app.position(state.model);
     const first = letters.findIndex((letter) => letter.last >= from);
     const last = Math.min(letters.length, first + Math.min(app.model.config.context, 1024));
@@ -72,9 +116,15 @@ export function textPanel(app) {
     ghost.hidden = top < 0 || selected < letters.length - 1 || isRecorded;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
     if (spans[selected + 1 - first] && top >= 0) {
-      spans[selected + 1 - first].classList.add("next", app.state.ids[letters[selected + 1].first] === top ? "hit" : "miss");
+      spans[selected + 1 - first].classList.add(
+        "next",
+        app.state.ids[letters[selected + 1].first] === top ? "hit" : "miss",
+      );
     }
-    paper.style.setProperty("--hue", state.shade === "head" && state.head ? `var(--head-${state.head.head % 8})` : "var(--red)");
+    paper.style.setProperty(
+      "--hue",
+      state.shade === "head" && state.head ? `var(--head-${state.head.head % 8})` : "var(--red)",
+    );
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
     write.classList.toggle("playing", state.isWriting);
@@ -87,14 +137,19 @@ export function textPanel(app) {
 
   /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first */
   function describe(state, look, first) {
-    const unseen = first > 0 ? `The grey start lies beyond the context of ${app.model.config.context} letters: the model does not see it. ` : "";
+    const unseen =
+      first > 0
+        ? `The grey start lies beyond the context of ${app.model.config.context} letters: the model does not see it. `
+        : "";
     if (state.shade === "surprise") return `${unseen}The darker a letter, the less the model expected it.`;
     if (state.shade === "nothing" || !state.head || !look) return unseen;
     const name = `${state.head.layer}·${state.head.head}`;
     const shares = shading(state, look);
     const strongest = shares.indexOf(Math.max(...shares.filter((share) => share >= 0)));
     const letter = strongest >= 0 && state.letters[strongest] ? glyph(state.letters[strongest].text) : "";
-    return letter ? `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.` : unseen;
+    return letter
+      ? `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`
+      : unseen;
   }
 
   /**
@@ -125,7 +180,8 @@ function drawLetter(span, letter, index, selected, shares) {
   span.dataset.index = String(index);
   const share = Math.max(0, shares[index]);
   const kind = letter.text === " " ? "space" : letter.text === "\n" ? "newline" : "";
-  span.className = `${kind} ${index === selected ? "selected" : ""} ${index > selected ? "after" : ""} ${share > 0.55 ? "strong" : ""}`;
+  const place = index === selected ? "selected" : index > selected ? "after" : "";
+  span.className = `${kind} ${place} ${share > 0.55 ? "strong" : ""}`;
   span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * Math.min(1, 0.08 + share))}%`);
 }
 
