@@ -12,7 +12,9 @@ export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== false && value !== null && value !== undefined) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
   }
   for (const child of children) if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
