@@ -10,31 +10,37 @@ import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
 import { openMatrix } from "./matrix.js";
 import { nextPanel } from "./next.js";
+import { recall } from "./recorded.js";
 import { openHelp } from "./sheet.js";
 import { textPanel } from "./text.js";
 
 /** The number of the request that checks the arithmetic. */
 const CHECK = -1;
+const MAX_DIFFERENCE = 2e-3;
 const root = /** @type {HTMLElement} */ (document.getElementById("app"));
 try {
-  const data = document.getElementById("data");
-  start(JSON.parse(data?.textContent ?? ""));
+  start(JSON.parse(document.getElementById("data")?.textContent ?? ""));
 } catch (error) {
-  root.replaceChildren(
-    h(
-      "p",
-      { class: "message", role: "alert" },
-      `This page is damaged: ${error instanceof Error ? error.message : error}. Write it again with minigpt inspect.`,
-    ),
-  );
+  fail(error instanceof Error ? error.message : String(error));
+}
+
+/** @param {string} reason */
+function fail(reason) {
+  const advice = "Write it again with minigpt inspect.";
+  root.replaceChildren(h("p", { class: "message", role: "alert" }, `This page is damaged: ${reason}. ${advice}`));
 }
 
 /** @param {import("./types.js").Payload} payload */
 function start(payload) {
+  const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
   /** @type {App} */
-  const app = new App(payload, vocabulary, (request) => engine.send(request));
-  const engine = connect(payload.models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
+  const app = new App(payload, vocabulary, (request) => {
+    if (models[request.model].weights) return engine.send(request);
+    const replies = recall(models[request.model], vocabulary.size, request, request.model ? null : payload.selected);
+    for (const reply of replies) app.receive(reply);
+  });
+  const engine = connect(models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
@@ -51,39 +57,27 @@ function start(payload) {
   app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute);
-  const [model] = payload.models;
-  if (model.weights)
-    engine.send({
-      id: CHECK,
-      model: 0,
-      ids: model.check.ids,
-      selected: model.check.ids.length - 1,
-      muted: [],
-      effects: false,
-    });
-  else
-    setText(
-      check,
-      "The model is too large for this page: it shows recorded numbers. minigpt inspect --max-weights allows more.",
-    );
-
+  const { ids, logits } = models[0].check;
+  if (models[0].weights) {
+    engine.send({ id: CHECK, model: 0, ids, selected: ids.length - 1, muted: [], effects: false });
+  } else {
+    setText(check, "The model is too large to run in this page: these are recorded numbers. See --max-weights.");
+    app.ask();
+  }
   app.set({});
 
-  /** @param {any} reply */
+  /** The first reply: compare it with minigpt's logits. @param {any} reply */
   function showCheck(reply) {
+    if (reply.kind === "error") fail(reply.message);
     if (reply.kind !== "look") return;
-    app.ask(); // a new look cancels the last one, so the first one waits for the check
-    const difference = model.check.logits.reduce(
-      (most, logit, i) => Math.max(most, Math.abs(logit - reply.logits[i])),
-      0,
-    );
-    const rounding = model.rounding
-      ? `; 8-bit weights change the probabilities here by at most ${(100 * model.rounding).toFixed(1)} points`
-      : "";
+    app.ask(); // not before: a new look cancels the last one
+    const difference = Math.max(...logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+    const points = (100 * models[0].rounding).toFixed(1);
     setText(
       check,
-      difference < 1e-3
-        ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}${rounding}`
+      difference < MAX_DIFFERENCE
+        ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}` +
+            (points === "0.0" ? "" : `; 8-bit weights change the probabilities here by at most ${points} points`)
         : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`,
     );
   }
