@@ -1,6 +1,6 @@
 /** Answers requests about the models of a page in slices of time, in a worker or beside the page's own work. */
 
-import { softmax } from "./filters.js";
+import { probability } from "./filters.js";
 import { Transformer } from "./model.js";
 import { Recurrent } from "./recurrent.js";
 import { isRecurrent, unpack } from "./weights.js";
@@ -87,7 +87,7 @@ export class Session {
   /** @param {LookRequest} request @returns {Work} */
   *lookAt(request) {
     const { id, model, ids, selected } = request, { engine, run } = yield* this.compute(request);
-    const surprise = Float32Array.from(ids, (token, t) => (t ? softmax(run.logits(t - 1))[token] : NaN));
+    const surprise = Float32Array.from(ids, (token, t) => (t ? probability(run.logits(t - 1), token) : NaN));
     const hasHeads = engine instanceof Transformer, logits = run.logits(selected).slice();
     const attention = hasHeads ? engine.attention(run, selected) : new Float32Array();
     this.reply({ id, kind: "look", model, logits, surprise, attention });
