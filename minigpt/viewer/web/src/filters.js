@@ -86,6 +86,13 @@ export function softmax(logits) {
   return normalize(weigh(logits, { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }));
 }
 
+/** @param {ArrayLike<number>} logits (V) @param {number} id @returns {number} the probability of this token alone */
+export function probability(logits, id) {
+  let total = 0;
+  for (let i = 0; i < logits.length; i++) total += Math.exp(logits[i] - logits[id]);
+  return 1 / total;
+}
+
 /** @param {ArrayLike<number>} probabilities (V) @returns {number} the entropy, in nats */
 export function entropy(probabilities) {
   let total = 0;

@@ -27,9 +27,7 @@ const EPSILON = /** @type {Record<string, number>} */ ({ layernorm: 1e-5, rmsnor
 const POSITION_BASE = 10_000;
 
 export class Transformer {
-  /**
-   * @param {Config} config @param {Record<string, Float32Array>} weights named as in the `state_dict()` of the model
-   */
+  /** @param {Config} config @param {Record<string, Float32Array>} weights named as in the model's `state_dict()` */
   constructor(config, weights) {
     this.config = config;
     this.weights = weights;
@@ -163,23 +161,17 @@ export class Transformer {
    */
   attend(run, layer, from, to) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, scale = 1 / Math.sqrt(D);
-    const q = run.q[layer], k = run.k[layer], v = run.v[layer], output = new Float64Array(D);
+    const k = run.k[layer], v = run.v[layer];
     for (let t = from; t < to; t++) {
       for (let h = 0; h < H; h++) {
-        const start = rowStart(H, t) + h * (t + 1);
+        const here = t * C + h * D, start = rowStart(H, t) + h * (t + 1);
         const weights = run.weights[layer].subarray(start, start + t + 1);
+        compareKeys(new Float64Array(run.q[layer].subarray(here, here + D)), k.subarray(h * D), C, weights);
         let highest = -Infinity, total = 0;
-        for (let s = 0; s <= t; s++) {
-          weights[s] = scale * dot(q, t * C + h * D, k, s * C + h * D, D);
-          if (weights[s] > highest) highest = weights[s];
-        }
-        for (let s = 0; s <= t; s++) total += weights[s] = Math.exp(weights[s] - highest);
-        output.fill(0);
-        for (let s = 0; s <= t; s++) {
-          const weight = (weights[s] /= total);
-          for (let d = 0, i = s * C + h * D; d < D; d++, i++) output[d] += weight * v[i];
-        }
-        run.outputs[layer].set(output, t * C + h * D);
+        for (let s = 0; s <= t; s++) if (weights[s] > highest) highest = weights[s];
+        for (let s = 0; s <= t; s++) total += weights[s] = Math.exp((weights[s] - highest) * scale);
+        for (let s = 0; s <= t; s++) weights[s] /= total;
+        run.outputs[layer].set(averageValues(weights, v.subarray(h * D), C, D), here);
       }
     }
   }
@@ -304,6 +296,43 @@ function normalize(x, kind, gain, bias) {
 }
 
 /**
+ * Set the scores (S) of a query (D) with keys whose rows are C apart. Four keys share each number that is read.
+ * @param {Float64Array} query @param {Float32Array} keys @param {number} C @param {Float32Array} scores
+ */
+function compareKeys(query, keys, C, scores) {
+  const D = query.length, S = scores.length;
+  let s = 0;
+  for (; s + 4 <= S; s += 4) {
+    let a0 = 0, a1 = 0, a2 = 0, a3 = 0;
+    for (let d = 0, i = s * C; d < D; d++, i++) {
+      const value = query[d];
+      a0 += value * keys[i]; a1 += value * keys[i + C]; a2 += value * keys[i + 2 * C]; a3 += value * keys[i + 3 * C];
+    }
+    scores[s] = a0; scores[s + 1] = a1; scores[s + 2] = a2; scores[s + 3] = a3;
+  }
+  for (; s < S; s++) scores[s] = dot(query, 0, keys, s * C, D);
+}
+
+/**
+ * Return the weighted sum (D) of values whose rows are C apart.
+ * @param {Float32Array} weights (S) @param {Float32Array} values @param {number} C @param {number} D
+ */
+function averageValues(weights, values, C, D) {
+  const sum = new Float64Array(D), S = weights.length;
+  let s = 0;
+  for (; s + 4 <= S; s += 4) {
+    const w0 = weights[s], w1 = weights[s + 1], w2 = weights[s + 2], w3 = weights[s + 3];
+    for (let d = 0, i = s * C; d < D; d++, i++) {
+      sum[d] += w0 * values[i] + w1 * values[i + C] + w2 * values[i + 2 * C] + w3 * values[i + 3 * C];
+    }
+  }
+  for (; s < S; s++) {
+    for (let d = 0, i = s * C; d < D; d++, i++) sum[d] += weights[s] * values[i];
+  }
+  return sum;
+}
+
+/**
  * Rotate each pair (x[i], x[i + D / 2]) by its angle: RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864).
  * @param {Floats} x (D) @param {Float32Array} table sines and cosines in turn
  * @param {number} start of this position in the table
@@ -337,14 +366,12 @@ function activate(h, kind) {
     case "relu2": return h > 0 ? h * h : 0;
     case "swiglu": return h / (1 + Math.exp(-h));
     case "gelu": return 0.5 * h * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (h + 0.044715 * h ** 3)));
-    default: return 0.5 * h * (1 + erf(h * Math.SQRT1_2));
+    case "gelu_exact": return 0.5 * h * (1 + erf(h * Math.SQRT1_2));
+    default: throw new Error(`this page does not know the activation ${kind}`);
   }
 }
 
-/**
- * Return the error function to within 2e-7: Abramowitz and Stegun 1964, formula 7.1.26.
- * @param {number} x
- */
+/** Return the error function to within 2e-7: Abramowitz and Stegun 1964, formula 7.1.26. @param {number} x */
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
   const terms = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592];

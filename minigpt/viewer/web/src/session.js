@@ -1,6 +1,6 @@
 /** Answers requests about the models of a page in slices of time, in a worker or beside the page's own work. */
 
-import { softmax } from "./filters.js";
+import { probability } from "./filters.js";
 import { Transformer } from "./model.js";
 import { Recurrent } from "./recurrent.js";
 import { isRecurrent, unpack } from "./weights.js";
@@ -17,7 +17,7 @@ import { isRecurrent, unpack } from "./weights.js";
  * @typedef {{id: number, kind: "effect", model: number, layer: number, head: number, logits: Float32Array}} EffectReply
  * @typedef {{id: number, kind: "detail"} & ReturnType<Transformer["detail"]>} DetailReply
  * @typedef {{id: number, kind: "matrix"} & ReturnType<Transformer["matrix"]>} MatrixReply
- * @typedef {{id: number, kind: "done"} | {id: number, kind: "error", message: string}} EndReply
+ * @typedef {{id: number, model: number} & ({kind: "done"} | {kind: "error", message: string})} EndReply
  * @typedef {LookReply | EffectReply | DetailReply | MatrixReply | EndReply} Reply
  * @typedef {Generator<void, void, void>} Work
  * @typedef {{model: import("./weights.js").Model, engine?: Transformer | Recurrent, run?: any}} Entry
@@ -31,17 +31,19 @@ export class Session {
   constructor(models, onReply) {
     this.entries = models.map((model) => /** @type {Entry} */ ({ model }));
     this.reply = onReply;
-    this.look = this.effects = /** @type {Work | undefined} */ (undefined);
+    this.looks = /** @type {Map<number, Work>} */ (new Map());
+    /** The newest look of each model. */
+    this.effects = /** @type {Work | undefined} */ (undefined);
     this.inspections = /** @type {Work[]} */ ([]);
     this.working = false;
   }
 
-  /** Answer a request later. A new look cancels the last one, and its effects. @param {Request} request */
+  /** Answer a request later. A new look cancels the last one of its model, and all effects. @param {Request} request */
   send(request) {
     if (request.kind === "detail" || request.kind === "matrix") {
       this.inspections.push(this.guarded(request, this.inspect(request)));
     } else {
-      this.look = this.guarded(request, this.lookAt(/** @type {LookRequest} */ (request)));
+      this.looks.set(request.model, this.guarded(request, this.lookAt(/** @type {LookRequest} */ (request))));
       this.effects = undefined;
     }
     if (!this.working) void this.drive();
@@ -54,14 +56,20 @@ export class Session {
     do {
       await nextTurn();
       const end = performance.now() + SLICE;
-      while ((work = this.look ?? this.inspections[0] ?? this.effects) && performance.now() < end) {
+      while ((work = this.next()) && performance.now() < end) {
         if (!work.next().done) continue;
-        if (work === this.look) this.look = undefined;
-        else if (work === this.inspections[0]) this.inspections.shift();
-        else if (work === this.effects) this.effects = undefined; // unless a listener has sent a new look
+        for (const [model, look] of this.looks) if (look === work) this.looks.delete(model);
+        if (work === this.inspections[0]) this.inspections.shift();
+        if (work === this.effects) this.effects = undefined; // unless a listener has sent a new look
       }
     } while (work);
     this.working = false;
+  }
+
+  /** The most urgent work. @returns {Work | undefined} */
+  next() {
+    const [look] = this.looks.values();
+    return look ?? this.inspections[0] ?? this.effects;
   }
 
   /** Turn the error of a request into a reply. @param {Request} request @param {Work} work @returns {Work} */
@@ -69,7 +77,8 @@ export class Session {
     try {
       yield* work;
     } catch (error) {
-      this.reply({ id: request.id, kind: "error", message: error instanceof Error ? error.message : String(error) });
+      const message = error instanceof Error ? error.message : String(error);
+      this.reply({ id: request.id, kind: "error", model: request.model, message });
     }
   }
 
@@ -87,12 +96,12 @@ export class Session {
   /** @param {LookRequest} request @returns {Work} */
   *lookAt(request) {
     const { id, model, ids, selected } = request, { engine, run } = yield* this.compute(request);
-    const surprise = Float32Array.from(ids, (token, t) => (t ? softmax(run.logits(t - 1))[token] : NaN));
+    const surprise = Float32Array.from(ids, (token, t) => (t ? probability(run.logits(t - 1), token) : NaN));
     const hasHeads = engine instanceof Transformer, logits = run.logits(selected).slice();
     const attention = hasHeads ? engine.attention(run, selected) : new Float32Array();
     this.reply({ id, kind: "look", model, logits, surprise, attention });
     if (request.effects && hasHeads) this.effects = this.guarded(request, this.effectsOf(request, engine, run));
-    else this.reply({ id, kind: "done" });
+    else this.reply({ id, kind: "done", model });
   }
 
   /**
@@ -108,7 +117,7 @@ export class Session {
         this.reply({ id, kind: "effect", model, layer, head, logits: logits.slice() });
       }
     }
-    this.reply({ id, kind: "done" });
+    this.reply({ id, kind: "done", model });
   }
 
   /** @param {HeadRequest} request @returns {Work} */

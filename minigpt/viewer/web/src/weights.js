@@ -8,12 +8,6 @@
  * @typedef {Record<string, Float32Array>} Weights
  */
 
-const CHOICES = {
-  family: ["classic", "modern", "rnn", "lstm", "gru"],
-  position: ["learned", "sinusoidal", "rotary", "none"],
-  norm: ["layernorm", "rmsnorm"],
-  activation: ["gelu", "gelu_exact", "relu2", "swiglu"],
-};
 const GATES = /** @type {Record<string, number>} */ ({ rnn: 1, gru: 3, lstm: 4 });
 
 /** @param {Config} config */
@@ -63,7 +57,6 @@ function addNorm(found, config, name) {
 /** Unpack and check all weights of a model. @param {Model} model @returns {Weights} */
 export function unpack({ config, weights }) {
   if (!weights) throw new Error("this page has no weights of this model");
-  checkConfig(config);
   const vocabulary = weights["token_embedding.weight"]?.shape?.[0];
   if (!(vocabulary > 0)) throw damaged("token_embedding.weight is missing");
   const expected = shapes(config, vocabulary);
@@ -78,18 +71,6 @@ export function unpack({ config, weights }) {
     unpacked[name] = unpackTensor(name, weights[name]);
   }
   return unpacked;
-}
-
-/** @param {Config} config */
-function checkConfig(config) {
-  for (const [name, choices] of Object.entries(CHOICES)) {
-    const value = config[/** @type {keyof typeof CHOICES} */ (name)];
-    if (!choices.includes(value)) throw damaged(`it does not know the ${name} ${JSON.stringify(value)}`);
-  }
-  for (const name of /** @type {const} */ (["n_layer", "n_head", "n_embd", "context"])) {
-    if (!Number.isInteger(config[name]) || config[name] < 1) throw damaged(`${name} is ${config[name]}`);
-  }
-  if (config.n_embd % config.n_head) throw damaged(`${config.n_head} heads cannot share ${config.n_embd} numbers`);
 }
 
 /** @param {string} name @param {Packed} packed */

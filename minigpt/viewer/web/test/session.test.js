@@ -39,7 +39,7 @@ test("a look has logits, attention, and the probability of each token", async ()
     const [a, b, c] = look.attention.slice(3 * row);
     assertClose([a + b + c], [1]);
   }
-  assert.deepEqual(done, { id: 1, kind: "done" });
+  assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
 });
 
 test("a new look cancels the last one and its effects, but not details", async () => {
@@ -137,7 +137,7 @@ test("a recurrent model has no heads, and no limit of its text", async () => {
   const [look, done] = await replies([model], [LOOK]);
   assert.equal(look.logits.length, 5);
   assert.equal(look.attention.length, 0);
-  assert.deepEqual(done, { id: 1, kind: "done" });
+  assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
   const [error] = await replies([model], [{ ...LOOK, kind: "detail", layer: 0, head: 0 }]);
   assert.match(error.message, /this model has no head 0 in layer 0/);
 });
