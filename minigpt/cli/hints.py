@@ -35,7 +35,6 @@ from minigpt.errors import (
     TrainingError,
     UnknownCharacterError,
     UserError,
-    ViewError,
     escape,
     reason,
 )
@@ -148,8 +147,6 @@ def hint(error: UserError, command: str) -> str:
             return "name a new folder"
         case NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train --from {as_argument(run)}"
-        case ViewError(max_tokens=int(count)):
-            return f"try --max-tokens {count}"
         case DivergedError():
             return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
         case TrainingError():

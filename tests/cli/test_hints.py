@@ -20,7 +20,6 @@ from minigpt.errors import (
     TextMismatchError,
     TrainingError,
     UserError,
-    ViewError,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +83,6 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
         ),
         (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),
         (CheckpointError("p"), "sample", ""),
-        (ViewError("p", 64), "inspect", "try --max-tokens 64"),
         (
             InsufficientMemoryError("p", ("train.micro_batch_size=4",)),
             "train",
@@ -132,7 +130,6 @@ def test_suggested_commands_name_the_run() -> None:
 
 def test_an_error_is_one_line_and_a_bug_none() -> None:
     assert error_line(UserError("a\nb"), "train") == r"minigpt: a\nb"
-    assert error_line(ViewError("too long", 4), "inspect") == "minigpt: too long; try --max-tokens 4"
     assert error_line(OSError(28, "No space left on device", "x"), "train") == "minigpt: x: No space left on device"
     assert error_line(BrokenPipeError(), "train") == ""
     assert error_line(MemoryError(), "train") == "minigpt: out of memory; everything saved so far is intact"
