@@ -63,7 +63,7 @@ class Shown:
     def assert_quiet(self) -> None:
         assert self.errors == []
         assert [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))] == []
-        assert {url.split("#")[0] for url in self.requests if url.startswith("file:")} == {self.address}
+        assert {url for url in self.requests if url.startswith("file:")} == {self.address}
 
 
 Opener = Callable[..., Shown]
@@ -71,11 +71,11 @@ Opener = Callable[..., Shown]
 
 @pytest.fixture(scope="module")
 def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Opens a page as a file, without a network."""
+    """Opens a page as a file, without a network, and waits for an element."""
     contexts = []
     folder = tmp_path_factory.mktemp("pages")
 
-    def open_page(content: str, anchor: str = "", **options: Any) -> Shown:
+    def open_page(content: str, wait: str = ".bars", **options: Any) -> Shown:
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         context.set_default_timeout(30_000)
@@ -89,8 +89,8 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         tab.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
         )
-        tab.goto(file.as_uri() + anchor)
-        tab.wait_for_selector("#app > *", state="attached")
+        tab.goto(file.as_uri())
+        tab.wait_for_selector(wait, state="attached")
         return shown
 
     yield open_page

@@ -4,14 +4,14 @@
  * Usage: node build.mjs [--check]
  */
 
-import { readFile, mkdir, writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
 
 const ROOT = new URL(".", import.meta.url);
 /** The folder of page.js and page.css. */
-const OUTPUT = new URL("dist/", ROOT);
+const OUTPUT = new URL("../", ROOT);
 
 /** @type {import("esbuild").BuildOptions} */
 const SETTINGS = {
@@ -54,7 +54,6 @@ export const workerSource = {
 async function main() {
   const check = process.argv.includes("--check");
   const files = { "page.js": await bundle("src/main.js", [workerSource]), "page.css": await bundle("src/page.css") };
-  await mkdir(OUTPUT, { recursive: true });
   for (const [name, text] of Object.entries(files)) {
     const path = new URL(name, OUTPUT);
     if (!check) {
