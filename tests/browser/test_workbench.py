@@ -1,16 +1,17 @@
 """The workbench in a real browser: offline, without errors, by mouse, keyboard and touch, with the right numbers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from random_models import TEXT, checkpoint, excerpt
+from random_models import TEXT, checkpoint, excerpt, recurrent
 
 from minigpt.interpret.extract import ablate_heads
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
+from minigpt.sampling.generate import window_start
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.viewer.page import Start, build_page
 
@@ -28,7 +29,8 @@ class Made:
     @torch.no_grad()
     def next(self, text: str, muted: tuple[tuple[int, int], ...] = ()) -> tuple[str, float]:
         """Return the most likely next letter after `text`, and its probability."""
-        ids = self.loaded.tokenizer.encode(text)[-self.loaded.config.model.context :]
+        start = window_start(len(text), 0, self.loaded.config.model.context)
+        ids = self.loaded.tokenizer.encode(text[start:])
         with ablate_heads(self.model, muted):
             share, token = self.model(torch.from_numpy(ids)[None])[0, -1].softmax(-1).max(-1)
         return self.loaded.tokenizer.decode([int(token)]), float(share)
@@ -39,7 +41,7 @@ def made() -> Made:
     """A page of two models with exact weights, so that its numbers are those of PyTorch. Its temperature is 1."""
     loaded = checkpoint(layers=2, heads=3, width=48, context=64)
     sample = loaded.config.sample.model_copy(update={"temperature": 1.0})
-    loaded.config.sample = sample  # type: ignore[misc]
+    loaded = replace(loaded, config=loaded.config.model_copy(update={"sample": sample}))
     others = [checkpoint(layers=3, heads=2, context=64, seed=3, name="other")]
     content = build_page(loaded, excerpt(loaded, START), others=others, exact=True, start=Start(at_end=True))
     return Made(loaded, load_transformer(loaded), content)
@@ -67,11 +69,6 @@ def settle(page: Any) -> None:
     page.until("() => !document.querySelector('.heads').textContent.includes('…')")
 
 
-def percent(share: float) -> str:
-    value = 100 * share
-    return f"{value:.0f}%" if value >= 9.5 else f"{value:.1f}%"
-
-
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵"})
 
 
@@ -79,7 +76,8 @@ def assert_shows(page: Any, made: Made, prefix: str, muted: tuple[tuple[int, int
     """Check that the page expects what PyTorch expects after `prefix`."""
     letter, share = made.next(prefix, muted)
     page.until(f"() => document.querySelector('.bars li b').textContent === {letter.translate(GLYPHS)!r}")
-    page.until(f"() => document.querySelector('.bars li .value').textContent === {percent(share)!r}")
+    shown = "parseFloat(document.querySelector('.bars li .value').textContent)"
+    page.until(f"() => Math.abs({shown} - {100 * share}) < {0.51 if share > 0.094 else 0.06}")
 
 
 def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
@@ -91,7 +89,7 @@ def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
 def test_a_click_on_a_letter_selects_it(page: Any, made: Made) -> None:
     page.tab.locator('[data-index="20"]').click(force=True)
     assert_shows(page, made, START[:21])
-    marked = page.tab.locator(".bars li", has_text="came")
+    marked = page.tab.locator(".bars li", has=page.tab.locator(".came:visible"))
     assert marked.count() == 1
     assert marked.locator("b").inner_text() == START[21].translate(GLYPHS)
 
@@ -102,21 +100,21 @@ def test_typing_changes_the_prediction_and_undo_restores_it(page: Any, made: Mad
     page.tab.keyboard.type("hear me")
     assert_shows(page, made, START + "hear me")
     page.tab.keyboard.type("é")
-    assert "never seen “é”" in page.tab.inner_text(".text .message")
+    page.until("() => document.querySelector('.text .message').textContent.includes('never seen “é”')")
     assert text(page) == START + "hear me"
-    page.tab.click("text=Undo")
+    page.tab.click("button:text-is('Undo')")
     assert_shows(page, made, START)
 
 
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
-    page.tab.click("text=Step")
+    page.tab.click("button:text-is('Step')")
     page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
     page.tab.click(".controls .primary")
     page.until(f"() => document.querySelector('#text').value.length > {len(START) + 10}")
     page.tab.click(".controls .primary")
     written = text(page)
     assert_shows(page, made, written)
-    page.tab.click("text=Undo")
+    page.tab.click("button:text-is('Undo')")
     assert len(text(page)) == len(START) + 1
     page.tab.locator('[data-index="10"]').click(force=True)
     assert_shows(page, made, START[:11])
@@ -131,7 +129,7 @@ def test_temperature_zero_writes_the_most_likely_letters(page: Any, made: Made) 
     expected = START
     for _ in range(3):
         expected += made.next(expected)[0]
-        page.tab.click("text=Step")
+        page.tab.click("button:text-is('Step')")
         page.until(f"() => document.querySelector('#text').value.length === {len(expected)}")
         assert_next = made.next(expected)[0].translate(GLYPHS)
         page.until(f"() => document.querySelector('.bars li b').textContent === {assert_next!r}")
@@ -146,11 +144,11 @@ def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made
         logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
     share = float(logits.softmax(-1)[made.loaded.tokenizer.encode(before)[0]])
     shown = tile.locator(".without").inner_text()
-    assert percent(share) in shown or "no change" in shown
+    assert "no change" in shown or abs(float(shown.split()[-1][:-1]) - 100 * share) < 0.51
     tile.locator(".switch").click()
     assert_shows(page, made, START, ((1, 1),))
     assert tile.locator(".switch").get_attribute("aria-checked") == "false"
-    page.tab.click("text=Switch all on")
+    page.tab.click("button:text-is('Switch all on')")
     assert_shows(page, made, START)
 
 
@@ -178,7 +176,7 @@ def test_the_keyboard_does_everything(page: Any, made: Made) -> None:
 
 def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -> None:
     page.tab.locator(".tile .choose").nth(0).click()
-    page.tab.click("text=At all letters")
+    page.tab.click("button:text-is('At all letters')")
     matrix = page.tab.locator("canvas.matrix")
     size = matrix.bounding_box()["width"] / len(START)
     matrix.hover(position={"x": 4.5 * size, "y": 30.5 * size})
@@ -192,7 +190,9 @@ def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None
     page.tab.select_option('select[aria-label="Compare with"]', "1")
     page.until("() => document.querySelector('.track .other:not([hidden])') !== null")
     page.tab.select_option('select[aria-label="Model"]', "1")
-    page.until("() => document.querySelectorAll('.tile').length === 6 && document.querySelectorAll('.layer').length === 3")
+    page.until(
+        "() => document.querySelectorAll('.tile').length === 6 && document.querySelectorAll('.layer').length === 3"
+    )
 
 
 def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
@@ -231,15 +231,13 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     shown.tab.locator('[data-index="20"]').tap(force=True)
     assert_shows(shown, made, START[:21])
-    heights = shown.ask("() => [...document.querySelectorAll('.controls button, .bars button')].filter(b => b.offsetHeight).map(b => b.offsetHeight)")
+    heights = [button.bounding_box()["height"] for button in shown.tab.locator("button:visible:not(.switch)").all()]
     assert min(heights) >= 44
     shown.assert_quiet()
 
 
 def test_a_recurrent_model_has_no_heads(opened: Opener) -> None:
-    from small_models import checkpoint_of_family
-
-    loaded = checkpoint_of_family("lstm")
+    loaded = recurrent()
     shown = opened(build_page(loaded, excerpt(loaded, START)))
     assert "has no heads" in shown.tab.inner_text(".heads")
     shown.assert_quiet()

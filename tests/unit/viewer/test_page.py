@@ -14,15 +14,13 @@ import pytest
 import torch
 from pages import Elements, page_data, page_json, unpack
 from PIL import Image
-from random_models import TEXT, checkpoint, excerpt
+from random_models import TEXT, checkpoint, excerpt, recurrent
 
-from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import UserError, ViewError
 from minigpt.interpret.effects import CLEAR
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.scores import is_in_word
 from minigpt.model.load import load_model, load_transformer
-from minigpt.model.recurrent import Recurrent
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.viewer import document
 from minigpt.viewer.packing_weights import dequantized
@@ -37,19 +35,6 @@ def rounded(loaded: Checkpoint) -> Checkpoint:
     return replace(loaded, weights=dequantized(loaded.weights))
 
 
-def recurrent(text: str = TEXT) -> Checkpoint:
-    """Return a checkpoint of a small LSTM."""
-    loaded = checkpoint(text)
-    config = ModelConfig(family="lstm", **FAMILIES["lstm"], n_layer=2, n_embd=16, context=64)
-    weights = Recurrent(config, loaded.tokenizer.vocab_size).state_dict()
-    return replace(
-        loaded,
-        config=loaded.config.model_copy(update={"model": config}),
-        weights={name: tensor.numpy() for name, tensor in weights.items()},
-    )
-
-
-@torch.no_grad()
 def probabilities(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
     found: torch.Tensor = model(torch.tensor([ids]))[0].softmax(-1)
     return found

@@ -13,9 +13,10 @@ export function recall(model, vocabulary, { id, model: index, ids, at, from }, s
   const { recorded, config, heads } = model;
   const position = from + at - recorded.skipped;
   if (position < 0) return [{ id, model: index, kind: "error", message: `${model.name} does not see this letter.` }];
-  /** Logits (V) of recorded probabilities, zero for tokens that were not recorded. @param {[number, number][]} top */
+  /** Logits (V) of recorded probabilities. The other tokens share the rest. @param {[number, number][]} top */
   const logits = (top) => {
-    const all = new Float32Array(vocabulary).fill(-Infinity);
+    const rest = 1 - top.reduce((sum, [, probability]) => sum + probability, 0);
+    const all = new Float32Array(vocabulary).fill(Math.log(Math.max(0, rest) / (vocabulary - top.length)));
     for (const [token, probability] of top) all[token] = Math.log(probability);
     return all;
   };
