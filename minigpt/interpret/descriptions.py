@@ -33,7 +33,7 @@ LINK_PHRASES = {
     "pronoun": "the pronoun before a name",
     "copy": "what followed in the same word before",
 }
-"""What a head attends to if it follows this link of `LINKS`. The first word of a phrase names the link in evidence."""
+"""What a head attends to if it follows this link of `LINKS`."""
 LINK_SHARE = 0.4
 """A head is named after a link if it gives the link this share of its attention, where there is one."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
@@ -58,7 +58,7 @@ class Description:
 
     phrase: str
     evidence: list[Evidence]
-    """The scores behind the phrase: patterns from the clearest to the least clear, then measures."""
+    """The scores behind the phrase: patterns and links from the clearest to the least clear, then measures."""
 
 
 Seen = tuple[Tensor, Sequence[str]]
@@ -120,11 +120,15 @@ def _describe(scores: dict[str, Score], links: dict[str, Score], at: tuple[int, 
         phrase = PHRASES[best]
     else:
         phrase = _measured_phrase(scores, at)
-    evidence = [_evidence(LINK_PHRASES[name], links[name], at) for name in sorted(probes, key=lambda n: -probes[n])]
-    order = sorted(patterns, key=lambda name: -patterns[name])
-    evidence += [_evidence(f"attention to {PHRASES[name]}", scores[name], at) for name in order]
+    order = sorted(leads := patterns | probes, key=lambda name: -leads[name])
+    evidence = [_evidence(_label(name), scores.get(name) or links[name], at) for name in order]
     evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
     return Description(phrase, evidence)
+
+
+def _label(name: str) -> str:
+    phrase = PHRASES.get(name) or LINK_PHRASES[name]
+    return f"attention {'' if phrase.startswith('from ') else 'to '}{phrase}"
 
 
 def _lead(score: Score, at: tuple[int, int]) -> float:
