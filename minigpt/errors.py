@@ -208,12 +208,8 @@ class NoOptimizerError(UserError):
     run: Path
 
 
-@dataclass(eq=False)
 class ViewError(UserError):
-    """A page that cannot show this model or excerpt."""
-
-    max_tokens: int | None = None
-    """The longest excerpt that it can show, in tokens."""
+    """A page that cannot show a model."""
 
 
 def escape(name: object) -> str:

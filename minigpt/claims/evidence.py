@@ -21,7 +21,7 @@ from minigpt.claims.claim import Head
 from minigpt.errors import TextError, UserError
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract
-from minigpt.interpret.links import has_links, link_scores
+from minigpt.interpret.links import link_scores, linked_windows
 from minigpt.interpret.scores import Score, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
@@ -110,28 +110,19 @@ class Evidence:
         found = [scores[name] for scores in self._scores]
         return torch.stack([score.values for score in found]), torch.tensor([score.uniform for score in found])
 
-    @property
-    def is_on_stories(self) -> bool:
-        """Whether the text of the windows is `builtin:stories`."""
-        data = self.loaded.config.data
-        return all(source.startswith("builtin:stories") for source in data.val_source or data.source)
-
     @cached_property
-    def linked_windows(self) -> list[Ids]:
-        """The first windows of `builtin:stories` with each kind of link. Only every fourth window has a pronoun's."""
-        texts = ((window, self.loaded.tokenizer.decode(window)) for window in self._all_windows())
-        linked = (window for window, text in texts if len(text) == len(window) and has_links(text))
-        return list(islice(linked, LINKED_WINDOWS))
+    def linked_windows(self) -> list[tuple[Ids, str]]:
+        """The first windows of `builtin:stories` with each kind of link, and their texts."""
+        return list(islice(linked_windows(self._all_windows(), self.loaded.tokenizer), LINKED_WINDOWS))
 
     @cached_property
     def _link_scores(self) -> list[tuple[dict[str, Score], dict[str, Score]]]:
-        pairs = ((window, self.loaded.tokenizer.decode(window)) for window in self.linked_windows)
         return [
             (
                 link_scores(extract(self.model, window).weights, text),
                 link_scores(extract(self.untrained_model, window).weights, text),
             )
-            for window, text in pairs
+            for window, text in self.linked_windows
         ]
 
     def link_scores(self, name: str) -> tuple[Tensor, Tensor, Tensor]:

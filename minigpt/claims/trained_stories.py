@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minigpt.claims.claim import Head, fmt
 from minigpt.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, Answer, Evidence, judge
+from minigpt.interpret.links import is_on_stories
 from minigpt.interpret.scores import MIN_MARGIN
 
 ELSEWHERE = Answer(NOT_APPLICABLE, "this run was not trained on builtin:stories")
@@ -22,7 +23,7 @@ PRONOUN_TEXTS = {
 
 def some_head_copies(evidence: Evidence) -> Answer:
     """Look for a head that finds what comes next in an invented word. It must exceed uniform attention by 0.15."""
-    if not evidence.is_on_stories:
+    if not is_on_stories(evidence.loaded.config.data):
         return ELSEWHERE
     if len(evidence.linked_windows) < 2:
         return TOO_SHORT
@@ -37,7 +38,7 @@ def some_head_links(evidence: Evidence) -> Answer:
     than uniform attention, and 0.15 more than to the girl's names. A head that follows one of the two pronouns is
     enough. Each pronoun has its own head, or both have the same one.
     """
-    if not evidence.is_on_stories:
+    if not is_on_stories(evidence.loaded.config.data):
         return ELSEWHERE
     if len(evidence.linked_windows) < 2:
         return TOO_SHORT

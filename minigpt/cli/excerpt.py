@@ -35,8 +35,12 @@ def choose_excerpt(
     unknown: OnUnknown,
     encoding: str,
     max_tokens: int | None,
+    whole_lines: bool = False,
 ) -> "Excerpt":
-    """Return the excerpt that the options choose. By default, use the validation split, or else generated text."""
+    """Return the excerpt that the options choose. By default, use the validation split, or else generated text.
+
+    If `whole_lines`, the default is short, and starts and ends between lines.
+    """
     from minigpt.interpret import excerpt
     from minigpt.text.tokenizer import unix_newlines
 
@@ -58,6 +62,8 @@ def choose_excerpt(
             raise
         notice(f"{error}; using generated text instead")
         return excerpt.generated_excerpt(checkpoint, max_tokens)
+    if whole_lines and val is None:
+        return excerpt.opening_excerpt(checkpoint, tokens, max_tokens or excerpt.SHORT_TOKENS)
     return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_tokens)
 
 

@@ -36,7 +36,6 @@ from minigpt.errors import (
     TrainingError,
     UnknownCharacterError,
     UserError,
-    ViewError,
     escape,
     reason,
 )
@@ -163,8 +162,6 @@ def _model_hint(error: UserError, command: str) -> str:
             return (
                 f"to see how it uses its past: minigpt eval {name} --by-position, or minigpt compare {name} --png FILE"
             )
-        case ViewError(max_tokens=int(count)):
-            return f"try --max-tokens {count}"
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from minigpt.text.tokenizer import Ids, Tokenizer
 
 MAX_TOKENS = 512
 """Maximum length of an excerpt. Larger attention matrices are unreadable."""
-DEFAULT_TOKENS = 256
+DEFAULT_TOKENS, SHORT_TOKENS = 256, 200
+READ_AHEAD = 1024
+"""Number of tokens in which `opening_excerpt` looks for the start of a paragraph or line."""
 BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and symbols that fonts render as blank."""
 GLYPHS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\x7f": "␡", "\xa0": "⍽"}
@@ -49,6 +51,19 @@ def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, max_tok
     length = min(max_tokens or DEFAULT_TOKENS, checkpoint.config.model.context)
     part = np.asarray(tokens[offset : offset + length])
     return last_tokens(checkpoint, part, f"validation split from token {offset}", max_tokens)
+
+
+def opening_excerpt(checkpoint: Checkpoint, tokens: Ids, max_tokens: int) -> Excerpt:
+    """Return an excerpt from the start of the validation split that starts and ends between paragraphs or lines."""
+    ahead = characters(checkpoint.tokenizer, np.asarray(tokens[:READ_AHEAD]))
+    breaks = [i + 1 for i, character in enumerate(ahead) if "\n" in character]
+    paragraphs = [i for i in breaks if ahead[i - 2 : i] == ["\n", "\n"]]
+    offset = next(iter(paragraphs or breaks), 0) % len(tokens)
+    found = validation_excerpt(checkpoint, tokens, offset, max_tokens)
+    T = len(found.ids)
+    ends = [[i + 1 for i in range(T // 2, T) if separator in found.characters[i]] for separator in ("\n", " ")]
+    end = next((positions[-1] for positions in ends if positions), T)
+    return replace(found, ids=found.ids[:end], characters=found.characters[:end])
 
 
 def generated_excerpt(checkpoint: Checkpoint, max_tokens: int | None = None) -> Excerpt:

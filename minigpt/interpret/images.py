@@ -1,7 +1,9 @@
 """Attention weights as images: the heads of a model in a grid, or one of them."""
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,20 @@ def grid(weights: Tensor, side: int = CELL_SIZE) -> npt.NDArray[np.uint8]:
     cells = np.pad(enlarged, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=255)
     side = factor * T + GAP
     return cells.swapaxes(1, 2).reshape(layers * side, heads * side, 3)
+
+
+def small_png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Return pixels (height, width, 3) as PNG, without matplotlib, which takes a second to import."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+    height, width, _ = pixels.shape
+    rows = np.pad(pixels.reshape(height, 3 * width), ((0, 0), (1, 0)))  # each row starts with its filter, none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def draw(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> "Figure":

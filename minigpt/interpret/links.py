@@ -1,10 +1,14 @@
 """Score the heads of a model of `builtin:stories` where the text shows what they must look for."""
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
+from minigpt.config.schema import DataConfig
 from minigpt.interpret.scores import Score, attention_share, uniform_attention
 from minigpt.text.stories import links
+from minigpt.text.tokenizer import Ids, Tokenizer
 
 LINKS = {
     "copy": "what followed the same character of the same invented word, earlier in the story",
@@ -12,8 +16,22 @@ LINKS = {
     "not he": "at the same positions, the names of the girl",
     "she": "before a name to which She leads, the earlier names of the girl",
     "not she": "at the same positions, the names of the boy",
+    "pronoun": "before a name to which He or She leads, that pronoun",
 }
 """The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
+
+
+def is_on_stories(data: DataConfig) -> bool:
+    """Whether the validation split is from `builtin:stories`."""
+    return all(source.startswith("builtin:stories") for source in data.val_source or data.source)
+
+
+def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tuple[Ids, str]]:
+    """Yield the windows with each kind of link, and their texts. Only every fourth window has a pronoun's."""
+    for window in windows:
+        text = tokenizer.decode(window)
+        if len(text) == len(window) and has_links(text):
+            yield window, text
 
 
 def has_links(text: str) -> bool:
@@ -31,6 +49,7 @@ def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
     for link in links(text):
         masks[link.kind][link.query, list(link.keys)] = True
         if link.rivals:
+            masks["pronoun"][link.query, list(link.pronoun)] = True
             masks[f"not {link.kind}"][link.query, list(link.rivals)] = True
     return {
         name: Score(attention_share(weights, keys), attention_share(uniform_attention(T), keys).item())

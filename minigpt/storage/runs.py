@@ -289,6 +289,20 @@ def is_training(run: Path) -> bool:
     return False
 
 
+def last_start(run: Path, step: int) -> str:
+    """Return the date of the last start before a checkpoint, such as "25 November 2026". Return "" if unknown."""
+    date = ""
+    with suppress(UserError, OSError):
+        lines = read_within(run / "environment.jsonl", run, LIMITS["environment.jsonl"]).splitlines()
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):  # the file may come from a stranger
+                start = json.loads(line)
+                if start["step"] < step:
+                    started = datetime.fromisoformat(start["started"])
+                    date = f"{started.day} {started:%B %Y}"
+    return date
+
+
 def record_start(run: Path, step: int, command: Sequence[str], environment: Environment, processes: int = 1) -> None:
     """Append a line to environment.jsonl that records how the run was started or resumed."""
     path = run / "environment.jsonl"

@@ -143,12 +143,14 @@ class Link:
     """For `copy`, the next character in the earlier words. Otherwise, the characters of the person's earlier names."""
     rivals: tuple[int, ...] = ()
     """After a pronoun, the characters of the other person's earlier names."""
+    pronoun: tuple[int, ...] = ()
+    """The characters of the pronoun."""
 
 
 def links(text: str) -> Iterator[Link]:
     """Yield all links in a part of the stories. The part may start and end anywhere."""
     copies, names = defaultdict[str, list[int]](list), {GIRLS: list[int](), BOYS: list[int]()}
-    meant = None
+    meant, pronoun = None, (0, 0)
     for found in WORDS.finditer(text):
         word, first, who = found[0], found.start(), WHO.get(found[0])
         if word == "\n\n":
@@ -161,9 +163,10 @@ def links(text: str) -> Iterator[Link]:
                 yield Link("copy", first + offset, tuple(copy + offset + 1 for copy in copies[word]))
             copies[word].append(first)
         elif word not in who:
-            meant = who
+            meant, pronoun = who, found.span()
         else:
             own, other = names[who], names[BOYS if who is GIRLS else GIRLS]
             if meant is who and own and other:
-                yield Link("she" if who is GIRLS else "he", first - 1, tuple(own), tuple(other))
+                kind: Literal["she", "he"] = "she" if who is GIRLS else "he"
+                yield Link(kind, first - 1, tuple(own), tuple(other), tuple(range(*pronoun)))
             own += range(first, found.end())

@@ -1,4 +1,4 @@
-"""Put data, styles and scripts into one HTML file. Its content security policy allows nothing else."""
+"""Put data, style and script into one HTML file. Its content security policy allows nothing else."""
 
 import base64
 import hashlib
@@ -12,32 +12,54 @@ from typing import Any
 from minigpt.errors import ViewError, escape
 
 HERE = Path(__file__).parent
-SCRIPTS = (
-    *("data", "state", "controls", "canvas"),
-    *("text", "overview", "matrix", "heads", "distance", "worked", "predictions"),
-    *("characters", "positions", "ablation", "training", "compare", "keys", "main"),
-)
-"""The scripts, in the order in which the page joins them. Tabs appear in the same order."""
 
 
 def assemble(
-    data: Mapping[str, Any], image: bytes, title: str, version: str, facts: Mapping[str, str], warnings: Sequence[str]
+    data: Mapping[str, Any],
+    *,
+    title: str,
+    summary: str,
+    warnings: Sequence[str],
+    letters: Sequence[str],
+    selected: int,
+    expected: str,
+    image: bytes | None,
 ) -> str:
-    """Return the page as HTML. Browsers without JavaScript show `image`, a PNG of all heads."""
-    style = _asset("page.css")
-    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
+    """Return the page as HTML.
+
+    Args:
+        data: What the script reads.
+        title: The name of the page.
+        summary: A line that says what the page shows.
+        warnings: Lines to show above the text.
+        letters: The text, for browsers without JavaScript, as are the following.
+        selected: The index of the letter to mark.
+        expected: A sentence about what comes after it.
+        image: A PNG of all heads.
+    """
+    style, script = _asset("page.css"), _asset("page.js")
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "worker-src blob:; base-uri 'none'; form-action 'none'"
     )
-    items = (f"<div><dt>{_text(name)}</dt><dd><bdi>{_text(value)}</bdi></dd></div>" for name, value in facts.items())
+    shown = [letter if letter == "\n" else _text(letter) for letter in letters]
+    shown[selected] = f"<mark>{shown[selected]}</mark>"
+    picture = (
+        "<p>The attention of all heads: one row per layer, one column per head. In each square, rows are queries and "
+        'columns are keys. Darker means more attention.</p>\n<img alt="Attention of all heads, one row per layer and '
+        f'one column per head" src="data:image/png;base64,{base64.b64encode(image).decode("ascii")}">'
+        if image
+        else ""
+    )
     return Template(_asset("page.html")).substitute(
         policy=policy,
         title=_text(title),
-        version=_text(version),
-        facts="".join(items),
-        warnings="".join(f'<p class="warning">{_text(line)}</p>' for line in warnings),
-        image=base64.b64encode(image).decode("ascii"),
+        version=_text(str(data["version"])),
+        summary=_text(summary),
+        warnings="".join(f"<p>{_text(line)}</p>" for line in warnings),
+        text="".join(shown),
+        expected=_text(expected),
+        picture=picture,
         style=style,
         data=embed_json(data),
         script=script,

@@ -1,130 +1,279 @@
-"""Build the page for a checkpoint and an excerpt: one HTML file that works offline.
+"""Build the page for a checkpoint and a text: one HTML file that works offline, in which the model runs.
 
-`views.py` computes the data of each view, `packing.py` compresses it, and `document.py` puts it into `page.html`
-together with the styles and scripts.
+Python packs the weights and computes what the page starts with. JavaScript, built from `web/`, does the rest.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from minigpt import __version__
+from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.errors import UserError, ViewError, count, escape
-from minigpt.interpret.excerpt import Excerpt
+from minigpt.interpret.descriptions import describe_model
+from minigpt.interpret.effects import probabilities_without, strongest_effect
+from minigpt.interpret.excerpt import Excerpt, characters, glyph
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
-from minigpt.interpret.images import draw, to_png
-from minigpt.model.load import load_transformer
+from minigpt.interpret.images import grid, small_png
+from minigpt.interpret.scores import is_in_word
+from minigpt.model.gpt import GPT
+from minigpt.model.load import Model, load_model
+from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.text.tokenizer import Ids
-from minigpt.viewer import views
+from minigpt.storage.runs import last_start
+from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
-from minigpt.viewer.packing import LEVELS
+from minigpt.viewer.packing_weights import dequantized, pack_weights
+
+MAX_WEIGHTS = 8.0
+"""Maximum size of the packed weights of a model, in MB. Above it, the page has recorded numbers instead."""
+TOP = 20
+"""Number of next tokens to record for each position."""
+THUMBNAIL, CELL = 32, 96
+"""Side length of the picture of a head without JavaScript, in weights and in pixels."""
+CONFIG = ("family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias")
+SAMPLE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+UNITS = (("hour", 3600, 7200), ("minute", 60, 90), ("second", 1, 0))
+"""Units of a duration: name, seconds, and the shortest duration in this unit, in seconds."""
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the page shows first. By default, the letter that depends most on one head, and this head."""
+
+    layer: int | None = None
+    head: int | None = None
+    at_end: bool = False
+    """Select the last letter."""
 
 
 def build_page(
     checkpoint: Checkpoint,
     excerpt: Excerpt,
     *,
-    layers: Sequence[int] | None = None,
-    detail: bool = False,
-    ablation_tokens: Ids | None = None,
-    steps: Iterable[Checkpoint] = (),
-    compare: Checkpoint | None = None,
-    start: views.Start | None = None,
+    others: Iterable[Checkpoint] = (),
+    split: Ids | None = None,
+    start: Start | None = None,
+    max_weights: float = MAX_WEIGHTS,
+    exact: bool = False,
     argument: str = "",
-    progress: Callable[[int, int], object] | None = None,
 ) -> str:
-    """Return the page as HTML. The same checkpoint and excerpt give the same bytes.
+    """Return the page as HTML. The same checkpoints and texts give the same bytes.
 
     Args:
         checkpoint: The model to show.
-        excerpt: The text that the model reads.
-        layers: The layers to show. None shows all.
-        detail: Add the worked example.
-        ablation_tokens: Tokens over which to measure the loss without each head.
-        steps: Checkpoints of the run, in order, to show how heads form during training.
-        compare: Another model to run on the same text.
+        excerpt: The text that the page starts with.
+        others: Models with the same vocabulary to compare it with.
+        split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
-        argument: What names the run in the commands that the page suggests. Default: its name.
-        progress: Called after each ablated head with (heads done, total heads).
+        max_weights: Maximum size of the packed weights of a model, in MB. Record numbers of larger models instead.
+        exact: Keep float32 weights instead of rounding them to 8 bits.
+        argument: What names the run in commands. Default: its name.
 
     Raises:
-        ViewError: A view cannot show this model or excerpt.
+        ViewError: The page cannot show one of the models.
     """
-    config, model = checkpoint.config.model, load_transformer(checkpoint)
-    selected, start = _check_layers(layers, config.n_layer), start or views.Start()
-    if detail and len(excerpt.ids) > views.MAX_STAGES:
-        raise ViewError(
-            f"the worked example shows at most {views.MAX_STAGES} tokens, not {len(excerpt.ids)}",
-            max_tokens=views.MAX_STAGES,
-        )
-    for name, index, shown in (("layer", start.layer, selected), ("head", start.head, range(config.n_head))):
-        if index is not None and index not in shown:
-            raise UserError(f"no {name} {index} on this page: it has {name}s {', '.join(map(str, shown))}")
-    activations = views.select_layers(extract(model, excerpt.ids), selected)
-    symbols = views.Symbols()
-    data: dict[str, Any] = {
-        "run": escape(checkpoint.run_name),
-        "argument": argument or escape(checkpoint.run_name),
-        "layers": selected,
-        "heads": config.n_head,
-        "levels": [round(level, 6) for level in LEVELS.tolist()],
-        "text": views.text_view(excerpt, symbols),
-        "attention": views.attention_view(activations),
-        "stages": views.stages_view(activations),
-        "scores": views.scores_view(activations, excerpt, selected, start),
-        "predictions": views.predictions_view(model, checkpoint.tokenizer, activations, symbols),
-        "characters": views.characters_view(model, checkpoint.tokenizer, activations, selected, symbols),
-        "positions": views.positions_view(model, len(excerpt.ids)),
-        "detail": views.detail_view(model, activations, selected) if detail else None,
-        "training": views.training_view(steps, excerpt, selected, (config.n_layer, config.n_head)),
-        "compare": views.compare_view(checkpoint, compare, excerpt, layers) if compare else None,
-        # Ablation takes the longest. It comes last, so that other views report their errors first.
-        "ablation": None
-        if ablation_tokens is None
-        else views.ablation_view(model, checkpoint.tokenizer, ablation_tokens, selected, progress),
+    tokenizer = checkpoint.tokenizer
+    if tokenizer.kind not in ("char", "byte"):
+        raise ViewError(f"the page cannot show a model whose tokenizer is {tokenizer.kind}")
+    text, ids = _whole_characters(tokenizer, excerpt.ids)
+    first = _Shown(checkpoint, ids, exact)
+    selected, head = _choose_start(first, start or Start())
+    models = [first.data(selected, split, max_weights)]
+    for other in others:
+        if other.tokenizer.to_json() != tokenizer.to_json():
+            raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
+        models.append(_Shown(other, ids, exact, selected).data(selected, split, max_weights))
+    warnings = [f"{warning} Its heads attend at random."] if (warning := untrained_warning(checkpoint)) else []
+    if excerpt.skipped:
+        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
+    data: Data = {
+        "version": __version__,
+        "models": models,
+        "tokenizer": tokenizer.kind,
+        "text": text,
+        "selected": selected,
+        "head": head,
+        "sample": _fields(checkpoint.config.sample, SAMPLE),
+        "warnings": warnings,
+        "command": f"minigpt inspect {argument or escape(checkpoint.run_name)}",
     }
-    data["symbols"] = symbols.rows()
-    # 32 shades make the PNG a third smaller.
-    preview = (31 * views.downsample(activations.weights).sqrt()).round().div(31).square()
+    if tokenizer.kind == "char":
+        data["vocabulary"] = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     return assemble(
         data,
-        to_png(draw(preview, selected, range(config.n_head))),
-        title=f"{checkpoint.run_name}, step {checkpoint.metadata.step}",
-        version=__version__,
-        facts=_facts(checkpoint, excerpt),
-        warnings=_warnings(checkpoint, excerpt, selected),
+        title=f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}",
+        summary=_sentence(checkpoint, is_live=models[0]["weights"] is not None),
+        warnings=warnings,
+        letters=characters(tokenizer, ids),
+        selected=selected,
+        expected=first.expected(selected),
+        image=first.image(),
     )
 
 
-def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:
-    selected = sorted(set(range(count) if layers is None else layers))
-    if not selected or not 0 <= selected[0] <= selected[-1] < count:
-        raise UserError(f"no such layer: this model has layers 0 to {count - 1}")
-    return selected
+def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:
+    """Return the text of `ids`, and its ids as the page encodes it: without parts of characters at its ends."""
+    text = tokenizer.decode(ids)
+    if tokenizer.kind == "byte":
+        text = text.strip("\ufffd") or "?"
+        if len(tokenizer.encode(text)) > len(ids):
+            text = text.replace("\ufffd", "?")  # bytes that are not UTF-8, which a model may generate
+    return text, tokenizer.encode(text)
 
 
-def _facts(checkpoint: Checkpoint, excerpt: Excerpt) -> dict[str, str]:
-    config, metadata = checkpoint.config.model, checkpoint.metadata
-    loss = "not measured" if metadata.state.validation_loss is None else f"{metadata.state.validation_loss:.4f} nats"
-    return {
-        "run": checkpoint.run_name,
-        "step": f"{metadata.step:,}",
-        "validation loss": loss,
-        "model": f"{config.family}, {count(config.n_layer, 'layer')} × {count(config.n_head, 'head')}, "
-        f"width {config.n_embd}, context {config.context}, {config.position} positions, "
-        f"{metadata.parameters:,} parameters",
-        "vocabulary": f"{count(metadata.vocab_size, 'token')} ({checkpoint.config.data.tokenizer})",
-        "text": f"{count(len(excerpt.ids), 'token')}, {excerpt.source}",
-    }
+class _Shown:
+    """A model with the weights that the page has, and its predictions for the text."""
+
+    def __init__(self, checkpoint: Checkpoint, ids: Ids, exact: bool, selected: int = 0) -> None:
+        self.checkpoint, self.exact = checkpoint, exact
+        self.model = load_model(checkpoint)
+        context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
+        self.skipped = max(0, selected + 1 - context)
+        """Number of tokens before those that the model can read, so that it reads the selected one."""
+        self.ids = ids[self.skipped :][:context]
+        before = _logits(self.model, self.ids).softmax(-1)
+        if not exact:
+            page = {name: torch.from_numpy(array) for name, array in dequantized(checkpoint.weights).items()}
+            self.model.load_state_dict(page)
+        self.logits = _logits(self.model, self.ids)  # (T, V)
+        self.probabilities = self.logits.softmax(-1)
+        self.rounding = (self.probabilities - before).abs().max().item()
+
+    def data(self, selected: int, split: Ids | None, max_weights: float) -> Data:
+        """Return what the page knows of this model. `selected` is a position in the whole text."""
+        checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
+        heads: list[list[Data]] = []
+        if isinstance(model, GPT):
+            described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
+            heads = [[asdict(description) for description in layer] for layer in described]
+        in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
+        weights = pack_weights(in_order, self.exact)
+        size = sum(len(part.get(name, "")) for part in weights.values() for name in ("data", "scale"))
+        fits = size <= max_weights * 1e6
+        return {
+            "name": escape(checkpoint.run_name),
+            "step": checkpoint.metadata.step,
+            "loss": checkpoint.metadata.state.validation_loss,
+            "parameters": checkpoint.metadata.parameters,
+            "summary": _summary(checkpoint),
+            "config": _fields(checkpoint.config.model, CONFIG),
+            "weights": weights if fits else None,
+            "check": {"ids": self.ids[: at + 1].tolist(), "logits": self.logits[at].tolist()},
+            "rounding": self.rounding,
+            "heads": heads,
+            "recorded": None if fits else self._recorded(at),
+        }
+
+    def _recorded(self, at: int) -> Data:
+        """Return the numbers that replace a model that is too large for the page.
+
+        `skipped` is the number of tokens of the text before those that the model reads: T tokens. `top` has pairs of
+        an id and its probability, the most likely next tokens at each position. `actual` is the probability of each
+        token from those before it. `attention` has the lower triangles of all heads, (L, H, T (T + 1) / 2), as base64:
+        a byte is 255 times the square root of a weight. `effects` is `top` at the selected token without each head.
+        """
+        actual = self.probabilities[:-1].gather(-1, torch.from_numpy(self.ids[1:].astype("int64"))[:, None])[:, 0]
+        recorded: Data = {
+            "skipped": self.skipped,
+            "top": _top(self.probabilities),
+            "actual": [None, *_rounded(actual)],
+            "attention": "",
+            "effects": [],
+        }
+        if isinstance(self.model, GPT):
+            rows, columns = np.tril_indices(len(self.ids))
+            roots = extract(self.model, self.ids).weights.sqrt()[..., rows, columns]
+            recorded["attention"] = base64.b64encode((255 * roots).round().byte().numpy().tobytes()).decode("ascii")
+            recorded["effects"] = _top(probabilities_without(self.model, self.ids[: at + 1], at)[1:, 0])
+        return recorded
+
+    def expected(self, selected: int) -> str:
+        """Return a sentence with the most likely next letter."""
+        share, i = self.probabilities[selected].max(-1)
+        (letter,) = characters(self.checkpoint.tokenizer, np.array([int(i)]))
+        return f"After the marked letter, the model expects “{glyph(letter)}” with a probability of {share:.0%}."
+
+    def image(self) -> bytes | None:
+        """Return a picture of the attention of all heads, as PNG, or None if there are no heads."""
+        if not isinstance(self.model, GPT):
+            return None
+        weights = extract(self.model, self.ids).weights
+        small = F.adaptive_max_pool2d(weights, min(THUMBNAIL, weights.size(-1)))  # each pixel is its largest weight
+        small = (31 * small.sqrt()).round().div(31).square()  # 32 shades make the file a third smaller
+        return small_png(grid(small, CELL))
 
 
-def _warnings(checkpoint: Checkpoint, excerpt: Excerpt, layers: Sequence[int]) -> list[str]:
-    warnings = []
-    if untrained := untrained_warning(checkpoint):
-        warnings.append(f"{untrained} Its attention is random.")
-    if excerpt.skipped:
-        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
-    if len(layers) < checkpoint.config.model.n_layer:
-        warnings.append(f"This page shows {len(layers)} of {checkpoint.config.model.n_layer} layers.")
-    return warnings
+@torch.no_grad()
+def _logits(model: Model, ids: Ids) -> Tensor:
+    logits: Tensor = model(torch.from_numpy(ids.astype("int64"))[None])[0]  # (T, V)
+    return logits
+
+
+def _top(probabilities: Tensor) -> list[list[tuple[int, float]]]:
+    """Return pairs of an id and its probability for each row (N, V), the most likely first."""
+    found = probabilities.topk(min(TOP, probabilities.size(-1)))
+    rows = zip(found.indices.tolist(), found.values, strict=True)
+    return [list(zip(ids, _rounded(values), strict=True)) for ids, values in rows]
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
+
+
+def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | None]:
+    """Return the token to select, and the head that matters most there. None: there are no heads.
+
+    Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers letters. The
+    last token is left out, because nothing follows it.
+    """
+    T, config = len(shown.ids), shown.checkpoint.config.model
+    first, last = (T - 1, T - 1) if start.at_end else (T // 2, max(T // 2, T - 2))
+    if not isinstance(shown.model, GPT):
+        if (start.layer, start.head) != (None, None):
+            raise UserError("a recurrent network has no layers of heads")
+        return first + int(shown.probabilities[first : last + 1].amax(-1).argmax()), None
+    allowed = torch.ones(config.n_layer, config.n_head, dtype=torch.bool)
+    for index, dim, name in ((start.layer, 0, "layer"), (start.head, 1, "head")):
+        if index is not None and not 0 <= index < allowed.size(dim):
+            raise UserError(f"no {name} {index}: this model has {name}s 0 to {allowed.size(dim) - 1}")
+        if index is not None:
+            allowed &= (torch.arange(allowed.size(dim)) == index).view((-1, 1) if dim == 0 else (1, -1))
+    without = probabilities_without(shown.model, shown.ids[: last + 1], first)
+    tokenizer = shown.checkpoint.tokenizer
+    tokens = characters(tokenizer, np.arange(tokenizer.vocab_size, dtype=np.uint32))
+    position, head = strongest_effect(without, allowed.flatten(), torch.tensor([is_in_word(token) for token in tokens]))
+    return first + position, divmod(head, config.n_head)
+
+
+def _fields(section: ModelConfig | SampleConfig, names: Sequence[str]) -> Data:
+    return {name: getattr(section, name) for name in names}
+
+
+def _summary(checkpoint: Checkpoint) -> str:
+    """Return how long and when the model was trained, such as "trained in 2 minutes on 25 November 2026"."""
+    metadata, folder = checkpoint.metadata, checkpoint.path
+    if metadata.imported:
+        return f"imported from {escape(metadata.imported)}"
+    if metadata.step == 0:
+        return "untrained"
+    seconds = metadata.state.seconds
+    unit, size = next((name, size) for name, size, shortest in UNITS if seconds >= shortest)
+    date = last_start(folder.parent.parent, metadata.step) if folder.parent.name == CHECKPOINTS else ""
+    return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)
+
+
+def _sentence(checkpoint: Checkpoint, is_live: bool) -> str:
+    """Return a line that says what the page shows."""
+    family = checkpoint.config.model.family
+    kind = f"recurrent network ({family.upper()})" if checkpoint.config.model.is_recurrent else "GPT"
+    live = "It runs inside this page." if is_live else "It is too large for this page, which has recorded numbers."
+    return f"A {kind} of {checkpoint.metadata.parameters:,} weights, {_summary(checkpoint)}. {live}"

@@ -198,7 +198,7 @@ for command in {commands!r}:
         (1e20, "eval --json", "the loss of the model is nan"),
         (1e20, "attention --json", "activations are not finite"),
         (1e20, "sample --json", "logits of the model are not finite"),
-        (1e10, "inspect", "numbers that are not finite"),
+        (1e20, "inspect", "not finite"),
     ],
 )
 def test_results_that_are_not_finite_are_one_line(

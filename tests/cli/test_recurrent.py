@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, VERSE, Cli, called
+from pages import page_data
 
 import minigpt
 from minigpt.errors import NoAttentionError
@@ -28,9 +29,7 @@ def at_lstm(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
 
 
-@pytest.mark.parametrize(
-    "command", ["attention lstm", "inspect lstm", "inspect gpt --compare lstm -o x.html", "claims lstm"]
-)
+@pytest.mark.parametrize("command", ["attention lstm", "claims lstm"])
 def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> None:
     done = cli(*command.split())
     assert done.error.startswith("runs/lstm/checkpoints/step-")
@@ -39,7 +38,15 @@ def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> N
         "is a recurrent network and has no attention; to see how it uses its past: minigpt eval lstm --by-position"
     )
     assert problem in done.error
-    assert not Path("x.html").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect lstm", "inspect gpt --compare lstm", "inspect lstm --max-weights 0"])
+def test_a_page_shows_a_recurrent_network_without_heads(cli: Cli, tmp_path: Path, command: str) -> None:
+    page = tmp_path / "page.html"
+    assert cli(*command.split(), "-o", page).code == 0
+    shown = page_data(page.read_text(encoding="utf-8"))["models"][-1]
+    assert (shown["config"]["family"], shown["heads"]) == ("lstm", [])
+    assert "no layers of heads" in cli("inspect", "lstm", "--head", 0, "-o", page).error
 
 
 def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> None:

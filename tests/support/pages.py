@@ -1,8 +1,7 @@
-"""Readers for pages of the viewer: their elements, their data, and unpacked arrays."""
+"""Readers for pages of the viewer: their elements, their data, and unpacked weights."""
 
 import base64
 import json
-import zlib
 from html.parser import HTMLParser
 from typing import Any
 
@@ -44,11 +43,7 @@ def page_data(page: str) -> Any:
 
 
 def unpack(packed: dict[str, Any]) -> np.ndarray:
-    """Unpack an array, as data.js does."""
-    digits = packed["data"].translate(str.maketrans(".,:", "<>&"))
-    raw = zlib.decompress(base64.b85decode(digits))
-    codes = np.frombuffer(raw, {"u8": np.uint8, "u16": "<u2", "f32": "<f4"}[packed["type"]]).reshape(packed["shape"])
-    if "low" not in packed:
-        return codes
-    flat = codes.reshape(len(packed["low"]), -1)
-    return (np.array(packed["low"])[:, None] + flat * np.array(packed["step"])[:, None]).reshape(codes.shape)
+    """Unpack a weight, as weights.js does."""
+    kind = "<i1" if "scale" in packed else "<f4"
+    values = np.frombuffer(base64.b64decode(packed["data"]), kind).reshape(packed["shape"]).astype(np.float32)
+    return values * np.frombuffer(base64.b64decode(packed["scale"]), "<f4")[:, None] if "scale" in packed else values

@@ -1,5 +1,6 @@
 """Checkpoints with random weights, and a reader for grid images."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from minigpt.interpret import images
 from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.extract import Activations
 from minigpt.model.gpt import GPT
+from minigpt.model.recurrent import Recurrent
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Environment, Metadata, TrainState
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
@@ -46,6 +48,19 @@ def checkpoint(
     return Checkpoint(RunConfig(data=data, model=config), tokenizer, metadata, weights, Path(f"/nowhere/{name}"))
 
 
+def recurrent(text: str = TEXT) -> Checkpoint:
+    """Return a checkpoint of a small LSTM."""
+    loaded = checkpoint(text)
+    config = ModelConfig(family="lstm", **FAMILIES["lstm"], n_layer=2, n_embd=16, context=64)
+    weights = Recurrent(config, loaded.tokenizer.vocab_size).state_dict()
+    return replace(
+        loaded,
+        config=loaded.config.model_copy(update={"model": config}),
+        weights={name: tensor.numpy() for name, tensor in weights.items()},
+    )
+
+
+@torch.no_grad()
 def excerpt(loaded: Checkpoint, text: str = TEXT, source: str = "made by hand", skipped: int = 0) -> Excerpt:
     """Return `text` as an excerpt."""
     ids = np.asarray(loaded.tokenizer.encode(text))[: loaded.config.model.context]

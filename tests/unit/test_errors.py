@@ -16,7 +16,7 @@ from minigpt import errors
 from minigpt.cli.main import app
 from minigpt.errors import count, did_you_mean, escape, reason, sanitize_terminal
 
-CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if path.parent.name != "cli"]
+CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if not {"cli", "node_modules"} & set(path.parts)]
 COMMANDS: Any = typer.main.get_command(app)
 
 

@@ -119,7 +119,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_contains_the_package_presets_and_registry_only(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    package = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    left_out = {"__pycache__", "web"}  # web: the sources of the scripts in viewer/page.js
+    package = [file for file in PACKAGE.rglob("*") if file.is_file() and not left_out & set(file.parts)]
     shipped = {f"minigpt/shipped/{f}/{path.name}" for f in ("configs", "data") for path in (ROOT / f).glob("*.yaml")}
     about = f"minigpt-{PROJECT['version']}.dist-info/"
     expected = {file.relative_to(ROOT).as_posix() for file in package} | shipped

@@ -177,7 +177,7 @@ def test_windows_without_links_are_skipped() -> None:
     kinds = [{link.kind for link in links(text[192 * i : 192 * (i + 1)])} for i in range(208)]
     expected = [192 * i for i, found in enumerate(kinds) if found > {"copy"}][:LINKED_WINDOWS]
     assert len(expected) == LINKED_WINDOWS
-    assert [seen.loaded.tokenizer.decode(window) for window in seen.linked_windows] == [
+    assert [seen.loaded.tokenizer.decode(window) for window, _ in seen.linked_windows] == [
         text[start : start + 192] for start in expected
     ]
     for name in LINKS:

@@ -3,7 +3,7 @@
 import pytest
 from random_models import checkpoint
 
-from minigpt.interpret.excerpt import characters, generated_excerpt, glyph
+from minigpt.interpret.excerpt import characters, generated_excerpt, glyph, opening_excerpt
 from minigpt.text.tokenizer import ByteTokenizer
 
 
@@ -27,3 +27,19 @@ def test_generated_bytes_are_kept_as_tokens(length: int) -> None:
     assert len(excerpt.ids) == len(excerpt.characters) == length
     assert excerpt.ids.tolist() == generated_excerpt(loaded, length).ids.tolist()
     assert length == 1 or any(byte > 127 for byte in excerpt.ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("end.\nA line.\n\nA story begins.\nIt goes on.\nAnd on and on", "A story begins.\nIt goes on.\n"),
+        ("end.\nA line begins here.\nIt is long, and goes on", "A line begins here.\n"),
+        ("words without any line break at all", "words without any line break at "),
+        ("x" * 50, "x" * 32),
+        ("x\n", "x\n"),
+    ],
+)
+def test_an_opening_starts_and_ends_between_lines(text: str, expected: str) -> None:
+    loaded = checkpoint(text, context=32)
+    found = opening_excerpt(loaded, loaded.tokenizer.encode(text), 200)
+    assert "".join(found.characters) == loaded.tokenizer.decode(found.ids) == expected

@@ -49,3 +49,10 @@ def test_only_drawing_imports_matplotlib() -> None:
     code += "print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_small_png_has_its_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    image = Image.open(io.BytesIO(images.small_png(pixels)))
+    assert (image.mode, image.size) == ("RGB", (5, 7))
+    assert (np.asarray(image) == pixels).all()

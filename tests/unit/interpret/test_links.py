@@ -18,7 +18,7 @@ def test_a_head_on_the_links_scores_one_and_uniform_attention_scores_the_baselin
         weights[0, 1, link.query, link.keys[0]] = 1
     scores = link_scores(weights, text)
     assert scores.keys() == LINKS.keys()
-    assert [score.values[0, 1].item() for score in scores.values()] == [1, 1, 0, 1, 0]
+    assert [score.values[0, 1].item() for score in scores.values()] == [1, 1, 0, 1, 0, 0]
     for score in scores.values():
         assert score.values[0, 0].item() == pytest.approx(score.uniform)
         assert 0 < score.uniform < 0.1

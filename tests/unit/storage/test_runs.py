@@ -22,6 +22,7 @@ from minigpt.storage.runs import (
     checkpoint_steps,
     find_checkpoint,
     find_run,
+    last_start,
     lock,
     new_run,
     record_start,
@@ -407,3 +408,15 @@ def test_each_start_is_recorded() -> None:
     assert (first["step"], second["step"]) == (0, 500)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
     assert {"started", "host", "system", "minigpt", "python", "torch", "threads"} <= first.keys()
+
+
+def test_the_date_of_a_checkpoint_is_that_of_the_last_start_before_it(tmp_path: Path) -> None:
+    assert last_start(tmp_path, 10) == ""
+    starts = [
+        '{"step": 0, "started": "2026-11-05T10:37:58+00:00"}', "[1]", "not JSON", '{"step": "1", "started": "2026"}',
+        '{"step": 6, "started": 5}', '{"step": 8, "started": "2026-12-24T00:00:00+00:00"}',
+    ]  # fmt: skip
+    (tmp_path / "environment.jsonl").write_text("\n".join(starts), encoding="utf-8")
+    assert [last_start(tmp_path, step) for step in (0, 4, 8, 9)] == [
+        "", "5 November 2026", "5 November 2026", "24 December 2026",
+    ]  # fmt: skip

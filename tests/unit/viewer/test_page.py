@@ -1,28 +1,43 @@
-"""The page as a file: reproducible, self-contained, safe for any text, and honest about what it shows."""
+"""The page as a file: reproducible, self-contained, safe for any text, and true to the model."""
 
 import base64
 import hashlib
 import io
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pages import Elements, page_data, page_json, unpack
 from PIL import Image
-from random_models import TEXT, cells, checkpoint, excerpt, peaked_attention
+from random_models import TEXT, checkpoint, excerpt, recurrent
 
 from minigpt.errors import UserError, ViewError
-from minigpt.interpret import images
-from minigpt.interpret.extract import Activations, extract
-from minigpt.model.load import load_model
-from minigpt.viewer import document, views
-from minigpt.viewer import page as page_module
-from minigpt.viewer.page import build_page
+from minigpt.interpret.effects import CLEAR
+from minigpt.interpret.extract import ablate_heads, extract
+from minigpt.interpret.scores import is_in_word
+from minigpt.model.load import load_model, load_transformer
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.viewer import document
+from minigpt.viewer.packing_weights import dequantized
+from minigpt.viewer.page import Start, build_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 HOSTILE += "\u2028\u2029אבג e\u0301\u200d👩\u200d🚀\x00\x1b我想吃酸菜鱼\n\t\r\x85\xa0<!--]]>"
+
+
+def rounded(loaded: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the weights that the page has."""
+    return replace(loaded, weights=dequantized(loaded.weights))
+
+
+def probabilities(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    found: torch.Tensor = model(torch.tensor([ids]))[0].softmax(-1)
+    return found
 
 
 # ---- content ----
@@ -33,136 +48,189 @@ def test_the_same_checkpoint_and_text_give_the_same_bytes() -> None:
     assert build_page(first, excerpt(first)) == build_page(second, excerpt(second))
 
 
-def test_options_add_their_views() -> None:
-    loaded = checkpoint(context=64)
-    text = excerpt(loaded, TEXT[:60])
-    plain = page_data(build_page(loaded, text))
-    assert [plain[name] for name in ("detail", "ablation", "training", "compare")] == [None] * 4
-    steps = [checkpoint(step=step, seed=step) for step in (1, 2)]
-    other = checkpoint(layers=3, seed=5, name="other", context=64)
-    full = page_data(
-        build_page(loaded, text, detail=True, ablation_tokens=text.ids, steps=iter(steps), compare=other, layers=[1])
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_page_has_the_weights_and_minigpts_own_logits(exact: bool) -> None:
+    loaded = checkpoint()
+    (model,) = page_data(build_page(loaded, excerpt(loaded), exact=exact))["models"]
+    weights = {name: unpack(packed) for name, packed in model["weights"].items()}
+    assert weights.keys() == loaded.weights.keys()
+    for name, weight in loaded.weights.items():
+        step = 0 if exact or weight.ndim < 2 else np.abs(weight).max(1, keepdims=True) / 127
+        assert (np.abs(weights[name] - weight) <= step / 2 + 1e-7).all()
+    same = load_transformer(replace(loaded, weights=weights))
+    ids = model["check"]["ids"]
+    logits = same(torch.tensor([ids]))[0, -1].tolist()
+    assert model["check"]["logits"] == pytest.approx(logits, abs=1e-5)
+    text = loaded.tokenizer.encode(TEXT).tolist()
+    change = (probabilities(same, text) - probabilities(load_model(loaded), text)).abs().max().item()
+    assert model["rounding"] == pytest.approx(change, abs=1e-6)
+    assert (change == 0) == exact
+
+
+def test_the_page_starts_where_a_head_matters_most() -> None:
+    loaded = checkpoint(layers=2, heads=3, width=48)
+    data = page_data(build_page(loaded, excerpt(loaded)))
+    ids, model = loaded.tokenizer.encode(data["text"]).tolist(), load_transformer(rounded(loaded))
+    usual, likeliest = probabilities(model, ids).max(-1)
+    late = range(len(ids) // 2, len(ids) - 1)
+    drops = {}
+    for layer in range(2):
+        for head in range(3):
+            with ablate_heads(model, {(layer, head)}):
+                without = probabilities(model, ids)
+            found = {at: (usual[at] - without[at, likeliest[at]]).item() for at in late}
+            mean = sum(found.values()) / len(found)
+            drops |= {(at, (layer, head)): drop - mean for at, drop in found.items()}
+    clear = {at for at in late if usual[at] >= CLEAR}
+    letters = {at for at in clear if is_in_word(loaded.tokenizer.decode([int(likeliest[at])]))}
+    chosen = letters or clear or set(late)
+    assert (data["selected"], tuple(data["head"])) == max(
+        (key for key in drops if key[0] in chosen), key=lambda key: drops[key]
     )
-    assert full["layers"] == [1]
-    assert [frame["step"] for frame in full["training"]["frames"]] == [1, 2]
-    assert full["compare"]["layers"] == [1]
-    assert np.array(full["ablation"]["increases"]).shape == (1, 2)
-    activations = extract(load_model(loaded), text.ids)
-    assert (unpack(full["detail"]["q"]) == activations.q[1:].numpy()).all()
-    assert (unpack(full["attention"]["strongest"]) == activations.weights[1:].argmax(-1).numpy()).all()
+
+
+def test_a_start_of_ones_own() -> None:
+    loaded = checkpoint()
+    text = excerpt(loaded)
+    data = page_data(build_page(loaded, text, start=Start(layer=1, at_end=True)))
+    assert (data["selected"], data["head"][0]) == (len(text.ids) - 1, 1)
+    assert page_data(build_page(loaded, text, start=Start(1, 0)))["head"] == [1, 0]
+    for start, problem in (
+        (Start(layer=2), "no layer 2: this model has layers 0 to 1"),
+        (Start(head=-1), "no head -1"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            build_page(loaded, text, start=start)
+    with pytest.raises(UserError, match="has no layers of heads"):
+        build_page(recurrent(), text, start=Start(layer=0))
+
+
+def test_heads_come_with_a_phrase_and_evidence() -> None:
+    loaded = checkpoint()
+    (model,) = page_data(build_page(loaded, excerpt(loaded), split=loaded.tokenizer.encode(TEXT * 8)))["models"]
+    assert [len(layer) for layer in model["heads"]] == [2, 2]
+    for head in (head for layer in model["heads"] for head in layer):
+        assert head["phrase"]
+        labels = [one["label"] for one in head["evidence"]]
+        assert {"attention to the previous letter", "mean distance, in letters", "entropy, in nats"} <= {*labels}
+
+
+def test_other_models_share_the_vocabulary() -> None:
+    loaded = checkpoint()
+    text = excerpt(loaded)
+    short = checkpoint(layers=3, seed=5, name="other", context=16)
+    models = page_data(build_page(loaded, text, others=[checkpoint(step=1, seed=1), short]))["models"]
+    assert [(model["name"], model["step"], len(model["heads"])) for model in models] == [
+        ("made", 100, 2), ("made", 1, 2), ("other", 100, 3),
+    ]  # fmt: skip
+    assert models[2]["check"]["ids"] == models[0]["check"]["ids"][-16:]
+    recorded = page_data(build_page(loaded, text, others=[short], max_weights=0))["models"][1]["recorded"]
+    assert recorded["skipped"] + 16 == len(models[0]["check"]["ids"])
+    with pytest.raises(ViewError, match="cannot compare with made: its vocabulary is different"):
+        build_page(loaded, text, others=[checkpoint("abc")])
+
+
+def test_a_model_that_is_too_large_leaves_recorded_numbers() -> None:
+    loaded = checkpoint(layers=2, heads=3, width=48)
+    page = build_page(loaded, excerpt(loaded), max_weights=0.01)
+    data = page_data(page)
+    (model,) = data["models"]
+    assert model["weights"] is None
+    assert "too large for this page" in text_of(page)
+    recorded, torch_model, at = model["recorded"], load_transformer(rounded(loaded)), data["selected"]
+    ids = loaded.tokenizer.encode(data["text"])
+    expected, T = probabilities(torch_model, ids.tolist()), len(ids)
+    for position in (0, at, T - 1):
+        for i, share in recorded["top"][position]:
+            assert share == pytest.approx(expected[position, i].item(), abs=1e-4)
+    assert len(recorded["top"][0]) == 20
+    assert recorded["actual"][0] is None
+    assert recorded["actual"][9] == pytest.approx(expected[8, int(ids[9])].item(), abs=1e-4)
+    attention = np.frombuffer(base64.b64decode(recorded["attention"]), np.uint8).reshape(2, 3, T * (T + 1) // 2)
+    rows, columns = np.tril_indices(T)
+    roots = extract(torch_model, ids).weights.sqrt().numpy()[..., rows, columns]
+    assert np.abs(attention / 255 - roots).max() <= 0.5 / 255 + 1e-5
+    with ablate_heads(torch_model, {(1, 2)}):
+        without = probabilities(torch_model, ids.tolist())[at]
+    assert recorded["effects"][5][0][0] == int(without.argmax())
+    assert recorded["effects"][5][0][1] == pytest.approx(without.max().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("max_weights", [0.0, 8.0])
+def test_a_recurrent_network_has_no_heads(max_weights: float) -> None:
+    loaded = recurrent()
+    data = page_data(page := build_page(loaded, excerpt(loaded), max_weights=max_weights))
+    (model,) = data["models"]
+    assert (data["head"], model["heads"], model["config"]["family"]) == (None, [], "lstm")
+    assert (model["recorded"] is None) == (max_weights > 0)
+    assert "A recurrent network (LSTM) of " in text_of(page)
+    assert "<img" not in page
 
 
 @pytest.mark.parametrize("text", ["a", "\n", "ap"])
 @pytest.mark.parametrize("vocabulary", ["", TEXT])
 def test_the_smallest_texts_and_vocabularies_work(text: str, vocabulary: str) -> None:
     loaded = checkpoint(text[0] + vocabulary if vocabulary else text, context=8)
-    assert len(page_data(build_page(loaded, excerpt(loaded, text), detail=True))["text"]["symbols"]) == len(text)
+    data = page_data(build_page(loaded, excerpt(loaded, text), max_weights=0))
+    assert data["text"] == text
+    assert 0 <= data["selected"] < len(text)
 
 
-def test_a_model_of_width_1_works() -> None:
-    """Its centered residual stream is zero, and the scale of the last norm too."""
-    loaded = checkpoint("ab", heads=1, width=1, family="classic", position="learned", context=8)
-    assert page_data(build_page(loaded, excerpt(loaded, "ba")))["heads"] == 1
+def test_parts_of_characters_are_cut_from_the_ends() -> None:
+    loaded = checkpoint(byte=True)
+    text = excerpt(loaded, "é a é")
+    cut = replace(text, ids=text.ids[1:-1], characters=text.characters[1:-1])
+    data = page_data(build_page(loaded, cut))
+    assert data["text"] == " a "
+    assert "vocabulary" not in data
+    for ids, expected in (([0xC3, ord("a"), 0xC3, ord("b")], "a?b"), ([0xC3], "?")):
+        assert page_data(build_page(loaded, replace(cut, ids=np.array(ids))))["text"] == expected
 
 
-def test_6_layers_of_6_heads_over_256_characters_fit_a_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = peaked_attention(6, 6, 256)
-
-    def with_peaked_weights(model: Any, ids: Any) -> Activations:
-        return Activations(**{**vars(extract(model, ids)), "weights": weights})
-
-    monkeypatch.setattr(page_module, "extract", with_peaked_weights)
+def test_a_page_without_weights_is_small() -> None:
     letters = "".join(map(chr, range(33, 33 + 65)))
     loaded = checkpoint(letters, layers=6, heads=6, width=96, context=256)
-    text = "".join(np.random.default_rng(0).choice(list(letters), 256))
-    size = len(build_page(loaded, excerpt(loaded, text)).encode())
-    assert size < 1_000_000, f"{size:,} bytes"
+    text = excerpt(loaded, "".join(np.random.default_rng(0).choice(list(letters), 200)))
+    page = build_page(loaded, text)
+    weights = page_data(page)["models"][0]["weights"]
+    packed = sum(len(part["data"]) + len(part.get("scale", "")) for part in weights.values())
+    assert packed < 1.4 * sum(weight.size for weight in loaded.weights.values())
+    assert len(page.encode()) - packed < 500_000
 
 
-@pytest.mark.parametrize("length", [32, len(TEXT)])
-def test_without_javascript_an_image_shows_all_heads(length: int) -> None:
-    """Thumbnails have at most 32 pixels and 32 shades."""
-    loaded = checkpoint(layers=3, heads=4)
-    text = excerpt(loaded, TEXT[:length])
-    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', build_page(loaded, text))
-    image = Image.open(io.BytesIO(base64.b64decode(found)))
-    weights = extract(load_model(loaded), text.ids).weights
-    colors = images.to_colors(weights if length == 32 else views.downsample(weights))
-    assert (
-        np.abs(cells(image, 3, 4, 32) - colors.astype(int)).max() <= 0.5 / 31 * (images.LIGHT - images.DARK).max() + 1
-    )
-    darkest, lightest = image.convert("L").getextrema()
-    assert darkest < 100 < 240 < lightest
-
-
-# ---- safety ----
-
-
-def test_hostile_text_cannot_open_or_close_an_element() -> None:
-    loaded = checkpoint(HOSTILE, name="</script><img src=x onerror=alert(1)>&\"'\u202e")
-    page = build_page(loaded, excerpt(loaded, HOSTILE, source=HOSTILE))
-    tags = Elements(page).tags
-    assert sum(tag == "img" for tag, _ in tags) == 1  # the image in noscript
-    assert sum(tag == "script" for tag, _ in tags) == sum(tag == "/script" for tag, _ in tags) == 2
-    assert not [a for _, a in tags if any(name.startswith("on") or name == "style" for name in a)]
-    assert not set("<>&\u2028\u2029\x00") & set(page_json(page))
-    assert "\x00" not in page
-    assert "\u202e" not in page
-    data = page_data(page)
-    glyphs = [data["symbols"][i][0] for i in data["text"]["symbols"]]
-    assert len(glyphs) == len(HOSTILE)
-    assert all(glyph.strip() and glyph.isprintable() for glyph in glyphs)
-
-
-def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
-    loaded = checkpoint()
-    page = build_page(loaded, excerpt(loaded))
-    elements = Elements(page)
-    (policy,) = [a["content"] for _, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy"]
-    assert policy is not None
-    assert policy.startswith("default-src 'none'; ")
-    for kind in ("script", "style"):
-        (content,) = [content for tag, a, content in elements.contents if tag == kind and not a]
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}';" in policy
-    assert "unsafe" not in policy
-    links = [value or "" for _, a in elements.tags for name, value in a.items() if name in ("src", "href")]
-    assert all(address.startswith("data:") for address in links)
-    assert not re.search(r"https?://", page)
-
-
-def test_scripts_never_parse_text_as_markup_or_code() -> None:
-    scripts = [file.read_text(encoding="utf-8") for file in document.HERE.glob("*.js")]
-    assert len(scripts) == len(document.SCRIPTS)
-    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"):
-        assert not any(name in script for script in scripts), name
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_is_a_typed_error(number: float) -> None:
-    with pytest.raises(ViewError, match="not finite"):
-        document.embed_json({"values": [number]})
-
-
-def test_the_page_contains_no_path_and_no_date() -> None:
-    loaded = checkpoint()
-    page = build_page(loaded, excerpt(loaded))
-    assert "/nowhere" not in page
-    assert not re.search(r"\b20\d\d-\d\d-\d\d", page)
-
-
-# ---- facts, warnings and errors ----
+# ---- without JavaScript ----
 
 
 def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("<script")[0]))
 
 
-def test_the_page_names_run_step_loss_and_source() -> None:
-    loaded = checkpoint(step=1234, loss=1.2345, name="my run")
-    text = text_of(build_page(loaded, excerpt(loaded, source="validation split from 0")))
-    for fact in ("my run", "1,234", "1.2345", "2 layers × 2 heads", "validation split from 0"):
-        assert fact in text
+def test_without_javascript_the_page_shows_the_text_and_all_heads() -> None:
+    loaded = checkpoint(layers=3, heads=4, step=1234, name="my run")
+    page = build_page(loaded, excerpt(loaded))
+    data = page_data(page)
+    assert "my run, step 1,234" in text_of(page)
+    best = probabilities(load_model(rounded(loaded)), loaded.tokenizer.encode(TEXT).tolist())[data["selected"]]
+    assert f"with a probability of {best.max():.0%}" in text_of(page)
+    (marked,) = re.findall("<mark>(.*?)</mark>", page, re.DOTALL)
+    assert marked == TEXT[data["selected"]]
+    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    image = Image.open(io.BytesIO(base64.b64decode(found)))
+    assert image.width * 3 == pytest.approx(image.height * 4)
+    darkest, lightest = image.convert("L").getextrema()
+    assert darkest < 100 < 240 < lightest
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "0 seconds"), (1, "1 second"), (89, "89 seconds"), (125, "2 minutes"), (9000, "2 hours")],
+)
+def test_the_page_says_how_long_the_model_was_trained(seconds: float, expected: str) -> None:
+    loaded = checkpoint()
+    loaded.metadata.state.seconds = seconds
+    page = build_page(loaded, excerpt(loaded))
+    assert f"A GPT of 1 weights, trained in {expected}. It runs inside this page." in text_of(page)
+    assert page_data(page)["models"][0]["summary"] == f"trained in {expected}"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +243,8 @@ def test_the_page_names_run_step_loss_and_source() -> None:
 )
 def test_an_untrained_model_gets_a_warning(changes: dict[str, Any], warning: bool) -> None:
     loaded = checkpoint(**changes)
-    assert ("Its attention is random." in text_of(build_page(loaded, excerpt(loaded)))) == warning
+    page = build_page(loaded, excerpt(loaded))
+    assert ("Its heads attend at random." in text_of(page)) == warning == bool(page_data(page)["warnings"])
 
 
 def test_a_cut_text_gets_a_warning() -> None:
@@ -183,22 +252,56 @@ def test_a_cut_text_gets_a_warning() -> None:
     assert "first 300 tokens" in text_of(build_page(loaded, excerpt(loaded, skipped=300)))
 
 
-def test_views_that_cannot_show_a_model_are_errors() -> None:
+# ---- safety ----
+
+
+def test_hostile_text_cannot_open_or_close_an_element() -> None:
+    loaded = checkpoint(HOSTILE, name="</script><img src=x onerror=alert(1)>&\"'\u202e")
+    page = build_page(loaded, excerpt(loaded, HOSTILE))
+    tags = Elements(page).tags
+    assert sum(tag == "img" for tag, _ in tags) == 1  # the picture without JavaScript
+    assert sum(tag == "script" for tag, _ in tags) == sum(tag == "/script" for tag, _ in tags) == 2
+    assert not [a for _, a in tags if any(name.startswith("on") or name == "style" for name in a)]
+    assert not set("<>&\u2028\u2029\x00") & set(page_json(page))
+    assert not set("\x00\x1b\u2028\u202e") & set(page)
+    data = page_data(page)
+    assert data["text"] == HOSTILE
+    assert "".join(data["vocabulary"]) == "".join(sorted(set(HOSTILE)))
+
+
+def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
     loaded = checkpoint()
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("layers 0 to 1", {"layers": [2]}),
-        ("layers 0 to 1", {"layers": []}),
-        ("at most 64 tokens", {"detail": True}),
-        ("context is 16", {"compare": checkpoint(context=16)}),
-        ("cannot compare", {"compare": checkpoint("abc")}),
-        ("at most 20 checkpoints", {"steps": [loaded] * 21}),
-        ("layers or heads", {"steps": [checkpoint(layers=3)]}),
-    ]
-    for problem, options in cases:
-        with pytest.raises(UserError, match=problem) as caught:
-            build_page(loaded, excerpt(loaded), **options)
-        assert "--" not in str(caught.value)
-        assert "\n" not in str(caught.value)
-    accented = checkpoint("\xe9" + TEXT)
-    with pytest.raises(ViewError, match="different tokens"):
-        build_page(accented, excerpt(accented, "\xe9" + TEXT), compare=checkpoint("\xe9" + TEXT, byte=True))
+    page = build_page(loaded, excerpt(loaded))
+    elements = Elements(page)
+    (policy,) = [a["content"] for _, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    hashes = {}
+    for kind in ("script", "style"):
+        (content,) = [content for tag, a, content in elements.contents if tag == kind and not a]
+        hashes[kind] = f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    assert policy.split("; ") == [
+        "default-src 'none'", f"script-src {hashes['script']}", f"style-src {hashes['style']}", "img-src data:",
+        "worker-src blob:", "base-uri 'none'", "form-action 'none'",
+    ]  # fmt: skip
+    links = [value or "" for _, a in elements.tags for name, value in a.items() if name in ("src", "href")]
+    assert all(address.startswith("data:") for address in links)
+
+
+def test_the_script_never_parses_text_as_markup_or_code() -> None:
+    script = (document.HERE / "page.js").read_text(encoding="utf-8")
+    assert "</script" not in script
+    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"):
+        assert name not in script, name
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_a_typed_error(number: float) -> None:
+    with pytest.raises(ViewError, match="not finite"):
+        document.embed_json({"values": [number]})
+
+
+def test_the_page_contains_no_path() -> None:
+    loaded = replace(checkpoint(), path=Path("/nowhere/private/runs/mine/checkpoints/step-00000100"))
+    page = build_page(loaded, excerpt(loaded))
+    assert "mine" in page
+    assert "private" not in page

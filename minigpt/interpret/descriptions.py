@@ -1,0 +1,155 @@
+"""Describe what each head attends to in a phrase, computed from its scores, with the scores as evidence."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigpt.config.schema import DataConfig
+from minigpt.interpret.excerpt import characters
+from minigpt.interpret.extract import extract
+from minigpt.interpret.links import is_on_stories, link_scores, linked_windows
+from minigpt.interpret.scores import BROAD, MIN_MARGIN, Score, head_scores
+from minigpt.model.gpt import GPT
+from minigpt.text.tokenizer import Ids, Tokenizer
+
+PHRASES = {
+    "previous": "the previous letter",
+    "same": "the same letter earlier",
+    "induction": "what followed this letter before",
+    "word": "the start of the word",
+    "line": "the start of the line",
+    "first": "the first letter of the text",
+    "self": "itself",
+}
+"""What a head attends to if it follows this pattern of `PATTERNS`."""
+LINK_PHRASES = {
+    "she": "from She to the girl's name",
+    "he": "from He to the boy's name",
+    "pronoun": "the pronoun before a name",
+    "copy": "what followed in the same word before",
+}
+"""What a head attends to if it follows this link of `LINKS`."""
+LINK_SHARE = 0.4
+"""A head is named after a link if it gives the link this share of its attention, where there is one."""
+MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
+NEARBY = 0.25
+"""A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the uniform."""
+WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
+"""The numbers of windows of the validation split, and the maximum number of tokens in each."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A score of a head, beside that of uniform attention."""
+
+    label: str
+    value: float
+    uniform: float
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a head attends to."""
+
+    phrase: str
+    evidence: list[Evidence]
+    """The scores behind the phrase: patterns and links from the clearest to the least clear, then measures."""
+
+
+Seen = tuple[Tensor, Sequence[str]]
+"""The attention weights (L, H, T, T) for a window, and its T characters."""
+
+
+def describe_model(
+    model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
+) -> list[list[Description]]:
+    """Describe all heads over the start of the validation `split`, or over the `excerpt` if there is no split."""
+    length = min(model.config.context, MAX_LENGTH)
+    starts = range(0, 0 if split is None else len(split) - length + 1, length)
+    windows = [excerpt] if split is None or not starts else (np.asarray(split[at : at + length]) for at in starts)
+    seen, linked = list[Seen](), list[Seen]()
+    windows = list(islice(windows, WINDOWS if not is_on_stories(data) else 16 * LINKED_WINDOWS))
+    for window in windows[:WINDOWS]:
+        seen.append((extract(model, window).weights, characters(tokenizer, window)))
+    if is_on_stories(data):
+        for window, text in islice(linked_windows(windows, tokenizer), LINKED_WINDOWS):
+            linked.append((extract(model, window).weights, text))
+    return describe_heads(seen, linked)
+
+
+def describe_heads(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> list[list[Description]]:
+    """Describe each head, (L, H), by the mean of its scores over the windows.
+
+    Args:
+        seen: Windows for the scores of patterns.
+        linked: Windows of `builtin:stories` for the scores of links.
+    """
+    scores = _mean([head_scores(weights, text) for weights, text in seen])
+    links = _mean([link_scores(weights, "".join(text)) for weights, text in linked])
+    layers, heads = seen[0][0].shape[:2]
+    return [[_describe(scores, links, (layer, head)) for head in range(heads)] for layer in range(layers)]
+
+
+def _mean(found: Sequence[dict[str, Score]]) -> dict[str, Score]:
+    """Return the mean of each score over windows. Leave out scores without a value in any window."""
+    means = {}
+    for name in found[0] if found else ():
+        scores = [one[name] for one in found if not math.isnan(one[name].uniform)]
+        if scores:
+            values = torch.stack([score.values for score in scores]).mean(0)
+            means[name] = Score(values, sum(score.uniform for score in scores) / len(scores))
+    return means
+
+
+def _describe(scores: dict[str, Score], links: dict[str, Score], at: tuple[int, int]) -> Description:
+    patterns = {name: _lead(scores[name], at) for name in PHRASES if name in scores}
+    probes = {name: _lead(links[name], at) for name in LINK_PHRASES if name in links}
+    for name in ("she", "he"):
+        if name in probes:  # not a name at all, but the one that the pronoun means
+            probes[name] -= max(0.0, _lead(links[f"not {name}"], at))
+    followed = [name for name in probes if links[name].values[at] >= LINK_SHARE and probes[name] >= MIN_MARGIN]
+    best = max(patterns, key=lambda name: patterns[name], default="")
+    if followed:
+        phrase = _link_phrase(sorted(followed, key=lambda name: -probes[name]))
+    elif best and patterns[best] >= MIN_MARGIN:
+        phrase = PHRASES[best]
+    else:
+        phrase = _measured_phrase(scores, at)
+    order = sorted(leads := patterns | probes, key=lambda name: -leads[name])
+    evidence = [_evidence(_label(name), scores.get(name) or links[name], at) for name in order]
+    evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
+    return Description(phrase, evidence)
+
+
+def _label(name: str) -> str:
+    phrase = PHRASES.get(name) or LINK_PHRASES[name]
+    return f"attention {'' if phrase.startswith('from ') else 'to '}{phrase}"
+
+
+def _lead(score: Score, at: tuple[int, int]) -> float:
+    """Return by how much a head is above uniform attention."""
+    return score.values[at].item() - score.uniform
+
+
+def _link_phrase(followed: Sequence[str]) -> str:
+    """Return the phrase of the clearest link, or one for both pronouns."""
+    return "from He or She to the name" if {*followed[:2]} == {"he", "she"} else LINK_PHRASES[followed[0]]
+
+
+def _measured_phrase(scores: dict[str, Score], at: tuple[int, int]) -> str:
+    """Return a phrase for a head without a pattern."""
+    entropy, distance = scores.get("entropy"), scores.get("distance")
+    if entropy and entropy.values[at] >= BROAD * entropy.uniform:
+        return "a broad average"
+    if distance and distance.values[at] <= NEARBY * distance.uniform:
+        return "nearby letters"
+    return "no clear pattern"
+
+
+def _evidence(label: str, score: Score, at: tuple[int, int]) -> Evidence:
+    return Evidence(label, float(f"{score.values[at].item():.4g}"), float(f"{score.uniform:.4g}"))

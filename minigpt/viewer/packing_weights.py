@@ -1,0 +1,62 @@
+"""Pack a model's weights for the page: matrices as 8-bit integers, vectors as float32. `weights.js` unpacks them.
+
+Each row of a matrix has its own scale: its largest absolute value divided by 127. A weight is an integer times the
+scale of its row (symmetric quantization: https://arxiv.org/abs/2004.09602, section 3.1).
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+LARGEST = 127
+"""The largest 8-bit integer in use. -128 is not, so that the range is symmetric."""
+
+
+def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[str, Any]]:
+    """Pack weights by their names in `state_dict()`.
+
+    Args:
+        weights: Matrices (rows, columns) and vectors (size), by name.
+        exact: Keep float32 instead of rounding to 8 bits.
+
+    Returns:
+        `shape` and `data` of each tensor. `data` is base64: float32, or int8 if there is a `scale` (rows) as well.
+        Numbers are little-endian.
+    """
+    packed: dict[str, dict[str, Any]] = {}
+    for name, weight in weights.items():
+        packed[name] = {"shape": list(weight.shape)}
+        if exact or weight.ndim < 2:
+            packed[name]["data"] = _base64(weight.astype("<f4"))
+        else:
+            integers, scale = _quantize(weight)
+            packed[name] |= {"data": _base64(integers), "scale": _base64(scale.astype("<f4"))}
+    return packed
+
+
+def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights as the page has them after `pack_weights(weights, exact=False)`, bit by bit."""
+    page: dict[str, Array] = {}
+    for name, weight in weights.items():
+        page[name] = weight.astype(np.float32)
+        if weight.ndim > 1:
+            integers, scale = _quantize(weight)
+            page[name] = integers.astype(np.float32) * scale[:, None]
+    return page
+
+
+def _quantize(weight: Array) -> tuple[NDArray[np.int8], Array]:
+    """Return integers (rows, columns) and scales (rows), whose product is nearest to a matrix (rows, columns)."""
+    exact = weight.astype(np.float64)
+    scale = (np.abs(exact).max(axis=1) / LARGEST).astype(np.float32)
+    divisor = np.where(scale > 0, scale, 1).astype(np.float64)  # a row of zeros has scale 0
+    integers = np.rint(exact / divisor[:, None]).clip(-LARGEST, LARGEST).astype(np.int8)
+    return integers, scale
+
+
+def _base64(values: NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii")

@@ -1,0 +1,302 @@
+/** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
+
+import { choose, penalize, softmax, weigh } from "./filters.js";
+import { isUnfinished, windowStart } from "./letters.js";
+
+/** @typedef {import("./letters.js").Letter} Letter */
+/** @typedef {import("./types.js").Model} Model */
+/** @typedef {{layer: number, head: number}} Head */
+/** @typedef {import("./filters.js").Filters & {repetition_penalty: number}} Sampling */
+/**
+ * What a model computed for the selected letter.
+ * @typedef {object} Look
+ * @property {number} from the first token that the model sees
+ * @property {number[]} ids the tokens from there to the end of the window
+ * @property {number} at the index of the selected token in `ids`
+ * @property {Float32Array} logits of the next token, (V)
+ * @property {Float32Array} surprise the probability of each token, given those before it, (T)
+ * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
+ * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
+ * @property {boolean} done whether all effects are known
+ */
+/**
+ * @typedef {object} State
+ * @property {string} text
+ * @property {Letter[]} letters
+ * @property {number[]} ids all tokens of the text
+ * @property {number} selected the index of the selected letter
+ * @property {number} model the model that the text and the heads show
+ * @property {number | null} other a model to compare with
+ * @property {Head | null} head the chosen head
+ * @property {"head" | "surprise" | "nothing"} shade
+ * @property {Set<number>[]} muted by model, of layer * n_head + head
+ * @property {Sampling} sampling
+ * @property {boolean} isWriting
+ * @property {string} message what the visitor should know
+ * @property {(Look | null)[]} looks by model
+ */
+
+export const MAX_LETTERS = 20_000;
+const MAX_UNDO = 200;
+const PAUSE = 30;
+/** Milliseconds between two letters, so that eyes can follow. */
+
+export class App {
+  /**
+   * @param {import("./types.js").Payload} payload
+   * @param {import("./letters.js").Vocabulary} vocabulary
+   * @param {(request: any) => void} send sends a request to the engine
+   */
+  constructor(payload, vocabulary, send) {
+    this.payload = payload;
+    this.vocabulary = vocabulary;
+    this.send = send;
+    /** @type {((state: State) => void)[]} */
+    this.panels = [];
+    /** @type {{text: string, selected: number}[]} */
+    this.history = [];
+    this.lastGroup = "";
+    this.requests = 0;
+    /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
+    this.asked = [];
+    /** @type {Map<number, (reply: any) => void>} */
+    this.waiting = new Map();
+    /** @type {number[]} bytes of an unfinished character that the model is writing */
+    this.unfinished = [];
+    const { letters, ids } = vocabulary.encode(payload.text);
+    /** @type {State} */
+    this.state = {
+      text: payload.text,
+      letters,
+      ids,
+      selected: Math.max(
+        0,
+        letters.findIndex((letter) => letter.last >= payload.selected),
+      ),
+      model: 0,
+      other: null,
+      head: payload.head && { layer: payload.head[0], head: payload.head[1] },
+      shade: payload.head ? "head" : "surprise",
+      muted: payload.models.map(() => new Set()),
+      sampling: { ...payload.sample },
+      isWriting: false,
+      message: "",
+      looks: payload.models.map(() => null),
+    };
+  }
+
+  /** @returns {Model} the model that the text and the heads show */
+  get model() {
+    return this.payload.models[this.state.model];
+  }
+
+  /** @returns {Look | null} */
+  get look() {
+    return this.state.looks[this.state.model];
+  }
+
+  /** Change the state, and draw it in the next frame. @param {Partial<State>} changes */
+  set(changes) {
+    Object.assign(this.state, changes);
+    if (this.isScheduled) return;
+    this.isScheduled = true;
+    requestAnimationFrame(() => {
+      this.isScheduled = false;
+      for (const draw of this.panels) draw(this.state);
+    });
+  }
+
+  // --- the text ---
+
+  /**
+   * Change the text. Unknown letters are left out and named.
+   * @param {string} text
+   * @param {number} caret the offset after the letter to select
+   * @param {string} [group] changes of one group, such as typing, are undone together
+   */
+  edit(text, caret, group = "") {
+    const unknown = this.vocabulary.unknown(text);
+    let message = "";
+    if (unknown.length) {
+      const known = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
+      caret = known(text.slice(0, caret)).length;
+      text = known(text);
+      message = `This model has never seen ${unknown
+        .slice(0, 5)
+        .map((letter) => `“${letter}”`)
+        .join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`;
+    }
+    if ([...text].length > MAX_LETTERS) {
+      this.set({ message: `The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`, isWriting: false });
+      return;
+    }
+    if (text === "") message = "The model needs at least one letter to start from.";
+    if (text === "" || text === this.state.text) {
+      this.set({ message, isWriting: false });
+      return;
+    }
+    if (!group || group !== this.lastGroup) {
+      this.history.push({ text: this.state.text, selected: this.state.selected });
+      if (this.history.length > MAX_UNDO) this.history.shift();
+    }
+    this.lastGroup = group;
+    this.show(text, caret, message);
+  }
+
+  /** @param {string} text @param {number} caret @param {string} message */
+  show(text, caret, message) {
+    const { letters, ids } = this.vocabulary.encode(text);
+    const after = letters.findIndex((letter) => letter.end >= caret);
+    this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after, message });
+    this.ask();
+  }
+
+  undo() {
+    const before = this.history.pop();
+    this.lastGroup = "";
+    if (!before) {
+      this.set({ message: "Nothing to undo.", isWriting: false });
+      return;
+    }
+    this.set({ isWriting: false });
+    this.show(before.text, 0, "");
+    this.select(before.selected);
+  }
+
+  /** Select a letter. @param {number} index */
+  select(index) {
+    const selected = Math.min(Math.max(0, index), this.state.letters.length - 1);
+    this.lastGroup = "";
+    this.set({ selected, isWriting: false, message: "" });
+    this.ask();
+  }
+
+  /** Continue after the selected letter with this token. What followed is cut; Undo brings it back.
+   * @param {number} id @param {string} [group] */
+  continueWith(id, group) {
+    const { text, letters, selected } = this.state;
+    const bytes = [...this.unfinished, id];
+    this.unfinished = this.vocabulary.isByte && isUnfinished(bytes) ? bytes : [];
+    if (this.unfinished.length) return this.ask();
+    const kept = text.slice(0, letters[selected].end) + this.vocabulary.decode(bytes);
+    this.edit(kept, kept.length, group);
+  }
+
+  /** Let the model choose the next letter. @param {string} [group] */
+  step(group) {
+    const { look } = this;
+    if (!look) return;
+    const id = choose(this.weights(look), Math.random());
+    this.continueWith(id, group);
+  }
+
+  /** Start or stop writing. */
+  write() {
+    const isWriting = !this.state.isWriting;
+    this.lastGroup = "";
+    this.session = `write ${this.requests}`;
+    this.set({ isWriting, message: "" });
+    if (isWriting) this.step(this.session);
+    else this.ask(); // for the effects of heads
+  }
+
+  /** The unnormalized probability of each token, after penalty, temperature and filters. @param {Look} look */
+  weights(look) {
+    const { sampling } = this.state;
+    return weigh(penalize(look.logits, new Set(look.ids.slice(0, look.at + 1)), sampling.repetition_penalty), sampling);
+  }
+
+  /** The probabilities of the next token at the chosen temperature, before the filters. @param {Float32Array} logits */
+  probabilities(logits) {
+    const temperature = Math.max(0.01, this.state.sampling.temperature);
+    return softmax(logits.map((logit) => logit / temperature));
+  }
+
+  // --- heads and models ---
+
+  /** @param {Head} head */
+  choose(head) {
+    this.set({ head, shade: "head" });
+  }
+
+  /** Switch heads off or on. @param {number[]} heads layer * n_head + head @param {boolean} isMuted */
+  mute(heads, isMuted) {
+    const muted = this.state.muted.map((set) => new Set(set));
+    for (const head of heads) {
+      if (isMuted) muted[this.state.model].add(head);
+      else muted[this.state.model].delete(head);
+    }
+    this.set({ muted });
+    this.ask();
+  }
+
+  /** @param {number} model @param {number | null} other */
+  compare(model, other) {
+    const { n_layer, n_head } = this.payload.models[model].config;
+    const head = this.state.head;
+    const exists = head && head.layer < n_layer && head.head < n_head && this.payload.models[model].heads.length;
+    this.set({ model, other: other === model ? null : other, head: exists ? head : null });
+    this.ask();
+  }
+
+  // --- the engine ---
+
+  /** Ask the engine about the selected letter. */
+  ask() {
+    const { model, other, isWriting } = this.state;
+    for (const index of new Set([model, other ?? model])) {
+      this.asked[index] = this.position(index);
+      this.send({ ...this.asked[index], effects: !isWriting && index === model });
+    }
+  }
+
+  /** What the engine needs to know about the selected letter. @param {number} index of the model */
+  position(index) {
+    const { letters, ids, selected, muted } = this.state;
+    const { context } = this.payload.models[index].config;
+    const length = letters[selected].last + 1;
+    const from = windowStart(length + this.unfinished.length, context);
+    const seen = this.unfinished.length
+      ? [...ids.slice(from, length), ...this.unfinished]
+      : ids.slice(from, from + context);
+    const at = length + this.unfinished.length - 1 - from;
+    return { id: this.requests++, model: index, ids: seen, selected: at, at, from, muted: [...muted[index]] };
+  }
+
+  /** Ask once, and give the reply to a panel that shows details.
+   * @param {object} request @param {(reply: any) => void} use */
+  askOnce(request, use) {
+    const position = this.position(this.state.model);
+    this.waiting.set(position.id, use);
+    this.send({ ...position, ...request });
+  }
+
+  /** Receive a reply of the engine. @param {any} reply */
+  receive(reply) {
+    const use = this.waiting.get(reply.id);
+    if (use) {
+      this.waiting.delete(reply.id);
+      use(reply);
+      return;
+    }
+    if (reply.kind === "error") this.set({ message: reply.message, isWriting: false });
+    const asked = this.asked[reply.model];
+    if (reply.id !== asked?.id) return;
+    const looks = [...this.state.looks];
+    if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map(), done: false };
+    const look = looks[reply.model];
+    if (!look) return;
+    if (reply.kind === "effect") {
+      look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
+    }
+    if (reply.kind === "done") look.done = true;
+    this.set({ looks });
+    if (reply.kind === "look" && reply.model === this.state.model) this.follow();
+  }
+
+  /** Write the next letter. Without a pause, or with a byte that does not end a letter, at once. */
+  follow() {
+    if (this.unfinished.length && !this.state.isWriting) this.step(this.lastGroup);
+    else if (this.state.isWriting) setTimeout(() => this.state.isWriting && this.step(this.session), PAUSE);
+  }
+}

@@ -1,0 +1,79 @@
+/** Small helpers to build and draw elements. */
+
+/**
+ * Create an element.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag
+ * @param {Record<string, any>} [props] attributes; `onclick` and the like are listeners; false and null are left out
+ * @param {...(Node | string | null | false)} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function h(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null && value !== undefined) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
+  }
+  for (const child of children) if (child !== null && child !== undefined && child !== false) element.append(child);
+  return element;
+}
+
+/** Set the text of an element, if it changes: unchanged nodes keep a reader's selection.
+ * @param {Node} node @param {string} text */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+const DEFINITIONS = {
+  layer: "A layer is one round of computation. Each layer improves what the model knows at every letter.",
+  heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
+  attention: "The attention weights of a head are shares: at each letter they sum to 100%.",
+  temperature:
+    "Logits are divided by it. Below 1 the likely letters become likelier; at 0 the most likely letter always wins.",
+  nats: "Entropy measures how undecided the model is. 0 nats: it is certain. 0.69 nats: as undecided as a coin toss.",
+  context: "The context is how many letters the model can see at once.",
+  surprise: "The less likely the model thought a letter was, the darker it is.",
+  query: "A query is a vector that says what a head looks for at this letter.",
+  key: "A key is a vector that says what an earlier letter has to offer. A head compares it with the query.",
+  value: "A value is the vector that a head copies from an earlier letter.",
+  logits: "Logits are scores of all letters, before softmax turns them into probabilities.",
+  parameters: "The parameters are the numbers that training adjusts.",
+};
+let terms = 0;
+
+/** A word with a definition on hover and on focus.
+ * @param {keyof typeof DEFINITIONS} name @param {string} [shown] */
+export function term(name, shown = name) {
+  const id = `term-${terms++}`;
+  return h(
+    "span",
+    { class: "term", tabindex: "0", "aria-describedby": id },
+    shown,
+    h("span", { class: "definition", role: "tooltip", id }, DEFINITIONS[name]),
+  );
+}
+
+/** Prepare a canvas for the screen's resolution, and return its context in CSS pixels.
+ * @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
+export function paint(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  context.scale(ratio, ratio);
+  return context;
+}
+
+/** A color of the page, as the theme defines it. @param {string} name such as `--ink` */
+export function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** Write a probability as a percentage. @param {number} p */
+export function percent(p) {
+  const value = 100 * p;
+  if (value >= 9.5 || value === 0) return `${Math.round(value)}%`;
+  return value < 0.05 ? "<0.1%" : `${value.toFixed(1)}%`;
+}

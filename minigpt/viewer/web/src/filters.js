@@ -1,0 +1,103 @@
+/** From logits to the next token, as sampling/filters.py: penalty, temperature, top-k, top-p, min-p, in this order. */
+
+/**
+ * @typedef {import("./linear.js").Floats} Floats
+ * @typedef {{temperature: number, top_k: number, top_p: number, min_p: number}} Filters
+ */
+
+/**
+ * Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1).
+ * @param {ArrayLike<number>} logits (V) @param {Iterable<number>} seen ids of tokens in the window
+ * @param {number} penalty @returns {Float64Array} (V)
+ */
+export function penalize(logits, seen, penalty) {
+  const changed = Float64Array.from(logits), largest = Number.MAX_VALUE / 4; // so that differences stay finite
+  for (const id of new Set(seen)) {
+    const logit = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
+    changed[id] = Math.max(-largest, Math.min(largest, logit));
+  }
+  return changed;
+}
+
+/**
+ * Return the unnormalized probability of each token. It is zero for filtered tokens. At temperature 0, it is 1 for the
+ * most likely token, the first of equals, and 0 for all others.
+ * @param {ArrayLike<number>} logits (V) @param {Filters} settings @returns {Float64Array} (V)
+ */
+export function weigh(logits, { temperature, top_k, top_p, min_p }) {
+  const highest = Math.max(...Array.from(logits)), weights = new Float64Array(logits.length);
+  if (temperature === 0) {
+    weights[Array.prototype.indexOf.call(logits, highest)] = 1;
+    return weights;
+  }
+  for (let i = 0; i < weights.length; i++) weights[i] = Math.exp((logits[i] - highest) / temperature);
+  if (0 < top_k && top_k < weights.length) {
+    for (const id of byWeight(weights).slice(top_k)) weights[id] = 0;
+  }
+  if (top_p < 1) { // Holtzman et al. 2020, https://arxiv.org/abs/1904.09751, section 3.1
+    const order = byWeight(weights), total = sum(order.map((id) => weights[id]));
+    let cumulative = 0;
+    for (const id of order) {
+      cumulative += weights[id];
+      if (!(cumulative - weights[id] < top_p * total)) weights[id] = 0;
+    }
+  }
+  if (min_p > 0) { // Nguyen et al. 2024, https://arxiv.org/abs/2407.01082
+    const least = min_p * Math.max(...weights);
+    for (let i = 0; i < weights.length; i++) if (weights[i] < least) weights[i] = 0;
+  }
+  return weights;
+}
+
+/** Return ids from the largest weight to the smallest. Equal weights keep their order. @param {Floats} weights (V) */
+function byWeight(weights) {
+  return Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a]);
+}
+
+/** @param {ArrayLike<number>} values */
+function sum(values) {
+  let total = 0;
+  for (let i = 0; i < values.length; i++) total += values[i];
+  return total;
+}
+
+/**
+ * Choose a token by a random number in [0, 1).
+ * @param {Floats} weights (V), for example from `weigh` @param {number} uniform
+ */
+export function choose(weights, uniform) {
+  const limit = uniform * sum(weights);
+  let cumulative = 0;
+  for (let id = 0; id < weights.length; id++) {
+    cumulative += weights[id];
+    if (cumulative > limit) return id;
+  }
+  throw new Error("no token has a positive weight");
+}
+
+/** @param {Floats} weights (V) @returns {Float64Array} weights (V) divided by their sum */
+export function normalize(weights) {
+  const total = sum(weights);
+  return Float64Array.from(weights, (weight) => weight / total);
+}
+
+/** @param {ArrayLike<number>} logits (V) @returns {Float64Array} probabilities (V) */
+export function softmax(logits) {
+  return normalize(weigh(logits, { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }));
+}
+
+/** @param {ArrayLike<number>} logits (V) @param {number} id @returns {number} the probability of this token alone */
+export function probability(logits, id) {
+  let total = 0;
+  for (let i = 0; i < logits.length; i++) total += Math.exp(logits[i] - logits[id]);
+  return 1 / total;
+}
+
+/** @param {ArrayLike<number>} probabilities (V) @returns {number} the entropy, in nats */
+export function entropy(probabilities) {
+  let total = 0;
+  for (let i = 0; i < probabilities.length; i++) {
+    if (probabilities[i] > 0) total -= probabilities[i] * Math.log(probabilities[i]);
+  }
+  return total;
+}

@@ -1,0 +1,217 @@
+/** The panel of heads: where each one looks for the selected letter, and what the model would say without it. */
+
+import { glyph } from "./letters.js";
+import { color, h, paint, percent, setText, term } from "./dom.js";
+import { attentionRow } from "./text.js";
+
+const STRIP = 34;
+const LARGE = 0.1;
+/** A change of a probability that is shown in red. */
+const SMALL = 0.01;
+
+/**
+ * @param {import("./app.js").App} app
+ * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head
+ */
+export function headsPanel(app, open) {
+  const title = h("h2");
+  const all = h(
+    "button",
+    { class: "quiet", onclick: () => app.mute([...app.state.muted[app.state.model]], false) },
+    "Switch all on",
+  );
+  const grid = h("div", { class: "layers" });
+  const chosen = h("div", { class: "chosen", role: "region", "aria-label": "The chosen head" });
+  const element = h(
+    "section",
+    { class: "card heads", "aria-label": "Heads" },
+    h("div", { class: "row" }, title, all),
+    grid,
+    chosen,
+  );
+  /** @type {ReturnType<typeof tile>[]} */
+  let tiles = [];
+  let built = -1;
+  let described = "";
+
+  /** @param {number} model */
+  function build(model) {
+    const { config, heads } = app.payload.models[model];
+    built = model;
+    tiles = [];
+    grid.replaceChildren();
+    if (!heads.length) {
+      title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
+      grid.append(
+        h(
+          "p",
+          { class: "note" },
+          "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.",
+        ),
+      );
+      return;
+    }
+    const count = config.n_layer * config.n_head;
+    title.replaceChildren(
+      `${count} `,
+      term("heads", count === 1 ? "head" : "heads"),
+      ", at this letter ",
+      h("span", { class: "note" }, "Bars: where each one looks. Switch one off to see what it is for."),
+    );
+    for (let layer = 0; layer < config.n_layer; layer++) {
+      const row = Array.from({ length: config.n_head }, (_, head) =>
+        tile(app, { layer, head }, heads[layer][head].phrase),
+      );
+      tiles.push(...row);
+      grid.append(
+        h(
+          "div",
+          { class: "layer" },
+          h("h3", {}, layer ? `layer ${layer}` : term("layer", "layer 0")),
+          h("div", { class: "tiles" }, ...row.map((one) => one.element)),
+        ),
+      );
+    }
+  }
+
+  /** @param {import("./app.js").State} state */
+  function draw(state) {
+    if (built !== state.model) build(state.model);
+    const look = app.look;
+    all.hidden = state.muted[state.model].size === 0;
+    const plain = look && app.probabilities(look.logits);
+    for (const one of tiles) one.draw(state, look, plain);
+    drawChosen(state);
+  }
+
+  /** @param {import("./app.js").State} state */
+  function drawChosen(state) {
+    const head = app.model.heads.length ? state.head : null;
+    chosen.hidden = !head;
+    const key = head ? `${state.model} ${head.layer} ${head.head}` : "";
+    if (!head || key === described) return;
+    described = key;
+    const { phrase, evidence } = app.model.heads[head.layer][head.head];
+    chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
+    chosen.replaceChildren(
+      h(
+        "div",
+        {},
+        h("h3", {}, h("b", {}, `${head.layer}·${head.head} `), phrase),
+        h(
+          "p",
+          { class: "controls" },
+          app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"),
+          app.model.weights && h("button", { onclick: open.matrix }, "At all letters"),
+        ),
+      ),
+      h(
+        "table",
+        { class: "evidence" },
+        h("caption", {}, "Measured over the text of the run"),
+        h(
+          "tbody",
+          {},
+          ...evidence.map(({ label, value, uniform }) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, label),
+              h("td", {}, figure(value, label)),
+              h("td", { class: "note" }, uniform === null ? "" : `uniform attention: ${figure(uniform, label)}`),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+  return { element, draw };
+}
+
+/** @param {number} value @param {string} label */
+function figure(value, label) {
+  return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
+}
+
+/** @param {import("./app.js").App} app @param {import("./app.js").Head} head @param {string} phrase */
+function tile(app, head, phrase) {
+  const index = head.layer * app.model.config.n_head + head.head;
+  const name = `${head.layer}·${head.head}`;
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  const looks = h("span", { class: "looks" });
+  const without = h("span", { class: "without" });
+  const button = h(
+    "button",
+    { class: "choose", onclick: () => app.choose(head) },
+    canvas,
+    h("span", { class: "phrase" }, h("b", {}, `${name} `), phrase),
+    looks,
+    without,
+  );
+  const power = h("button", {
+    class: "switch",
+    role: "switch",
+    "aria-label": `Head ${name}`,
+    title: "Switch this head off or on",
+    onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)),
+  });
+  const element = h("div", { class: "tile" }, button, power);
+  element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
+  power.hidden = !app.model.weights;
+
+  /**
+   * @param {import("./app.js").State} state
+   * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain
+   */
+  function draw(state, look, plain) {
+    const isMuted = state.muted[state.model].has(index);
+    const isChosen = state.head?.layer === head.layer && state.head.head === head.head;
+    element.classList.toggle("chosen", isChosen);
+    element.classList.toggle("muted", isMuted);
+    button.setAttribute("aria-pressed", String(isChosen));
+    power.setAttribute("aria-checked", String(!isMuted));
+    if (!look || !plain) return;
+    const row = attentionRow(app, look, head);
+    strip(canvas, row, look.ids.length, `--head-${head.head % 8}`);
+    const strongest = row.indexOf(Math.max(...row));
+    setText(looks, `looks at “${glyphAt(app, look, strongest)}” ${percent(row[strongest])}`);
+    effect(without, state, look, plain, isMuted);
+  }
+
+  /** @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
+   * @param {Float64Array} plain @param {boolean} isMuted */
+  function effect(out, state, look, plain, isMuted) {
+    const logits = look.effects.get(index);
+    if (isMuted) return setText(out, "switched off");
+    if (!logits) return setText(out, state.isWriting ? "" : look.done ? "" : "without it: …");
+    const top = plain.indexOf(Math.max(...plain));
+    const changed = app.probabilities(logits)[top];
+    const difference = changed - plain[top];
+    if (Math.abs(difference) < SMALL) return setText(out, "without it: no change");
+    out.replaceChildren(
+      `without it: ${app.vocabulary.show(top)} ${percent(plain[top])} → `,
+      h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed)),
+    );
+  }
+  return { element, draw };
+}
+
+/** @param {import("./app.js").App} app @param {import("./app.js").Look} look @param {number} t */
+function glyphAt(app, look, t) {
+  const letter = app.state.letters.find((one) => one.last >= t + look.from);
+  return letter ? glyph(letter.text) : app.vocabulary.show(look.ids[t]);
+}
+
+/** Draw attention weights as bars over the positions of the window.
+ * @param {HTMLCanvasElement} canvas @param {Float32Array} row @param {number} length @param {string} hue */
+function strip(canvas, row, length, hue) {
+  const width = canvas.clientWidth || 200;
+  const context = paint(canvas, width, STRIP);
+  context.fillStyle = color(hue);
+  const space = width / Math.max(length, 24);
+  const bar = Math.max(1, space - (space > 4 ? 1 : 0.25));
+  for (let t = 0; t < row.length; t++) {
+    const height = Math.max(row[t] > 0.004 ? 1 : 0.5, row[t] * STRIP);
+    context.fillRect(t * space, STRIP - height, bar, height);
+  }
+}

@@ -1,0 +1,172 @@
+/** The page: reads its data, starts the engine, and puts the panels together. */
+
+import { App } from "./app.js";
+import { openCompute } from "./compute.js";
+import { h, setText, term } from "./dom.js";
+import { connect } from "./engine.js";
+import { softmax } from "./filters.js";
+import { headsPanel } from "./heads.js";
+import { listen } from "./keys.js";
+import { glyph, Vocabulary } from "./letters.js";
+import { openMatrix } from "./matrix.js";
+import { nextPanel } from "./next.js";
+import { recall } from "./recorded.js";
+import { openHelp } from "./sheet.js";
+import { textPanel } from "./text.js";
+
+/** The number of the request that checks the arithmetic. */
+const CHECK = -1;
+const MAX_DIFFERENCE = 2e-3;
+const root = /** @type {HTMLElement} */ (document.getElementById("app"));
+try {
+  start(JSON.parse(document.getElementById("data")?.textContent ?? ""));
+} catch (error) {
+  fail(error instanceof Error ? error.message : String(error));
+}
+
+/** @param {string} reason */
+function fail(reason) {
+  const advice = "Write it again with minigpt inspect.";
+  root.replaceChildren(h("p", { class: "message", role: "alert" }, `This page is damaged: ${reason}. ${advice}`));
+}
+
+/** @param {import("./types.js").Payload} payload */
+function start(payload) {
+  const { models } = payload;
+  const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
+  /** @type {App} */
+  const app = new App(payload, vocabulary, (request) => {
+    if (models[request.model].weights) return engine.send(request);
+    const replies = recall(models[request.model], vocabulary.size, request, request.model ? null : payload.selected);
+    for (const reply of replies) app.receive(reply);
+  });
+  const engine = connect(models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
+  const compute = () => openCompute(app);
+  const text = textPanel(app);
+  const next = nextPanel(app);
+  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) });
+  const check = h("span", {}, "checking the arithmetic…");
+  const announcement = h("p", { class: "hidden", role: "status" });
+  root.replaceChildren(
+    header(app),
+    ...payload.warnings.map((warning) => h("p", { class: "message" }, warning)),
+    h("div", { class: "workbench" }, text.element, next.element, heads.element),
+    h("footer", {}, check, h("span", {}, "works offline"), h("span", {}, `written by minigpt ${payload.version}`)),
+    announcement,
+  );
+  app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
+  addEventListener("resize", () => app.set({}));
+  listen(app, compute);
+  const { ids, logits } = models[0].check;
+  if (models[0].weights) {
+    engine.send({ id: CHECK, model: 0, ids, selected: ids.length - 1, muted: [], effects: false });
+  } else {
+    setText(check, "The model is too large to run in this page: these are recorded numbers. See --max-weights.");
+    app.ask();
+  }
+  app.set({});
+
+  /** The first reply: compare it with minigpt's logits. @param {any} reply */
+  function showCheck(reply) {
+    if (reply.kind === "error") fail(reply.message);
+    if (reply.kind !== "look") return;
+    app.ask(); // not before: a new look cancels the last one
+    const difference = Math.max(...logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+    const points = (100 * models[0].rounding).toFixed(1);
+    setText(
+      check,
+      difference < MAX_DIFFERENCE
+        ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}` +
+            (points === "0.0" ? "" : `; 8-bit weights change the probabilities here by at most ${points} points`)
+        : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`,
+    );
+  }
+}
+
+/** @param {App} app */
+function header(app) {
+  const { models } = app.payload;
+  const name = h("h1", {}, h("bdi", {}, models[0].name));
+  const theme = h("button", { class: "quiet", onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
+  const element = h(
+    "header",
+    {},
+    name,
+    h(
+      "p",
+      {},
+      `A GPT of ${models[0].parameters.toLocaleString("en")} `,
+      term("parameters"),
+      `, ${models[0].summary}. It runs inside this page.`,
+    ),
+    h(
+      "nav",
+      { "aria-label": "Page" },
+      ...(models.length > 1 ? chooseModels(app) : []),
+      h("button", { class: "quiet", onclick: openHelp }, "Keys"),
+      theme,
+    ),
+  );
+  if (models[0].config.family !== "modern" && models[0].config.family !== "classic") {
+    setText(
+      /** @type {Node} */ (element.querySelector("p")?.firstChild),
+      `A ${models[0].config.family.toUpperCase()} of ${models[0].parameters.toLocaleString("en")} `,
+    );
+  }
+  return element;
+}
+
+/** @param {App} app */
+function chooseModels(app) {
+  const options = () =>
+    app.payload.models.map(({ name, step }, index) =>
+      h("option", { value: index }, `${name}, step ${step.toLocaleString("en")}`),
+    );
+  const shown = h(
+    "select",
+    { "aria-label": "Model", onchange: () => app.compare(Number(shown.value), app.state.other) },
+    ...options(),
+  );
+  const other = h(
+    "select",
+    {
+      "aria-label": "Compare with",
+      onchange: () => app.compare(app.state.model, other.value === "" ? null : Number(other.value)),
+    },
+    h("option", { value: "" }, "nothing"),
+    ...options(),
+  );
+  app.panels.push((state) => {
+    shown.value = String(state.model);
+    other.value = state.other === null ? "" : String(state.other);
+  });
+  return [h("label", {}, "model ", shown), h("label", {}, "compare with ", other)];
+}
+
+function switchTheme() {
+  const { dataset } = document.documentElement;
+  const isDark = dataset.theme ? dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  dataset.theme = isDark ? "light" : "dark";
+  dispatchEvent(new Event("resize")); // canvases take the new colors
+}
+
+/** Tell screen readers what is selected, once it stays.
+ * @param {App} app @param {HTMLElement} element */
+function announce(app, element) {
+  let timer = 0;
+  return (/** @type {import("./app.js").State} */ state) => {
+    clearTimeout(timer);
+    if (state.isWriting) return;
+    timer = window.setTimeout(() => {
+      const look = app.look;
+      if (!look) return;
+      const probabilities = softmax(look.logits);
+      const top = probabilities.indexOf(Math.max(...probabilities));
+      setText(
+        element,
+        `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. ` +
+          `Expected next: “${app.vocabulary.show(top)}”, ${Math.round(100 * probabilities[top])} percent.`,
+      );
+    }, 400);
+  };
+}

@@ -1,0 +1,143 @@
+/** The panel of the next letter: its probabilities, what really came, and a click to continue with another letter. */
+
+import { entropy, normalize, softmax } from "./filters.js";
+import { glyph } from "./letters.js";
+import { h, percent, setText, term } from "./dom.js";
+
+const ROWS = 7;
+const SLIDERS = /** @type {const} */ ([
+  ["temperature", "temperature", 0, 2, 0.05, "0 always takes the most likely letter."],
+  ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
+  ["top_p", "top-p", 0.05, 1, 0.05, "Keep the most likely letters that together reach this probability."],
+  ["min_p", "min-p", 0, 0.5, 0.01, "Keep letters that are at least this likely, relative to the most likely one."],
+]);
+
+/** @param {import("./app.js").App} app */
+export function nextPanel(app) {
+  const title = h("h2");
+  const rows = Array.from({ length: ROWS + 1 }, () => row(app));
+  const list = h("ol", { class: "bars" }, ...rows.map(({ element }) => element));
+  const note = h("p", { class: "note" });
+  const sliders = SLIDERS.map(([name, label, min, max, stepSize, help]) => {
+    const input = h("input", {
+      type: "range",
+      id: `set-${name}`,
+      min,
+      max,
+      step: stepSize,
+      "aria-describedby": `help-${name}`,
+      oninput: () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } }),
+    });
+    const output = h("output", { for: `set-${name}` });
+    const element = h(
+      "div",
+      { class: "slider" },
+      h("label", { for: `set-${name}` }, label),
+      input,
+      output,
+      h("span", { class: "hint", id: `help-${name}` }, help),
+    );
+    return { name, input, output, element };
+  });
+  const [temperature, ...filters] = sliders;
+  const element = h(
+    "section",
+    { class: "card next", "aria-label": "Next letter" },
+    title,
+    list,
+    note,
+    temperature.element,
+    h("details", {}, h("summary", {}, "Filters"), ...filters.map((slider) => slider.element)),
+  );
+
+  /** @param {import("./app.js").State} state */
+  function draw(state) {
+    const { letters, selected, sampling } = state;
+    const look = app.look;
+    const line = letters
+      .slice(0, selected + 1)
+      .map((letter) => letter.text)
+      .join("")
+      .split("\n");
+    const tail = letters[selected].text === "\n" ? "\n" : [...line[line.length - 1]].slice(-6).join("");
+    setText(title, `Next letter after “${[...tail].map(glyph).join("")}”`);
+    for (const { name, input, output } of sliders) {
+      input.value = String(sampling[name]);
+      setText(output, input.step === "1" ? String(sampling[name]) : sampling[name].toFixed(2));
+    }
+    element.classList.toggle("waiting", !look);
+    if (!look) return;
+    const plain = softmax(look.logits);
+    const chosen = normalize(app.weights(look));
+    const other = state.other === null ? null : state.looks[state.other];
+    const otherPlain = other && softmax(other.logits);
+    const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
+    const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
+    const shown = order.slice(0, ROWS);
+    if (came >= 0 && !shown.includes(came)) shown.push(came);
+    rows.forEach((bar, index) => {
+      bar.element.hidden = index >= shown.length;
+      if (index < shown.length) bar.draw(shown[index], plain, chosen, otherPlain, shown[index] === came);
+    });
+    const nats = entropy(plain);
+    note.replaceChildren(
+      "Click a letter to continue with it. Entropy ",
+      nats.toFixed(2),
+      " ",
+      term("nats"),
+      `: ${sureness(nats)}.`,
+      otherPlain ? ` Outlined bars: ${app.payload.models[/** @type {number} */ (state.other)].name}.` : "",
+    );
+  }
+  return { element, draw };
+}
+
+/** @param {import("./app.js").App} app */
+function row(app) {
+  let token = 0;
+  const letter = h("b");
+  const before = h("span", { class: "before" });
+  const bar = h("span", { class: "bar" });
+  const otherBar = h("span", { class: "other" });
+  const value = h("span", { class: "value" });
+  const mark = h("span", { class: "came" }, "came");
+  const button = h(
+    "button",
+    { onclick: () => app.continueWith(token) },
+    letter,
+    h("span", { class: "track" }, before, bar, otherBar),
+    value,
+    mark,
+  );
+  const element = h("li", {}, button);
+
+  /**
+   * @param {number} id @param {Float64Array} plain @param {Float64Array} chosen
+   * @param {Float64Array | null} other @param {boolean} came
+   */
+  function draw(id, plain, chosen, other, came) {
+    token = id;
+    const name = app.vocabulary.show(id);
+    setText(letter, name);
+    before.style.width = `${100 * plain[id]}%`;
+    bar.style.width = `${100 * chosen[id]}%`;
+    otherBar.hidden = !other;
+    if (other) otherBar.style.width = `${100 * other[id]}%`;
+    setText(value, chosen[id] === 0 ? "out" : percent(chosen[id]));
+    mark.hidden = !came;
+    element.classList.toggle("filtered", chosen[id] === 0);
+    button.setAttribute(
+      "aria-label",
+      `Continue with ${name}, ${percent(chosen[id])}${came ? ", the letter that came" : ""}`,
+    );
+    button.disabled = !app.model.weights;
+  }
+  return { element, draw };
+}
+
+/** @param {number} nats */
+function sureness(nats) {
+  if (nats < 0.3) return "the model is sure";
+  if (nats < 1) return "the model is fairly sure";
+  return nats < 2 ? "the model hesitates" : "the model is guessing";
+}

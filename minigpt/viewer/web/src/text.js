@@ -1,0 +1,193 @@
+/** The text panel: an editable text over a drawn copy that shows the selected letter and what a head attends to. */
+
+import { glyph } from "./letters.js";
+import { h, percent, setText, term } from "./dom.js";
+
+/** @param {import("./app.js").App} app */
+export function textPanel(app) {
+  const isRecorded = !app.model.weights;
+  const area = h("textarea", {
+    id: "text",
+    "aria-label": "Text",
+    spellcheck: "false",
+    autocapitalize: "off",
+    autocomplete: "off",
+    rows: "1",
+    readonly: isRecorded || matchMedia("(pointer: coarse)").matches,
+  });
+  const before = h("span", { class: "unseen" });
+  const windowed = h("span");
+  const after = h("span", { class: "after" });
+  const ghost = h("span", { class: "ghost" });
+  const drawn = h("div", { class: "drawn", "aria-hidden": "true" }, before, windowed, after, ghost);
+  const paper = h("div", { class: "paper" }, drawn, area);
+  const write = h("button", { class: "primary", onclick: () => app.write() }, "Write");
+  const step = h("button", { onclick: () => app.step() }, "Step");
+  const undo = h("button", { onclick: () => app.undo() }, "Undo");
+  const edit = h(
+    "button",
+    {
+      class: "touch",
+      onclick: () => {
+        area.readOnly = false;
+        area.focus();
+      },
+    },
+    "Edit",
+  );
+  const shade = h(
+    "select",
+    { "aria-label": "Shade the text by", onchange: () => app.set({ shade: /** @type {any} */ (shade.value) }) },
+    h("option", { value: "head" }, "the chosen head"),
+    h("option", { value: "surprise" }, "surprise"),
+    h("option", { value: "nothing" }, "nothing"),
+  );
+  const message = h("p", { class: "message", role: "status" });
+  const legend = h("p", { class: "note" });
+  const element = h(
+    "section",
+    { class: "card text", "aria-label": "Text" },
+    h(
+      "p",
+      { class: "lead" },
+      "Click any letter: you see what the model expected ",
+      h("b", {}, "next"),
+      ", and where its ",
+      term("heads"),
+      " ",
+      h("b", {}, "looked"),
+      isRecorded ? "." : ". Type to change the text.",
+    ),
+    paper,
+    h(
+      "div",
+      { class: "controls" },
+      !isRecorded && write,
+      !isRecorded && step,
+      !isRecorded && undo,
+      !isRecorded && edit,
+      h("label", {}, "shade by ", shade),
+    ),
+    message,
+    legend,
+  );
+
+  area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
+  area.addEventListener("beforeinput", (event) => {
+    if (event.inputType !== "historyUndo") return;
+    event.preventDefault();
+    app.undo();
+  });
+  area.addEventListener("click", (event) => {
+    if (area.selectionStart !== area.selectionEnd) return;
+    const letter = document
+      .elementsFromPoint(event.clientX, event.clientY)
+      .find((e) => e instanceof HTMLElement && e.dataset.index);
+    if (letter instanceof HTMLElement) app.select(Number(letter.dataset.index));
+  });
+  document.addEventListener("selectionchange", () => {
+    if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text)
+      return;
+    const at = app.state.letters.findIndex((letter) => letter.end >= area.selectionStart);
+    if (at !== app.state.selected && area.selectionStart !== app.state.letters[app.state.selected].end) app.select(at);
+  });
+
+  /** @type {HTMLSpanElement[]} */
+  const spans = [];
+
+  /** @param {import("./app.js").State} state */
+  function draw(state) {
+    const { text, letters, selected } = state;
+    const look = app.look;
+    const current = letters[selected];
+    if (area.value !== text) area.value = text;
+    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end)
+      area.setSelectionRange(current.end, current.end);
+    const { from } = app.position(state.model);
+    const first = letters.findIndex((letter) => letter.last >= from);
+    const last = Math.min(letters.length, first + Math.min(app.model.config.context, 1024));
+    setText(before, text.slice(0, letters[first].start));
+    setText(after, text.slice(last ? letters[last - 1].end : 0));
+    while (spans.length > last - first) spans.pop()?.remove();
+    while (spans.length < last - first) spans.push(windowed.appendChild(h("span")));
+    const shares = shading(state, look);
+    for (let i = 0; i < spans.length; i++) drawLetter(spans[i], letters[first + i], first + i, selected, shares);
+    const top = look ? look.logits.indexOf(Math.max(...look.logits)) : -1;
+    ghost.hidden = top < 0 || selected < letters.length - 1 || isRecorded;
+    setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
+    if (spans[selected + 1 - first] && top >= 0) {
+      spans[selected + 1 - first].classList.add(
+        "next",
+        app.state.ids[letters[selected + 1].first] === top ? "hit" : "miss",
+      );
+    }
+    paper.style.setProperty(
+      "--hue",
+      state.shade === "head" && state.head ? `var(--head-${state.head.head % 8})` : "var(--red)",
+    );
+    shade.value = state.shade;
+    setText(write, state.isWriting ? "Pause" : "Write");
+    write.classList.toggle("playing", state.isWriting);
+    undo.disabled = app.history.length === 0;
+    setText(message, state.message);
+    message.hidden = !state.message;
+    setText(legend, describe(state, look, first));
+    if (state.isWriting) paper.scrollTop = paper.scrollHeight;
+  }
+
+  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first */
+  function describe(state, look, first) {
+    const unseen =
+      first > 0
+        ? `The grey start lies beyond the context of ${app.model.config.context} letters: the model does not see it. `
+        : "";
+    if (state.shade === "surprise") return `${unseen}The darker a letter, the less the model expected it.`;
+    if (state.shade === "nothing" || !state.head || !look) return unseen;
+    const name = `${state.head.layer}·${state.head.head}`;
+    const shares = shading(state, look);
+    const strongest = shares.indexOf(Math.max(...shares.filter((share) => share >= 0)));
+    const letter = strongest >= 0 && state.letters[strongest] ? glyph(state.letters[strongest].text) : "";
+    return letter
+      ? `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`
+      : unseen;
+  }
+
+  /**
+   * How dark each letter of the text is, from 0 to 1, or -1 for none.
+   * @param {import("./app.js").State} state @param {import("./app.js").Look | null} look
+   */
+  function shading(state, look) {
+    const shares = new Array(state.letters.length).fill(-1);
+    if (!look || state.shade === "nothing" || (state.shade === "head" && !state.head)) return shares;
+    const row = state.shade === "head" && state.head ? attentionRow(app, look, state.head) : null;
+    state.letters.forEach((letter, index) => {
+      const begin = letter.first - look.from;
+      const end = letter.last - look.from;
+      if (begin < 0 || end > (row ? look.at : look.ids.length - 1)) return;
+      let share = row ? 0 : 1;
+      for (let t = begin; t <= end; t++) share = row ? share + row[t] : share * look.surprise[t];
+      shares[index] = row ? share : Number.isNaN(share) ? -1 : Math.min(1, -Math.log(share) / 6);
+    });
+    return shares;
+  }
+  return { element, draw };
+}
+
+/** @param {HTMLSpanElement} span @param {import("./letters.js").Letter} letter @param {number} index
+ * @param {number} selected @param {number[]} shares */
+function drawLetter(span, letter, index, selected, shares) {
+  setText(span, letter.text);
+  span.dataset.index = String(index);
+  const share = Math.max(0, shares[index]);
+  const kind = letter.text === " " ? "space" : letter.text === "\n" ? "newline" : "";
+  const place = index === selected ? "selected" : index > selected ? "after" : "";
+  span.className = `${kind} ${place} ${share > 0.55 ? "strong" : ""}`;
+  span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * Math.min(1, 0.08 + share))}%`);
+}
+
+/** The attention weights of a head at the selected letter, (at + 1).
+ * @param {import("./app.js").App} app @param {import("./app.js").Look} look @param {import("./app.js").Head} head */
+export function attentionRow(app, look, { layer, head }) {
+  const start = (layer * app.model.config.n_head + head) * (look.at + 1);
+  return look.attention.subarray(start, start + look.at + 1);
+}

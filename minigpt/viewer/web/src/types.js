@@ -1,0 +1,46 @@
+/**
+ * The data that Python puts into the page.
+ *
+ * @typedef {object} Config
+ * @property {string} family
+ * @property {number} n_layer
+ * @property {number} n_head
+ * @property {number} n_embd
+ * @property {number} context
+ * @property {string} position
+ * @property {string} norm
+ * @property {string} activation
+ * @property {boolean} qk_norm
+ * @property {boolean} bias
+ *
+ * @typedef {{label: string, value: number, uniform: number | null}} Evidence
+ * @typedef {{phrase: string, evidence: Evidence[]}} Description
+ * @typedef {{shape: number[], data: string, scale?: string}} PackedTensor
+ *
+ * @typedef {object} Model
+ * @property {string} name
+ * @property {number} step
+ * @property {number | null} loss
+ * @property {number} parameters
+ * @property {string} summary how long and when it was trained
+ * @property {Config} config
+ * @property {Record<string, PackedTensor> | null} weights
+ * @property {{ids: number[], logits: number[]}} check minigpt's own logits, to compare with
+ * @property {number} rounding the largest change of a probability because weights are rounded
+ * @property {Description[][]} heads
+ * @property {any} recorded
+ *
+ * @typedef {object} Payload
+ * @property {string} version
+ * @property {Model[]} models
+ * @property {"char" | "byte"} tokenizer
+ * @property {string[]} [vocabulary]
+ * @property {string} text
+ * @property {number} selected
+ * @property {[number, number] | null} head
+ * @property {import("./app.js").Sampling} sample
+ * @property {string[]} warnings
+ * @property {string} command
+ */
+
+export {};

@@ -1,0 +1,75 @@
+/**
+ * Compare the page's model with PyTorch's. tests/unit/viewer/test_web.py writes the cases and reads the result.
+ *
+ * Usage: node agree.mjs FILE. Prints the largest differences as JSON.
+ */
+
+import { readFileSync } from "node:fs";
+
+import { normalize, penalize, weigh } from "../src/filters.js";
+import { finish } from "../src/linear.js";
+import { Transformer } from "../src/model.js";
+import { Recurrent } from "../src/recurrent.js";
+import { isRecurrent, unpack } from "../src/weights.js";
+
+/**
+ * @typedef {{config: import("../src/weights.js").Config, weights: any, exact: boolean, ids: number[], muted: number[],
+ *   logits: number[][], attention: number[][][][], mutedLogits: number[][],
+ *   filters: {logits: number[], seen: number[], settings: any, probabilities: number[]}[]}} Case
+ */
+
+const largest = /** @type {Record<string, number>} */ ({});
+
+/** @param {string} name @param {ArrayLike<number>} found @param {ArrayLike<number>} expected */
+function compare(name, found, expected) {
+  if (found.length !== expected.length) throw new Error(`${name}: ${found.length} numbers, not ${expected.length}`);
+  let most = largest[name] ?? 0;
+  for (let i = 0; i < found.length; i++) {
+    const difference = Math.abs(found[i] - expected[i]);
+    if (!(difference <= most)) most = Number.isNaN(difference) ? Infinity : difference;
+  }
+  largest[name] = most;
+}
+
+/** @param {Transformer | Recurrent} engine @param {Case} test */
+function compareRuns(engine, { ids, muted, logits, attention, mutedLogits, exact }) {
+  const run = (/** @type {number[]} */ text, /** @type {any} */ options) => finish(engine.run(text, options));
+  const whole = run(ids, {}), T = ids.length;
+  compare(exact ? "logits" : "logits of int8", whole.allLogits, logits.flat());
+  // a text that grows by one token, then by several, loses its end, and has another letter in its middle
+  const other = ids.map((id, t) => (t === T >> 1 ? (id + 1) % engine.vocabulary : id));
+  let previous = run(ids.slice(0, 1), {});
+  for (const text of [ids.slice(0, 2), ids.slice(0, 3), ids, ids.slice(0, (T >> 1) + 1), other, ids]) {
+    previous = run(text, { previous });
+    compare("incremental", previous.allLogits, run(text, {}).allLogits);
+  }
+  if (!(engine instanceof Transformer)) return;
+  for (let t = 0; t < T; t++) {
+    const expected = attention.flatMap((layer) => layer.flatMap((head) => head[t].slice(0, t + 1)));
+    compare("attention", engine.attention(whole, t), expected);
+  }
+  const quiet = run(ids, { muted, previous });
+  compare("muted", quiet.allLogits, mutedLogits.flat());
+  compare("incremental", quiet.allLogits, run(ids, { muted }).allLogits);
+  compare("incremental", run(ids, { previous: quiet }).allLogits, whole.allLogits);
+  compare("incremental", run(other, { previous: quiet }).allLogits, run(other, {}).allLogits);
+  const { n_layer: L, n_head: H } = engine.config;
+  for (const base of [whole, quiet]) {
+    for (let head = 0; head < L * H; head++) {
+      const position = (7 * head) % T, all = run(ids, { muted: [...base.muted, head] });
+      const found = finish(engine.without(base, Math.floor(head / H), head % H, position));
+      compare("without", found, all.logits(position));
+    }
+  }
+}
+
+const cases = /** @type {Case[]} */ (JSON.parse(readFileSync(process.argv[2], "utf8")));
+for (const test of cases) {
+  const weights = unpack(test);
+  compareRuns(new (isRecurrent(test.config) ? Recurrent : Transformer)(test.config, weights), test);
+  for (const { logits, seen, settings, probabilities } of test.filters) {
+    const penalized = penalize(logits, seen, settings.repetition_penalty);
+    compare("filters", normalize(weigh(penalized, settings)), probabilities);
+  }
+}
+console.log(JSON.stringify(largest));

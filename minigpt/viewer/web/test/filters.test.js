@@ -1,0 +1,49 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { choose, entropy, penalize, softmax, weigh } from "../src/filters.js";
+
+const ALL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
+
+/** @param {number[]} probabilities */
+const logits = (...probabilities) => probabilities.map(Math.log);
+
+/** @param {ArrayLike<number>} found @param {number[]} expected */
+function assertClose(found, expected) {
+  assert.equal(found.length, expected.length);
+  for (const [i, value] of expected.entries()) {
+    assert.ok(Math.abs(found[i] - value) < 1e-12, `${Array.from(found)} is not ${expected}`);
+  }
+}
+
+test("softmax and entropy", () => {
+  assertClose(softmax(logits(0.5, 0.25, 0.25)), [0.5, 0.25, 0.25]);
+  assertClose(softmax([1000, -1000]), [1, 0]);
+  assert.ok(Math.abs(entropy([0.5, 0.5, 0]) - Math.LN2) < 1e-12);
+});
+
+test("temperature 0 keeps the first of the most likely tokens, and any other temperature works", () => {
+  assert.deepEqual(Array.from(weigh([1, 3, 3], { ...ALL, temperature: 0 })), [0, 1, 0]);
+  assertClose(weigh(logits(0.25, 0.5), { ...ALL, temperature: 0.5 }), [0.25, 1]);
+  assert.deepEqual(Array.from(weigh([0, 1], { ...ALL, temperature: 1e-320 })), [0, 1]);
+});
+
+test("each filter zeroes tokens, and the first of equals stay", () => {
+  const four = logits(0.1, 0.4, 0.1, 0.4);
+  assertClose(weigh(four, { ...ALL, top_k: 3 }), [0.25, 1, 0, 1]);
+  assertClose(weigh(four, { ...ALL, top_k: 4 }), [0.25, 1, 0.25, 1]);
+  assertClose(weigh(four, { ...ALL, top_p: 0.7 }), [0, 1, 0, 1]);
+  assertClose(weigh([0, 0, 0, 0], { ...ALL, top_p: 0.5 }), [1, 1, 0, 0]);
+  assertClose(weigh(four, { ...ALL, min_p: 0.3 }), [0, 1, 0, 1]);
+});
+
+test("a penalty moves seen tokens down on both sides of zero, and stays finite", () => {
+  assertClose(penalize([2, -2, 2, -2], [0, 1, 1], 2), [1, -4, 2, -2]);
+  assert.ok(Number.isFinite(penalize([1e300], [0], 1e-300)[0]));
+});
+
+test("choose inverts the cumulative distribution", () => {
+  const weights = Float64Array.of(0, 1, 0, 3);
+  assert.deepEqual([0, 0.2499, 0.25, 0.999999].map((uniform) => choose(weights, uniform)), [1, 1, 3, 3]);
+  assert.throws(() => choose(new Float64Array(2), 0.5), /no token has a positive weight/);
+});

@@ -1,0 +1,143 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { softmax } from "../src/filters.js";
+import { finish } from "../src/linear.js";
+import { Transformer } from "../src/model.js";
+import { Session } from "../src/session.js";
+import { unpack } from "../src/weights.js";
+import { randomModel, replies } from "./models.js";
+
+const MODEL = randomModel();
+const LOOK = { id: 1, model: 0, ids: [0, 1, 2, 3, 4], selected: 2, muted: [], effects: true };
+const engine = new Transformer(MODEL.config, unpack(MODEL));
+const run = finish(engine.run(LOOK.ids));
+
+/** @param {ArrayLike<number>} found @param {ArrayLike<number>} expected */
+function assertClose(found, expected) {
+  assert.equal(found.length, expected.length);
+  for (let i = 0; i < found.length; i++) assert.ok(Math.abs(found[i] - expected[i]) < 1e-5, `number ${i}`);
+}
+
+test("a look comes first, then the effect of each head from the last layer to the first", async () => {
+  const found = await replies([MODEL], [{ ...LOOK, muted: [2] }]);
+  const order = found.map(({ kind, layer, head }) => (kind === "effect" ? `${layer}.${head}` : kind));
+  assert.deepEqual(order, ["look", "1.1", "0.0", "0.1", "done"]); // 1.0 is muted
+  const expected = finish(engine.run(LOOK.ids, { muted: [2, 1] })).logits(2);
+  assert.deepEqual(found[3].logits, expected.slice());
+  assert.ok(found.every(({ id }) => id === 1));
+});
+
+test("a look has logits, attention, and the probability of each token", async () => {
+  const [look, done] = await replies([MODEL], [{ ...LOOK, effects: false }]);
+  assert.deepEqual(look.logits, run.logits(2).slice());
+  assert.equal(look.logits.buffer.byteLength, 4 * 5); // a view would send the numbers of all positions to the page
+  assert.ok(Number.isNaN(look.surprise[0]));
+  assertClose(look.surprise.slice(1), [1, 2, 3, 4].map((t) => softmax(run.logits(t - 1))[t]));
+  assert.equal(look.attention.length, 2 * 2 * 3);
+  for (let row = 0; row < 4; row++) {
+    const [a, b, c] = look.attention.slice(3 * row);
+    assertClose([a + b + c], [1]);
+  }
+  assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
+});
+
+test("a new look cancels the last one and its effects, but not details", async () => {
+  const head = { ...LOOK, layer: 0, head: 1 };
+  const requests = [LOOK, { ...head, id: 2, kind: "detail" }, { ...LOOK, id: 3 }, { ...head, id: 4, kind: "matrix" }];
+  const found = await replies([MODEL], requests, 3);
+  assert.deepEqual([...new Set(found.map(({ id }) => id))], [3, 2, 4]);
+  assert.equal(found.filter(({ kind }) => kind === "effect").length, 4);
+});
+
+test("work stops for other events, and a later look cancels effects in the middle", async () => {
+  const large = randomModel({ n_layer: 4, n_embd: 64, context: 128 });
+  const ids = Array.from({ length: 128 }, (_, i) => i % 5);
+  const found = /** @type {any[]} */ ([]);
+  let ticks = 0;
+  const timer = setInterval(() => ticks++, 1);
+  await new Promise((resolve) => {
+    const session = new Session([large], (reply) => {
+      found.push(reply);
+      if (reply.id === 2 && reply.kind === "done") resolve(undefined);
+    });
+    session.send({ ...LOOK, ids, selected: 127 });
+    const wait = setInterval(() => {
+      if (!found.some(({ kind }) => kind === "effect")) return;
+      clearInterval(wait);
+      session.send({ ...LOOK, id: 2, ids: ids.slice(0, 9), selected: 8, effects: false });
+    }, 1);
+  });
+  clearInterval(timer);
+  assert.ok(ticks > 3, `${ticks} other events`);
+  const effects = found.filter(({ kind }) => kind === "effect").length;
+  assert.ok(effects > 0 && effects < 8, `${effects} effects`);
+});
+
+test("a detail follows one head from its input to its output", async () => {
+  const [detail] = await replies([MODEL], [{ ...LOOK, kind: "detail", layer: 1, head: 1 }]);
+  assertClose(detail.scaled, detail.scores.map((/** @type {number} */ score) => score / 2));
+  assertClose(detail.weights, softmax(detail.scaled));
+  const [a, b, c] = detail.weights, values = Array.from(detail.values);
+  assertClose(detail.output, [0, 1, 2, 3].map((d) => a * values[d] + b * values[4 + d] + c * values[8 + d]));
+  assertClose(detail.embedding, engine.weights["token_embedding.weight"].slice(16, 24));
+  assertClose(detail.residual[0], detail.embedding);
+  assertClose(detail.residual[1], detail.input);
+  assert.equal(detail.position, null);
+  assert.equal(detail.residual.length, 3);
+  assert.deepEqual(detail.logits, run.logits(2).slice());
+  const [muted] = await replies([MODEL], [{ ...LOOK, muted: [3], kind: "detail", layer: 1, head: 1 }]);
+  assert.deepEqual(muted.output, detail.output);
+  assert.ok(muted.written.every((/** @type {number} */ value) => value === 0));
+  assert.ok(detail.written.some((/** @type {number} */ value) => value !== 0));
+});
+
+test("what a head writes is what muting it takes away", async () => {
+  // with one layer whose MLP writes nothing, the residual stream after it is the input plus what the heads write
+  const model = randomModel({ n_layer: 1, bias: true });
+  model.weights["blocks.0.mlp.down.weight"].data = Buffer.alloc(8 * 32 * 4).toString("base64");
+  const request = { ...LOOK, kind: "detail", layer: 0, head: 1 };
+  const [with1] = await replies([model], [request]), [without1] = await replies([model], [{ ...request, muted: [1] }]);
+  assertClose(with1.residual[1], Array.from(with1.written, (value, i) => value + without1.residual[1][i]));
+});
+
+test("a matrix has unmasked products and masked weights", async () => {
+  const request = { ...LOOK, layer: 1, head: 0 };
+  const [matrix] = await replies([MODEL], [{ ...request, kind: "matrix" }]);
+  const [detail] = await replies([MODEL], [{ ...request, kind: "detail" }]);
+  assertClose(matrix.scores.slice(10, 13), detail.scores);
+  assert.notEqual(matrix.scores[13], 0);
+  assertClose(matrix.weights.slice(10, 15), [...detail.weights, 0, 0]);
+});
+
+test("errors are replies, and the next request works", async () => {
+  const cases = /** @type {[any, RegExp][]} */ ([
+    [{ model: 7 }, /no model 7/],
+    [{ ids: [] , selected: 0 }, /no position 0 in a text of 0 tokens/],
+    [{ ids: [0, 5] , selected: 1 }, /no token has the id 5: the vocabulary has 5 tokens/],
+    [{ selected: 5 }, /no position 5 in a text of 5 tokens/],
+    [{ ids: Array(17).fill(0) }, /17 tokens exceed the context of 16/],
+    [{ kind: "detail", layer: 2, head: 0 }, /no head 0 in layer 2/],
+    [{ kind: "matrix", layer: 0, head: -1 }, /no head -1 in layer 0/],
+    [{ model: 1 }, /this page has no weights of this model/],
+  ]);
+  for (const [change, message] of cases) {
+    const [error, ...rest] = await replies([MODEL, { config: MODEL.config, weights: null }], [{ ...LOOK, ...change }]);
+    assert.equal(error.kind, "error");
+    assert.match(error.message, message);
+    assert.deepEqual(rest, []);
+  }
+  const requests = [{ ...LOOK, kind: "detail", layer: 9, head: 9 }, { ...LOOK, id: 2 }];
+  const kinds = (await replies([MODEL], requests)).map(({ kind }) => kind);
+  assert.deepEqual(kinds, ["look", "error", "effect", "effect", "effect", "effect", "done"]);
+});
+
+test("a recurrent model has no heads, and no limit of its text", async () => {
+  const model = randomModel({ family: "gru", context: 4 });
+  const [look, done] = await replies([model], [LOOK]);
+  assert.equal(look.logits.length, 5);
+  assert.equal(look.attention.length, 0);
+  assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
+  const [error] = await replies([model], [{ ...LOOK, kind: "detail", layer: 0, head: 0 }]);
+  assert.match(error.message, /this model has no head 0 in layer 0/);
+});

@@ -1,0 +1,98 @@
+"""Fixtures of the tests in a real browser: pages open from a file, without a network."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def skip(reason: str) -> None:
+    """Skip the test if a tool is missing, but fail in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        skip("playwright is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    with sync_playwright() as playwright:
+        options: dict[str, Any] = {"executable_path": found} if found else {"channel": "chrome"}
+        try:
+            launched = playwright.chromium.launch(**options, args=["--no-sandbox"] if root else [])
+        except Error as error:
+            skip(f"found none of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
+        yield launched
+        launched.close()
+
+
+@dataclass
+class Shown:
+    """An open page, with its requests and errors."""
+
+    tab: Any
+    address: str
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def ask(self, script: str, *given: Any) -> Any:
+        return self.tab.evaluate(script, *given)
+
+    def until(self, script: str) -> None:
+        """Wait until a script returns true. The security policy forbids Playwright's own way."""
+        for _ in range(300):
+            if self.ask(script):
+                return
+            self.tab.wait_for_timeout(20)
+        raise AssertionError(script)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.tab.keyboard.press(key)
+
+    def assert_quiet(self) -> None:
+        assert self.errors == []
+        assert [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert {url for url in self.requests if url.startswith("file:")} == {self.address}
+
+
+Opener = Callable[..., Shown]
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Opens a page as a file, without a network, and waits for an element."""
+    contexts = []
+    folder = tmp_path_factory.mktemp("pages")
+
+    def open_page(content: str, wait: str = ".bars", **options: Any) -> Shown:
+        context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(30_000)
+        file = folder / f"{len(contexts)}.html"
+        file.write_text(content, encoding="utf-8", newline="")
+        tab = context.new_page()
+        shown = Shown(tab, file.as_uri())
+        tab.on("request", lambda request: shown.requests.append(request.url))
+        tab.on("pageerror", lambda error: shown.errors.append(str(error)))
+        tab.on("console", lambda m: shown.errors.append(m.text) if m.type == "error" else None)
+        tab.add_init_script(
+            "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
+        )
+        tab.goto(file.as_uri())
+        tab.wait_for_selector(wait, state="attached")
+        return shown
+
+    yield open_page
+    for context in contexts:
+        context.close()

@@ -1,0 +1,260 @@
+"""The workbench in a real browser: offline, without errors, by mouse, keyboard and touch, with the right numbers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from random_models import TEXT, checkpoint, excerpt, recurrent
+
+from minigpt.interpret.extract import ablate_heads
+from minigpt.model.gpt import GPT
+from minigpt.model.load import load_transformer
+from minigpt.sampling.generate import window_start
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.viewer.page import Start, build_page
+
+START = TEXT[:60]
+SERIOUS = ("serious", "critical")
+Opener = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    loaded: Checkpoint
+    model: GPT
+    content: str
+
+    @torch.no_grad()
+    def next(self, text: str, muted: tuple[tuple[int, int], ...] = ()) -> tuple[str, float]:
+        """Return the most likely next letter after `text`, and its probability."""
+        start = window_start(len(text), 0, self.loaded.config.model.context)
+        ids = self.loaded.tokenizer.encode(text[start:])
+        with ablate_heads(self.model, muted):
+            share, token = self.model(torch.from_numpy(ids)[None])[0, -1].softmax(-1).max(-1)
+        return self.loaded.tokenizer.decode([int(token)]), float(share)
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """A page of two models with exact weights, so that its numbers are those of PyTorch. Its temperature is 1."""
+    loaded = checkpoint(layers=2, heads=3, width=48, context=64)
+    sample = loaded.config.sample.model_copy(update={"temperature": 1.0})
+    loaded = replace(loaded, config=loaded.config.model_copy(update={"sample": sample}))
+    others = [checkpoint(layers=3, heads=2, context=64, seed=3, name="other")]
+    content = build_page(loaded, excerpt(loaded, START), others=others, exact=True, start=Start(at_end=True))
+    return Made(loaded, load_transformer(loaded), content)
+
+
+@pytest.fixture
+def page(made: Made, opened: Opener) -> Iterator[Any]:
+    shown = opened(made.content)
+    yield shown
+    shown.assert_quiet()
+
+
+def bar(page: Any, number: int = 1) -> tuple[str, str]:
+    """Return the letter and the percentage of a bar."""
+    text = page.tab.inner_text(f".bars li:nth-child({number}) button").split("\n")
+    return text[0], text[1]
+
+
+def text(page: Any) -> str:
+    return str(page.tab.input_value("#text"))
+
+
+def settle(page: Any) -> None:
+    """Wait until all effects of heads are known."""
+    page.until("() => !document.querySelector('.heads').textContent.includes('…')")
+
+
+GLYPHS = str.maketrans({" ": "␣", "\n": "↵"})
+
+
+def assert_shows(page: Any, made: Made, prefix: str, muted: tuple[tuple[int, int], ...] = ()) -> None:
+    """Check that the page expects what PyTorch expects after `prefix`."""
+    letter, share = made.next(prefix, muted)
+    page.until(f"() => document.querySelector('.bars li b').textContent === {letter.translate(GLYPHS)!r}")
+    shown = "parseFloat(document.querySelector('.bars li .value').textContent)"
+    page.until(f"() => Math.abs({shown} - {100 * share}) < {0.51 if share > 0.094 else 0.06}")
+
+
+def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
+    assert text(page) == START
+    assert_shows(page, made, START)
+    page.until("() => document.querySelector('footer').textContent.includes('✓ computes the same logits')")
+
+
+def test_a_click_on_a_letter_selects_it(page: Any, made: Made) -> None:
+    page.tab.locator('[data-index="20"]').click(force=True)
+    assert_shows(page, made, START[:21])
+    marked = page.tab.locator(".bars li", has=page.tab.locator(".came:visible"))
+    assert marked.count() == 1
+    assert marked.locator("b").inner_text() == START[21].translate(GLYPHS)
+
+
+def test_typing_changes_the_prediction_and_undo_restores_it(page: Any, made: Made) -> None:
+    page.tab.focus("#text")
+    page.press("Control+End")
+    page.tab.keyboard.type("hear me")
+    assert_shows(page, made, START + "hear me")
+    page.tab.keyboard.type("é")
+    page.until("() => document.querySelector('.text .message').textContent.includes('never seen “é”')")
+    assert text(page) == START + "hear me"
+    page.tab.click("button:text-is('Undo')")
+    assert_shows(page, made, START)
+
+
+def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
+    page.tab.click("button:text-is('Step')")
+    page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
+    page.tab.click(".controls .primary")
+    page.until(f"() => document.querySelector('#text').value.length > {len(START) + 10}")
+    page.tab.click(".controls .primary")
+    written = text(page)
+    assert_shows(page, made, written)
+    page.tab.click("button:text-is('Undo')")
+    assert len(text(page)) == len(START) + 1
+    page.tab.locator('[data-index="10"]').click(force=True)
+    assert_shows(page, made, START[:11])
+    letter, _ = bar(page, 2)
+    page.tab.click(".bars li:nth-child(2) button")
+    page.until("() => document.querySelector('#text').value.length === 12")
+    assert text(page).translate(GLYPHS) == (START[:11].translate(GLYPHS) + letter)
+
+
+def test_temperature_zero_writes_the_most_likely_letters(page: Any, made: Made) -> None:
+    page.tab.locator("#set-temperature").fill("0")
+    expected = START
+    for _ in range(3):
+        expected += made.next(expected)[0]
+        page.tab.click("button:text-is('Step')")
+        page.until(f"() => document.querySelector('#text').value.length === {len(expected)}")
+        assert_next = made.next(expected)[0].translate(GLYPHS)
+        page.until(f"() => document.querySelector('.bars li b').textContent === {assert_next!r}")
+    assert text(page) == expected
+
+
+def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made) -> None:
+    settle(page)
+    tile = page.tab.locator(".tile").nth(4)  # layer 1, head 1
+    before = made.next(START)[0]
+    with torch.no_grad(), ablate_heads(made.model, [(1, 1)]):
+        logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
+    share = float(logits.softmax(-1)[made.loaded.tokenizer.encode(before)[0]])
+    shown = tile.locator(".without").inner_text()
+    assert "no change" in shown or abs(float(shown.split()[-1][:-1]) - 100 * share) < 0.51
+    tile.locator(".switch").click()
+    assert_shows(page, made, START, ((1, 1),))
+    assert tile.locator(".switch").get_attribute("aria-checked") == "false"
+    page.tab.click("button:text-is('Switch all on')")
+    assert_shows(page, made, START)
+
+
+def test_the_keyboard_does_everything(page: Any, made: Made) -> None:
+    page.press("ArrowLeft")
+    assert_shows(page, made, START[:-1])
+    page.press("ArrowRight", "1", "m")
+    assert_shows(page, made, START, ((1, 0),))
+    page.press("a")
+    assert_shows(page, made, START)
+    page.press("s")
+    page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
+    page.press("z")
+    assert_shows(page, made, START)
+    page.press("?")
+    assert page.tab.locator("dialog").is_visible()
+    page.press("Escape", "c")
+    page.until("() => document.querySelectorAll('dialog section').length === 7")
+    page.press("Escape")
+    assert page.tab.locator("dialog").count() == 0
+    page.press(" ")
+    page.until(f"() => document.querySelector('#text').value.length > {len(START) + 3}")
+    page.press(" ")
+
+
+def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -> None:
+    page.tab.locator(".tile .choose").nth(0).click()
+    page.tab.click("button:text-is('At all letters')")
+    matrix = page.tab.locator("canvas.matrix")
+    size = matrix.bounding_box()["width"] / len(START)
+    matrix.hover(position={"x": 4.5 * size, "y": 30.5 * size})
+    assert f"“{START[30].translate(GLYPHS)}” at 30" in page.tab.inner_text("dialog .readout")
+    matrix.click(position={"x": 4.5 * size, "y": 30.5 * size})
+    assert_shows(page, made, START[:31])
+
+
+def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None:
+    assert page.tab.locator(".track .other:visible").count() == 0
+    page.tab.select_option('select[aria-label="Compare with"]', "1")
+    page.until("() => document.querySelector('.track .other:not([hidden])') !== null")
+    page.tab.select_option('select[aria-label="Model"]', "1")
+    page.until(
+        "() => document.querySelectorAll('.tile').length === 6 && document.querySelectorAll('.layer').length === 3"
+    )
+
+
+def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
+    page.tab.fill("#text", START + "speak " * 10)
+    page.until("() => document.querySelector('.unseen').textContent.length === 64")
+    assert "does not see it" in page.tab.inner_text(".text")
+    assert_shows(page, made, (START + "speak " * 10)[64:])
+
+
+def test_many_letters_do_not_fill_the_memory(page: Any) -> None:
+    page.tab.fill("#text", "speak " * 1600)
+    page.press("End")
+    heap = "() => performance.memory.usedJSHeapSize"
+    page.tab.keyboard.type("speak again ")
+    page.tab.wait_for_timeout(500)
+    before, nodes = page.ask(heap), page.ask("() => document.querySelectorAll('*').length")
+    page.tab.keyboard.type("speak again and again " * 10)
+    page.tab.wait_for_timeout(500)
+    assert page.ask("() => document.querySelectorAll('*').length") <= nodes + 70  # a span for each letter in the window
+    assert page.ask(heap) < before + 50e6
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_is_accessible_and_fits(made: Made, opened: Opener, scheme: str, width: int) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    shown = opened(made.content, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    settle(shown)
+    found = Axe().run(shown.tab).response["violations"]
+    assert [f"{v['id']}: {v['nodes'][0]['html']}" for v in found if v["impact"] in SERIOUS] == []
+    assert shown.ask("() => document.documentElement.scrollWidth") <= width
+
+
+def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    shown.tab.locator('[data-index="20"]').tap(force=True)
+    assert_shows(shown, made, START[:21])
+    heights = [button.bounding_box()["height"] for button in shown.tab.locator("button:visible:not(.switch)").all()]
+    assert min(heights) >= 44
+    shown.assert_quiet()
+
+
+def test_a_recurrent_model_has_no_heads(opened: Opener) -> None:
+    loaded = recurrent()
+    shown = opened(build_page(loaded, excerpt(loaded, START)))
+    assert "has no heads" in shown.tab.inner_text(".heads")
+    shown.assert_quiet()
+
+
+def test_a_large_model_shows_recorded_numbers(made: Made, opened: Opener) -> None:
+    content = build_page(made.loaded, excerpt(made.loaded, START), max_weights=0, exact=True, start=Start(at_end=True))
+    shown = opened(content)
+    assert_shows(shown, made, START)
+    assert "recorded" in shown.tab.inner_text("footer")
+    shown.press("ArrowLeft")
+    assert_shows(shown, made, START[:-1])
+    assert shown.tab.locator(".primary").count() == 0
+    shown.assert_quiet()
+
+
+def test_damaged_weights_are_one_line(made: Made, opened: Opener) -> None:
+    content = made.content.replace('"shape":[', '"shape":[7,', 1)
+    shown = opened(content, wait=".message")
+    assert "This page is damaged" in shown.tab.inner_text("#app")

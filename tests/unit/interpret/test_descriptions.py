@@ -1,0 +1,109 @@
+"""Descriptions of heads whose attention is constructed."""
+
+import numpy as np
+import pytest
+import torch
+from random_models import checkpoint
+
+from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, describe_model
+from minigpt.interpret.scores import pattern_keys, uniform_attention
+from minigpt.model.load import load_transformer
+from minigpt.text.stories import links, stories
+
+TEXT = "the cat sat\non the mat\nthe end of the cat"
+
+
+def head_on(keys: torch.Tensor, share: float = 0.6) -> torch.Tensor:
+    """Return attention (T, T) that gives `share` to the keys (T, T, bool), evenly, and the rest to all tokens."""
+    T = len(keys)
+    keys = keys & torch.ones(T, T, dtype=torch.bool).tril()
+    rest = uniform_attention(T)
+    on = keys.double() / keys.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(keys.any(-1, keepdim=True), share * on + (1 - share) * rest, rest)
+
+
+def phrase_of(*heads: torch.Tensor, text: str = TEXT) -> list[str]:
+    (described,) = describe_heads([(torch.stack(heads)[None].float(), list(text))])
+    return [description.phrase for description in described]
+
+
+def test_a_head_on_the_keys_of_a_pattern_gets_its_phrase() -> None:
+    keys = pattern_keys(list(TEXT))
+    assert phrase_of(*(head_on(keys[name]) for name in PHRASES)) == list(PHRASES.values())
+
+
+def test_heads_without_a_pattern_say_so() -> None:
+    T = len(TEXT)
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    near = ((distance >= 0) & (distance < 5)).double()
+    near /= near.sum(-1, keepdim=True)
+    scattered = head_on((distance % 11 == 7) & (distance > 0), 0.95)
+    assert phrase_of(uniform_attention(T), near, scattered) == ["a broad average", "nearby letters", "no clear pattern"]
+
+
+def test_the_evidence_has_the_scores_and_their_baselines() -> None:
+    ((description,),) = describe_heads([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
+    first = description.evidence[0]
+    uniform = sum(1 / (t + 1) for t in range(1, len(TEXT))) / (len(TEXT) - 1)
+    assert first.label == "attention to the previous letter"
+    assert first.uniform == pytest.approx(uniform, rel=1e-3)
+    assert first.value == pytest.approx(0.6 + 0.4 * uniform, rel=1e-3)
+    distance = next(one for one in description.evidence if one.label == "mean distance, in letters")
+    assert 1 < distance.value < distance.uniform
+
+
+def test_scores_are_means_over_windows() -> None:
+    keys = pattern_keys(list(TEXT))
+    previous, itself = (head_on(keys[name])[None, None] for name in ("previous", "self"))
+    text = list(TEXT)
+    ((mixed,),) = describe_heads([(previous, text), (previous, text), (itself, text)])
+    assert mixed.phrase == PHRASES["previous"]
+    ((alone,),) = describe_heads([(previous, text)])
+    assert mixed.evidence[0].value < alone.evidence[0].value
+
+
+def test_links_of_stories_come_before_patterns() -> None:
+    text = "".join(stories(900, seed=1))
+    T = len(text)
+    found = list(links(text))
+
+    def on(*kinds: str, pronoun: bool = False) -> torch.Tensor:
+        weights = head_on(pattern_keys(list(text))["previous"], 0.5)
+        for link in found:
+            if link.kind in kinds:
+                weights[link.query] = 0
+                weights[link.query, list(link.pronoun if pronoun else link.keys[:1])] = 1
+        return weights / weights.sum(-1, keepdim=True)
+
+    heads = [on("she"), on("he"), on("she", "he"), on("she", "he", pronoun=True), on("copy"), on()]
+    weights = torch.stack(heads)[None]
+    (described,) = describe_heads([(weights, list(text))], [(weights, text)])
+    assert [description.phrase for description in described] == [
+        LINK_PHRASES["she"], LINK_PHRASES["he"], "from He or She to the name", LINK_PHRASES["pronoun"],
+        LINK_PHRASES["copy"], PHRASES["previous"],
+    ]  # fmt: skip
+    labels = [one.label for one in described[0].evidence]
+    assert labels[0] == "attention from She to the girl's name"
+    assert {"attention to the pronoun before a name", "attention to the previous letter"} <= {*labels}
+    to_both = uniform_attention(T)
+    for link in found:
+        if link.kind == "she":  # as much on the other name
+            to_both[link.query] = 0
+            to_both[link.query, [link.keys[0], link.rivals[0]]] = 0.5
+    ((both,),) = describe_heads([(to_both[None, None], list(text))], [(to_both[None, None], text)])
+    assert both.phrase == "a broad average"
+
+
+def test_a_model_is_described_over_the_split_or_the_excerpt() -> None:
+    loaded = checkpoint(context=32)
+    model, split = load_transformer(loaded), loaded.tokenizer.encode("Speak, speak.\nAll:\n" * 20)
+    data = loaded.config.data
+    over_split = describe_model(model, loaded.tokenizer, data, split[:10], split)
+    assert over_split == describe_model(model, loaded.tokenizer, data, split[:20], split)
+    alone = describe_model(model, loaded.tokenizer, data, split[:10], None)
+    assert alone == describe_model(model, loaded.tokenizer, data, split[:10], split[:31])  # less than a window
+    assert alone != over_split
+    one = describe_model(model, loaded.tokenizer, data, np.array([3]), None)
+    assert {description.phrase for layer in one for description in layer} == {"no clear pattern", PHRASES["first"]} & {
+        description.phrase for layer in one for description in layer
+    }
