@@ -49,13 +49,15 @@ def _silence_each(at: int) -> Callable[[int, SDPA], SDPA]:
     return patch
 
 
-def strongest_effect(probabilities: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:
+def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:
     """Return the position and the head for which switching off the head lowers the most likely prediction the most.
 
-    The drop counts relative to the mean drop of the head, because heads of the first layer matter everywhere.
+    The drop is multiplied by `focus`: where a focused head looks can be seen. Broad heads of the first layer matter
+    everywhere.
 
     Args:
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
+        focus: The largest attention weight of each of the N heads, (N, P).
         allowed: Whether each of the N heads may be chosen, (N,).
         preferred: Which predictions to prefer, (V,), if the whole model gives them at least `CLEAR`.
 
@@ -64,9 +66,7 @@ def strongest_effect(probabilities: Tensor, allowed: Tensor, preferred: Tensor) 
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)
-    drop = usual - without
-    if len(usual) > 1:
-        drop = drop - drop.mean(1, keepdim=True)
+    drop = (usual - without) * focus
     clear = usual >= CLEAR
     choices = (clear & preferred[likeliest], clear, torch.ones_like(clear))
     positions = next(choice for choice in choices if choice.any())

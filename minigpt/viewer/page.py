@@ -250,7 +250,9 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     without = probabilities_without(shown.model, shown.ids[: last + 1], first)
     tokenizer = shown.checkpoint.tokenizer
     tokens = characters(tokenizer, np.arange(tokenizer.vocab_size, dtype=np.uint32))
-    position, head = strongest_effect(without, allowed.flatten(), torch.tensor([is_in_word(token) for token in tokens]))
+    focus = extract(shown.model, shown.ids).weights.amax(-1).flatten(0, 1)[:, first : last + 1]
+    is_letter = torch.tensor([is_in_word(token) for token in tokens])
+    position, head = strongest_effect(without, focus, allowed.flatten(), is_letter)
     return first + position, divmod(head, config.n_head)
 
 

@@ -72,15 +72,16 @@ def test_the_page_starts_where_a_head_matters_most() -> None:
     data = page_data(build_page(loaded, excerpt(loaded)))
     ids, model = loaded.tokenizer.encode(data["text"]).tolist(), load_transformer(rounded(loaded))
     usual, likeliest = probabilities(model, ids).max(-1)
+    weights = extract(model, np.array(ids)).weights
     late = range(len(ids) // 2, len(ids) - 1)
     drops = {}
     for layer in range(2):
         for head in range(3):
             with ablate_heads(model, {(layer, head)}):
                 without = probabilities(model, ids)
-            found = {at: (usual[at] - without[at, likeliest[at]]).item() for at in late}
-            mean = sum(found.values()) / len(found)
-            drops |= {(at, (layer, head)): drop - mean for at, drop in found.items()}
+            for at in late:
+                drop = usual[at] - without[at, likeliest[at]]
+                drops[at, (layer, head)] = (drop * weights[layer, head, at].max()).item()
     clear = {at for at in late if usual[at] >= CLEAR}
     letters = {at for at in clear if is_in_word(loaded.tokenizer.decode([int(likeliest[at])]))}
     chosen = letters or clear or set(late)

@@ -8,6 +8,8 @@ const STRIP = 34;
 const LARGE = 0.1;
 /** A change of a probability that is shown in red. */
 const SMALL = 0.01;
+const EVIDENCE = 6;
+/** Scores to show of a head, the clearest ones. */
 
 /**
  * @param {import("./app.js").App} app
@@ -112,7 +114,7 @@ export function headsPanel(app, open) {
         h(
           "tbody",
           {},
-          ...evidence.map(({ label, value, uniform }) =>
+          ...evidence.slice(0, EVIDENCE).map(({ label, value, uniform }) =>
             h(
               "tr",
               {},
