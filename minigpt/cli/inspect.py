@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOption, choose_excerpt, notice_skipped
-from minigpt.cli.hints import checkpoint_argument
 from minigpt.cli.input import validation_tokens
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
@@ -77,7 +76,6 @@ def inspect(
         start=Start(layer, head, at_end=text is not None or file is not None),
         max_weights=max_weights,
         exact=exact,
-        argument=checkpoint_argument(loaded.path),
     ).encode()
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:

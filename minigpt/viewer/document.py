@@ -37,9 +37,9 @@ def assemble(
         expected: A sentence about what comes after it.
         image: A PNG of all heads.
     """
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = asset("page.css"), asset("page.js")
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{hash_of(script)}'; style-src '{hash_of(style)}'; img-src data:; "
         "worker-src blob:; base-uri 'none'; form-action 'none'"
     )
     shown = [letter if letter == "\n" else _text(letter) for letter in letters]
@@ -51,7 +51,7 @@ def assemble(
         if image
         else ""
     )
-    return Template(_asset("page.html")).substitute(
+    return Template(asset("page.html")).substitute(
         policy=policy,
         title=_text(title),
         version=_text(str(data["version"])),
@@ -85,9 +85,11 @@ def _text(text: str) -> str:
     return html.escape(escape(text))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the content of a file beside this one."""
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def _hash(content: str) -> str:
+def hash_of(content: str) -> str:
+    """Return the hash by which a content security policy allows a script or a style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii")

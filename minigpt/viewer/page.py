@@ -64,7 +64,6 @@ def build_page(
     start: Start | None = None,
     max_weights: float = MAX_WEIGHTS,
     exact: bool = False,
-    argument: str = "",
 ) -> str:
     """Return the page as HTML. The same checkpoints and texts give the same bytes.
 
@@ -76,7 +75,6 @@ def build_page(
         start: What the page shows first.
         max_weights: Maximum size of the packed weights of a model, in MB. Record numbers of larger models instead.
         exact: Keep float32 weights instead of rounding them to 8 bits.
-        argument: What names the run in commands. Default: its name.
 
     Raises:
         ViewError: The page cannot show one of the models.
@@ -104,7 +102,6 @@ def build_page(
         "head": head,
         "sample": _fields(checkpoint.config.sample, SAMPLE),
         "warnings": warnings,
-        "command": f"minigpt inspect {argument or escape(checkpoint.run_name)}",
     }
     if tokenizer.kind == "char":
         data["vocabulary"] = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]

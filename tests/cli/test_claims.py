@@ -70,10 +70,9 @@ def test_the_head_of_each_pronoun_opens_with_the_printed_command(
         assert program == "minigpt"
         assert cli(*words, "-o", tmp_path / "page.html").code == 0
         data = page_data((tmp_path / "page.html").read_text(encoding="utf-8"))
-        assert data["run"] == "37"
-        text = "".join(data["symbols"][symbol][0] for symbol in data["text"]["symbols"])
-        assert text.endswith(f'{who}e␣says:␣"I␣am␣')
-        assert data["scores"]["initial"] == [int(layer), int(head), len(text) - 1]
+        assert data["models"][0]["name"] == "37"
+        assert data["text"].endswith(f'{who}e says: "I am ')
+        assert (data["head"], data["selected"]) == ([int(layer), int(head)], len(data["text"]) - 1)
 
 
 def test_a_number_is_a_claim_and_anything_else_a_run(cli: Cli, folder: Path) -> None:

@@ -30,7 +30,6 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert (model["name"], model["step"], model["recorded"]) == ("verse", 4, None)
     assert model["summary"].startswith("trained in ")
     assert " on " in model["summary"]
-    assert data["command"] == "minigpt inspect verse"
     assert data["text"] in VERSE
     assert len(data["text"]) <= 32
 

@@ -2,7 +2,7 @@
 
 import { softmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { color, h, paint, percent, term } from "./dom.js";
+import { color, h, paint, percent, table, term } from "./dom.js";
 import { openSheet } from "./sheet.js";
 
 const ROWS = 12;
@@ -48,7 +48,7 @@ function steps(app, reply, head, letter) {
       `“${letter}” becomes a vector`,
       `The model looks up ${config.n_embd} numbers for the letter.`,
       vector(reply.embedding),
-      reply.position && h("p", {}, "It adds the vector of the position:"),
+      reply.position && h("p", "It adds the vector of the position:"),
       reply.position && vector(reply.position),
     ),
     step(
@@ -59,11 +59,9 @@ function steps(app, reply, head, letter) {
     ),
     h(
       "section",
-      {},
-      h("h3", {}, "3. The ", term("query"), " meets the ", term("key", "keys")),
+      h("h3", "3. The ", term("query"), " meets the ", term("key", "keys")),
       h(
         "p",
-        {},
         `The head turns the vector into a query of ${D} numbers. Every letter so far has a key. Their product is a ` +
           `score, divided by √${D} = ${Math.sqrt(D).toFixed(2)}; softmax turns scores into shares that sum to 100%.`,
       ),
@@ -71,35 +69,17 @@ function steps(app, reply, head, letter) {
       h(
         "div",
         { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores" },
-        h(
-          "table",
-          { class: "scores" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              ...["position", "letter", "q · k", `÷ √${D}`, "softmax"].map((head) => h("th", { scope: "col" }, head)),
-              h("th", { scope: "col" }, "key"),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            ...order.map((t) =>
-              h(
-                "tr",
-                { class: t === largest && "largest" },
-                h("td", {}, String(t)),
-                h("td", {}, symbol(t)),
-                h("td", {}, reply.scores[t].toFixed(2)),
-                h("td", {}, reply.scaled[t].toFixed(2)),
-                h("td", {}, percent(reply.weights[t])),
-                h("td", {}, vector(reply.keys.subarray(t * D, (t + 1) * D), true)),
-              ),
-            ),
-          ),
+        table(
+          "scores",
+          ["position", "letter", "q · k", `÷ √${D}`, "softmax", "key"],
+          order.map((t) => [
+            String(t),
+            h(t === largest ? "b" : "span", symbol(t)),
+            reply.scores[t].toFixed(2),
+            reply.scaled[t].toFixed(2),
+            percent(reply.weights[t]),
+            vector(reply.keys.subarray(t * D, (t + 1) * D), true),
+          ]),
         ),
       ),
       h(
@@ -112,16 +92,14 @@ function steps(app, reply, head, letter) {
     ),
     h(
       "section",
-      {},
-      h("h3", {}, "4. It copies ", term("value", "values")),
+      h("h3", "4. It copies ", term("value", "values")),
       h(
         "p",
-        {},
         "Each letter also has a value. The head adds the values, each times its share. " +
           `Most comes from “${symbol(largest)}”:`,
       ),
       vector(reply.values.subarray(largest * D, (largest + 1) * D)),
-      h("p", {}, "The sum:"),
+      h("p", "The sum:"),
       vector(reply.output),
     ),
     step(
@@ -138,35 +116,16 @@ function steps(app, reply, head, letter) {
     ),
     h(
       "section",
-      {},
-      h("h3", {}, "7. ", term("logits", "Logits"), " and probabilities"),
+      h("h3", "7. ", term("logits", "Logits"), " and probabilities"),
       h(
         "p",
-        {},
         "The last vector, normalized, is multiplied with the vector of every letter of the vocabulary. " +
           "Softmax turns the logits into probabilities.",
       ),
-      h(
-        "table",
-        { class: "scores" },
-        h(
-          "thead",
-          {},
-          h("tr", {}, ...["letter", "logit", "probability"].map((head) => h("th", { scope: "col" }, head))),
-        ),
-        h(
-          "tbody",
-          {},
-          ...best.map((id) =>
-            h(
-              "tr",
-              {},
-              h("td", {}, app.vocabulary.show(id)),
-              h("td", {}, reply.logits[id].toFixed(2)),
-              h("td", {}, percent(probabilities[id])),
-            ),
-          ),
-        ),
+      table(
+        "scores",
+        ["letter", "logit", "probability"],
+        best.map((id) => [app.vocabulary.show(id), reply.logits[id].toFixed(2), percent(probabilities[id])]),
       ),
     ),
   ];
@@ -174,7 +133,7 @@ function steps(app, reply, head, letter) {
 
 /** @param {number} number @param {string} title @param {string} text @param {...(Node | null)} content */
 function step(number, title, text, ...content) {
-  return h("section", {}, h("h3", {}, `${number}. ${title}`), h("p", {}, text), ...content);
+  return h("section", h("h3", `${number}. ${title}`), h("p", text), ...content);
 }
 
 /**
@@ -203,11 +162,11 @@ function vector(values, isSmall = false) {
     );
     readout.textContent = `number ${i}: ${values[i].toFixed(4)}`;
   });
-  const numbers = h("details", { class: "numbers" }, h("summary", {}, readout));
+  const numbers = h("details", { class: "numbers" }, h("summary", readout));
   numbers.addEventListener(
     "toggle",
-    () => numbers.append(h("code", {}, Array.from(values, (value) => value.toFixed(3)).join("  "))),
+    () => numbers.append(h("code", Array.from(values, (value) => value.toFixed(3)).join("  "))),
     { once: true },
   );
-  return h("div", {}, canvas, numbers);
+  return h("div", canvas, numbers);
 }

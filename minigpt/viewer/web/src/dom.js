@@ -1,23 +1,33 @@
 /** Small helpers to build and draw elements. */
 
+/** @typedef {Node | string | null | false | undefined} Child */
+
 /**
  * Create an element.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
- * @param {Record<string, any>} [props] attributes; `onclick` and the like are listeners; false and null are left out
- * @param {...(Node | string | null | false)} children
+ * @param {Record<string, any> | Child} [first] attributes, or the first child. `onclick` and the like are listeners;
+ *   false and null are left out.
+ * @param {...Child} rest more children
  * @returns {HTMLElementTagNameMap[K]}
  */
-export function h(tag, props = {}, ...children) {
+export function h(tag, first, ...rest) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) {
+  const isChild = !first || typeof first === "string" || first instanceof Node;
+  for (const [name, value] of Object.entries(isChild ? {} : first)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null && value !== undefined) {
-      element.setAttribute(name, value === true ? "" : value);
-    }
+    else if (value === true) element.setAttribute(name, "");
+    else if (value || value === 0 || value === "") element.setAttribute(name, value);
   }
-  for (const child of children) if (child !== null && child !== undefined && child !== false) element.append(child);
+  for (const child of isChild ? [first, ...rest] : rest) if (child) element.append(child);
   return element;
+}
+
+/** A table. @param {string} kind its class @param {string[]} names of columns @param {(Child[])[]} rows of cells */
+export function table(kind, names, rows) {
+  const head = names.length > 0 && h("thead", h("tr", ...names.map((name) => h("th", { scope: "col" }, name))));
+  const body = rows.map((cells) => h("tr", ...cells.map((cell) => h("td", cell))));
+  return h("table", { class: kind }, head, h("tbody", ...body));
 }
 
 /** Set the text of an element, if it changes: unchanged nodes keep a reader's selection.

@@ -1,7 +1,7 @@
 /** The panel of heads: where each one looks for the selected letter, and what the model would say without it. */
 
 import { glyph } from "./letters.js";
-import { color, h, paint, percent, setText, term } from "./dom.js";
+import { color, h, paint, percent, setText, table, term } from "./dom.js";
 import { attentionRow } from "./text.js";
 
 const STRIP = 34;
@@ -69,7 +69,7 @@ export function headsPanel(app, open) {
         h(
           "div",
           { class: "layer" },
-          h("h3", {}, layer ? `layer ${layer}` : term("layer", "layer 0")),
+          h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")),
           h("div", { class: "tiles" }, ...row.map((one) => one.element)),
         ),
       );
@@ -98,8 +98,7 @@ export function headsPanel(app, open) {
     chosen.replaceChildren(
       h(
         "div",
-        {},
-        h("h3", {}, h("b", {}, `${head.layer}·${head.head} `), phrase),
+        h("h3", h("b", `${head.layer}·${head.head} `), phrase),
         h(
           "p",
           { class: "controls" },
@@ -107,23 +106,16 @@ export function headsPanel(app, open) {
           app.model.weights && h("button", { onclick: open.matrix }, "At all letters"),
         ),
       ),
-      h(
-        "table",
-        { class: "evidence" },
-        h("caption", {}, "Measured over the text of the run"),
-        h(
-          "tbody",
-          {},
-          ...evidence.slice(0, EVIDENCE).map(({ label, value, uniform }) =>
-            h(
-              "tr",
-              {},
-              h("th", { scope: "row" }, label),
-              h("td", {}, figure(value, label)),
-              h("td", { class: "note" }, uniform === null ? "" : `uniform attention: ${figure(uniform, label)}`),
-            ),
-          ),
-        ),
+      table(
+        "scores",
+        ["measured over the text of the run", "this head", "uniform attention"],
+        evidence
+          .slice(0, EVIDENCE)
+          .map(({ label, value, uniform }) => [
+            label,
+            figure(value, label),
+            uniform === null ? "" : figure(uniform, label),
+          ]),
       ),
     );
   }
@@ -146,7 +138,7 @@ function tile(app, head, phrase) {
     "button",
     { class: "choose", onclick: () => app.choose(head) },
     canvas,
-    h("span", { class: "phrase" }, h("b", {}, `${name} `), phrase),
+    h("span", { class: "phrase" }, h("b", `${name} `), phrase),
     looks,
     without,
   );

@@ -45,13 +45,13 @@ function start(payload) {
   const text = textPanel(app);
   const next = nextPanel(app);
   const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) });
-  const check = h("span", {}, "checking the arithmetic…");
+  const check = h("span", "checking the arithmetic…");
   const announcement = h("p", { class: "hidden", role: "status" });
   root.replaceChildren(
     header(app),
     ...payload.warnings.map((warning) => h("p", { class: "message" }, warning)),
     h("div", { class: "workbench" }, text.element, next.element, heads.element),
-    h("footer", {}, check, h("span", {}, "works offline"), h("span", {}, `written by minigpt ${payload.version}`)),
+    h("footer", check, h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)),
     announcement,
   );
   app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
@@ -86,15 +86,13 @@ function start(payload) {
 /** @param {App} app */
 function header(app) {
   const { models } = app.payload;
-  const name = h("h1", {}, h("bdi", {}, models[0].name));
+  const name = h("h1", h("bdi", models[0].name));
   const theme = h("button", { class: "quiet", onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
   const element = h(
     "header",
-    {},
     name,
     h(
       "p",
-      {},
       `A GPT of ${models[0].parameters.toLocaleString("en")} `,
       term("parameters"),
       `, ${models[0].summary}. It runs inside this page.`,
@@ -140,7 +138,7 @@ function chooseModels(app) {
     shown.value = String(state.model);
     other.value = state.other === null ? "" : String(state.other);
   });
-  return [h("label", {}, "model ", shown), h("label", {}, "compare with ", other)];
+  return [h("label", "model ", shown), h("label", "compare with ", other)];
 }
 
 function switchTheme() {

@@ -33,11 +33,10 @@ export function openMatrix(app) {
       `Head ${head.layer}·${head.head} at all letters`,
       h(
         "p",
-        {},
         "Each row is a letter, from the top. Each column is a letter that it can attend to. " +
           "The future is hidden: that is the causal mask.",
       ),
-      h("p", { class: "controls" }, h("label", {}, "show ", select)),
+      h("p", { class: "controls" }, h("label", "show ", select)),
       readout,
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas),
     );

@@ -47,7 +47,7 @@ export function nextPanel(app) {
     list,
     note,
     temperature.element,
-    h("details", {}, h("summary", {}, "Filters"), ...filters.map((slider) => slider.element)),
+    h("details", h("summary", "Filters"), ...filters.map((slider) => slider.element)),
   );
 
   /** @param {import("./app.js").State} state */
@@ -109,7 +109,7 @@ function row(app) {
     value,
     mark,
   );
-  const element = h("li", {}, button);
+  const element = h("li", button);
 
   /**
    * @param {number} id @param {Float64Array} plain @param {Float64Array} chosen

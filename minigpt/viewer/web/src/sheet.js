@@ -1,6 +1,6 @@
 /** Sheets: what opens over the workbench and closes again. */
 
-import { h } from "./dom.js";
+import { h, table } from "./dom.js";
 
 /**
  * @param {string} title
@@ -14,7 +14,7 @@ export function openSheet(title, ...content) {
     h(
       "div",
       { class: "row" },
-      h("h2", {}, title),
+      h("h2", title),
       h("button", { class: "quiet", onclick: () => dialog.close(), "aria-label": "Close" }, "✕"),
     ),
     ...content,
@@ -40,15 +40,11 @@ export function openHelp() {
   ];
   openSheet(
     "Keys",
-    h("p", {}, "They work everywhere but in the text. There, keys type; Esc leaves it."),
-    h(
-      "table",
-      { class: "keys" },
-      h(
-        "tbody",
-        {},
-        ...keys.map(([key, does]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, does))),
-      ),
+    h("p", "They work everywhere but in the text. There, keys type; Esc leaves it."),
+    table(
+      "keys",
+      [],
+      keys.map(([key, does]) => [h("kbd", key), does]),
     ),
   );
 }

@@ -40,7 +40,6 @@
  * @property {[number, number] | null} head
  * @property {import("./app.js").Sampling} sample
  * @property {string[]} warnings
- * @property {string} command
  */
 
 export {};
