@@ -28,112 +28,80 @@ const drawings = [];
  * @param {import("./app.js").App} app @param {any} reply
  * @param {import("./app.js").Head} head @param {string} letter
  */
-function steps(app, reply, head, letter) {
-  const { look } = app;
-  const { config } = app.model;
-  const D = config.n_embd / config.n_head;
-  const order = Array.from(reply.weights.keys())
-    .sort((a, b) => reply.weights[b] - reply.weights[a])
+function steps(app, reply, { layer }, letter) {
+  const { n_embd: C, n_head: H } = app.model.config;
+  const D = C / H;
+  const symbol = (/** @type {number} */ t) => app.vocabulary.show(/** @type {any} */ (app.look).ids[t]);
+  const part = (/** @type {Float32Array} */ rows, /** @type {number} */ t) => rows.subarray(t * D, (t + 1) * D);
+  const [largest] = order(reply.weights);
+  const shares = order(reply.weights)
     .slice(0, ROWS)
-    .sort((a, b) => a - b);
-  const symbol = (/** @type {number} */ t) => (look ? app.vocabulary.show(look.ids[t]) : "");
+    .sort((a, b) => a - b)
+    .map((t) => [
+      String(t),
+      h(t === largest ? "b" : "span", symbol(t)),
+      reply.scores[t].toFixed(2),
+      reply.scaled[t].toFixed(2),
+      percent(reply.weights[t]),
+      vector(part(reply.keys, t), true),
+    ]);
   const probabilities = softmax(reply.logits);
-  const best = Array.from(probabilities.keys())
-    .sort((a, b) => probabilities[b] - probabilities[a])
-    .slice(0, 5);
-  const largest = order.reduce((a, b) => (reply.weights[b] > reply.weights[a] ? b : a));
-  return [
-    step(
-      1,
-      `“${letter}” becomes a vector`,
-      `The model looks up ${config.n_embd} numbers for the letter.`,
+  const best = order(probabilities)
+    .slice(0, 5)
+    .map((id) => [app.vocabulary.show(id), reply.logits[id].toFixed(2), percent(probabilities[id])]);
+  const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores" };
+  const rest = shares.length < reply.weights.length ? `The ${ROWS} largest shares of ${reply.weights.length}.` : "";
+  const found = [
+    [
+      [`“${letter}” becomes a vector`],
+      `The model looks up ${C} numbers for the letter${reply.position ? ", and adds those of the position" : ""}.`,
       vector(reply.embedding),
-      reply.position && h("p", "It adds the vector of the position:"),
       reply.position && vector(reply.position),
-    ),
-    step(
-      2,
-      head.layer ? `${head.layer} layer${head.layer > 1 ? "s" : ""} later` : "It enters layer 0",
+    ],
+    [
+      [layer ? `${layer} layer${layer > 1 ? "s" : ""} later` : "It enters layer 0"],
       "Earlier layers have added what they found. This is what the head receives, normalized:",
       vector(reply.normed),
-    ),
-    h(
-      "section",
-      h("h3", "3. The ", term("query"), " meets the ", term("key", "keys")),
-      h(
-        "p",
-        `The head turns the vector into a query of ${D} numbers. Every letter so far has a key. Their product is a ` +
-          `score, divided by √${D} = ${Math.sqrt(D).toFixed(2)}; softmax turns scores into shares that sum to 100%.`,
-      ),
+    ],
+    [
+      ["The ", term("query"), " meets the ", term("key", "keys")],
+      `The head turns the vector into a query of ${D} numbers. Every letter so far has a key. Their product ` +
+        `is a score (÷ √${D} = ${Math.sqrt(D).toFixed(2)}). Softmax turns scores into shares that sum to 100%.`,
       vector(reply.q),
-      h(
-        "div",
-        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores" },
-        table(
-          "scores",
-          ["position", "letter", "q · k", `÷ √${D}`, "softmax", "key"],
-          order.map((t) => [
-            String(t),
-            h(t === largest ? "b" : "span", symbol(t)),
-            reply.scores[t].toFixed(2),
-            reply.scaled[t].toFixed(2),
-            percent(reply.weights[t]),
-            vector(reply.keys.subarray(t * D, (t + 1) * D), true),
-          ]),
-        ),
-      ),
-      h(
-        "p",
-        { class: "note" },
-        order.length < reply.weights.length
-          ? `The ${order.length} letters with the largest shares, of ${reply.weights.length}.`
-          : "",
-      ),
-    ),
-    h(
-      "section",
-      h("h3", "4. It copies ", term("value", "values")),
-      h(
-        "p",
-        "Each letter also has a value. The head adds the values, each times its share. " +
-          `Most comes from “${symbol(largest)}”:`,
-      ),
-      vector(reply.values.subarray(largest * D, (largest + 1) * D)),
+      h("div", scroll, table("scores", ["position", "letter", "q · k", `÷ √${D}`, "softmax", "key"], shares)),
+      h("p.note", rest),
+    ],
+    [
+      ["It copies ", term("value", "values")],
+      `Each letter has a value. The head adds them, each times its share. Most comes from “${symbol(largest)}”:`,
+      vector(part(reply.values, largest)),
       h("p", "The sum:"),
       vector(reply.output),
-    ),
-    step(
-      5,
-      "It writes its finding down",
-      `A matrix turns the sum into ${config.n_embd} numbers, which are added to the vector of the letter.`,
+    ],
+    [
+      ["It writes its finding down"],
+      `A matrix turns the sum into ${C} numbers, which are added to the vector of the letter.`,
       vector(reply.written),
-    ),
-    step(
-      6,
-      "After each layer",
+    ],
+    [
+      ["After each layer"],
       "The vector of the letter, before the first layer and after each one:",
       ...reply.residual.map((/** @type {Float32Array} */ x) => vector(x)),
-    ),
-    h(
-      "section",
-      h("h3", "7. ", term("logits", "Logits"), " and probabilities"),
-      h(
-        "p",
-        "The last vector, normalized, is multiplied with the vector of every letter of the vocabulary. " +
-          "Softmax turns the logits into probabilities.",
-      ),
-      table(
-        "scores",
-        ["letter", "logit", "probability"],
-        best.map((id) => [app.vocabulary.show(id), reply.logits[id].toFixed(2), percent(probabilities[id])]),
-      ),
-    ),
+    ],
+    [
+      [term("logits", "Logits"), " and probabilities"],
+      "The last vector, normalized, is multiplied with that of every letter. Softmax turns logits into probabilities.",
+      table("scores", ["letter", "logit", "probability"], best),
+    ],
   ];
+  return found.map(([title, text, ...content], i) =>
+    h("section", h("h3", `${i + 1}. `, ...title), h("p", text), ...content),
+  );
 }
 
-/** @param {number} number @param {string} title @param {string} text @param {...(Node | null)} content */
-function step(number, title, text, ...content) {
-  return h("section", h("h3", `${number}. ${title}`), h("p", text), ...content);
+/** The indices of values, the largest value first. @param {ArrayLike<number>} values */
+function order(values) {
+  return Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
 }
 
 /**
@@ -154,19 +122,13 @@ function vector(values, isSmall = false) {
     });
   });
   if (isSmall) return canvas;
-  const readout = h("output", { class: "readout" }, `${values.length} numbers, the largest ${largest.toPrecision(3)}`);
-  canvas.addEventListener("pointermove", (event) => {
-    const i = Math.min(
-      values.length - 1,
-      Math.max(0, Math.floor((event.offsetX / canvas.clientWidth) * values.length)),
-    );
-    readout.textContent = `number ${i}: ${values[i].toFixed(4)}`;
+  const readout = h("output.readout", `${values.length} numbers, the largest ${largest.toPrecision(3)}`);
+  canvas.addEventListener("pointermove", ({ offsetX }) => {
+    const i = Math.floor((offsetX / canvas.clientWidth) * values.length);
+    if (i in values) readout.textContent = `number ${i}: ${values[i].toFixed(4)}`;
   });
-  const numbers = h("details", { class: "numbers" }, h("summary", readout));
-  numbers.addEventListener(
-    "toggle",
-    () => numbers.append(h("code", Array.from(values, (value) => value.toFixed(3)).join("  "))),
-    { once: true },
-  );
+  const list = () => h("code", Array.from(values, (value) => value.toFixed(3)).join("  "));
+  const numbers = h("details.numbers", h("summary", readout));
+  numbers.addEventListener("toggle", () => numbers.append(list()), { once: true });
   return h("div", canvas, numbers);
 }

@@ -5,19 +5,21 @@
 /**
  * Create an element.
  * @template {keyof HTMLElementTagNameMap} K
- * @param {K} tag
+ * @param {K | `${K}.${string}`} tag with its classes, such as `p.note`
  * @param {Record<string, any> | Child} [first] attributes, or the first child. `onclick` and the like are listeners;
  *   false and null are left out.
  * @param {...Child} rest more children
  * @returns {HTMLElementTagNameMap[K]}
  */
 export function h(tag, first, ...rest) {
-  const element = document.createElement(tag);
+  const [name, ...classes] = /** @type {[K, ...string[]]} */ (tag.split("."));
+  const element = document.createElement(name);
+  element.classList.add(...classes);
   const isChild = !first || typeof first === "string" || first instanceof Node;
-  for (const [name, value] of Object.entries(isChild ? {} : first)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value || value === 0 || value === "") element.setAttribute(name, value);
+  for (const [key, value] of Object.entries(isChild ? {} : first)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value === true) element.setAttribute(key, "");
+    else if (value || value === 0 || value === "") element.setAttribute(key, value);
   }
   for (const child of isChild ? [first, ...rest] : rest) if (child) element.append(child);
   return element;
@@ -39,12 +41,7 @@ export function setText(node, text) {
 const DEFINITIONS = {
   layer: "A layer is one round of computation. Each layer improves what the model knows at every letter.",
   heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
-  attention: "The attention weights of a head are shares: at each letter they sum to 100%.",
-  temperature:
-    "Logits are divided by it. Below 1 the likely letters become likelier; at 0 the most likely letter always wins.",
   nats: "Entropy measures how undecided the model is. 0 nats: it is certain. 0.69 nats: as undecided as a coin toss.",
-  context: "The context is how many letters the model can see at once.",
-  surprise: "The less likely the model thought a letter was, the darker it is.",
   query: "A query is a vector that says what a head looks for at this letter.",
   key: "A key is a vector that says what an earlier letter has to offer. A head compares it with the query.",
   value: "A value is the vector that a head copies from an earlier letter.",
@@ -58,10 +55,10 @@ let terms = 0;
 export function term(name, shown = name) {
   const id = `term-${terms++}`;
   return h(
-    "span",
-    { class: "term", tabindex: "0", "aria-describedby": id },
+    "span.term",
+    { tabindex: "0", "aria-describedby": id },
     shown,
-    h("span", { class: "definition", role: "tooltip", id }, DEFINITIONS[name]),
+    h("span.definition", { role: "tooltip", id }, DEFINITIONS[name]),
   );
 }
 

@@ -18,19 +18,13 @@ const EVIDENCE = 6;
 export function headsPanel(app, open) {
   const title = h("h2");
   const all = h(
-    "button",
-    { class: "quiet", onclick: () => app.mute([...app.state.muted[app.state.model]], false) },
+    "button.quiet",
+    { onclick: () => app.mute([...app.state.muted[app.state.model]], false) },
     "Switch all on",
   );
-  const grid = h("div", { class: "layers" });
-  const chosen = h("div", { class: "chosen", role: "region", "aria-label": "The chosen head" });
-  const element = h(
-    "section",
-    { class: "card heads", "aria-label": "Heads" },
-    h("div", { class: "row" }, title, all),
-    grid,
-    chosen,
-  );
+  const grid = h("div.layers");
+  const chosen = h("div.chosen", { role: "region", "aria-label": "The chosen head" });
+  const element = h("section.card.heads", { "aria-label": "Heads" }, h("div.row", title, all), grid, chosen);
   /** @type {ReturnType<typeof tile>[]} */
   let tiles = [];
   let built = -1;
@@ -45,11 +39,7 @@ export function headsPanel(app, open) {
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
       grid.append(
-        h(
-          "p",
-          { class: "note" },
-          "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.",
-        ),
+        h("p.note", "A recurrent network does not look back at letters: it keeps all that it remembers in one vector."),
       );
       return;
     }
@@ -58,7 +48,7 @@ export function headsPanel(app, open) {
       `${count} `,
       term("heads", count === 1 ? "head" : "heads"),
       ", at this letter ",
-      h("span", { class: "note" }, "Bars: where each one looks. Switch one off to see what it is for."),
+      h("span.note", "Bars: where each one looks. Switch one off to see what it is for."),
     );
     for (let layer = 0; layer < config.n_layer; layer++) {
       const row = Array.from({ length: config.n_head }, (_, head) =>
@@ -67,10 +57,9 @@ export function headsPanel(app, open) {
       tiles.push(...row);
       grid.append(
         h(
-          "div",
-          { class: "layer" },
+          "div.layer",
           h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")),
-          h("div", { class: "tiles" }, ...row.map((one) => one.element)),
+          h("div.tiles", ...row.map((one) => one.element)),
         ),
       );
     }
@@ -100,8 +89,7 @@ export function headsPanel(app, open) {
         "div",
         h("h3", h("b", `${head.layer}·${head.head} `), phrase),
         h(
-          "p",
-          { class: "controls" },
+          "p.controls",
           app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"),
           app.model.weights && h("button", { onclick: open.matrix }, "At all letters"),
         ),
@@ -132,13 +120,13 @@ function tile(app, head, phrase) {
   const index = head.layer * app.model.config.n_head + head.head;
   const name = `${head.layer}·${head.head}`;
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const looks = h("span", { class: "looks" });
-  const without = h("span", { class: "without" });
+  const looks = h("span.looks");
+  const without = h("span.without");
   const button = h(
-    "button",
-    { class: "choose", onclick: () => app.choose(head) },
+    "button.choose",
+    { onclick: () => app.choose(head) },
     canvas,
-    h("span", { class: "phrase" }, h("b", `${name} `), phrase),
+    h("span.phrase", h("b", `${name} `), phrase),
     looks,
     without,
   );
@@ -149,7 +137,7 @@ function tile(app, head, phrase) {
     title: "Switch this head off or on",
     onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)),
   });
-  const element = h("div", { class: "tile" }, button, power);
+  const element = h("div.tile", button, power);
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
   power.hidden = !app.model.weights;
 

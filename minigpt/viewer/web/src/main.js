@@ -13,6 +13,7 @@ import { nextPanel } from "./next.js";
 import { recall } from "./recorded.js";
 import { openHelp } from "./sheet.js";
 import { textPanel } from "./text.js";
+import { isRecurrent } from "./weights.js";
 
 /** The number of the request that checks the arithmetic. */
 const CHECK = -1;
@@ -27,7 +28,7 @@ try {
 /** @param {string} reason */
 function fail(reason) {
   const advice = "Write it again with minigpt inspect.";
-  root.replaceChildren(h("p", { class: "message", role: "alert" }, `This page is damaged: ${reason}. ${advice}`));
+  root.replaceChildren(h("p.message", { role: "alert" }, `This page is damaged: ${reason}. ${advice}`));
 }
 
 /** @param {import("./types.js").Payload} payload */
@@ -46,11 +47,11 @@ function start(payload) {
   const next = nextPanel(app);
   const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) });
   const check = h("span", "checking the arithmetic…");
-  const announcement = h("p", { class: "hidden", role: "status" });
+  const announcement = h("p.hidden", { role: "status" });
   root.replaceChildren(
     header(app),
-    ...payload.warnings.map((warning) => h("p", { class: "message" }, warning)),
-    h("div", { class: "workbench" }, text.element, next.element, heads.element),
+    ...payload.warnings.map((warning) => h("p.message", warning)),
+    h("div.workbench", text.element, next.element, heads.element),
     h("footer", check, h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)),
     announcement,
   );
@@ -86,54 +87,28 @@ function start(payload) {
 /** @param {App} app */
 function header(app) {
   const { models } = app.payload;
-  const name = h("h1", h("bdi", models[0].name));
-  const theme = h("button", { class: "quiet", onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
-  const element = h(
+  const { name, parameters, summary, config, weights } = models[0];
+  const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
+  const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
+  const keys = h("button.quiet", { onclick: openHelp }, "Keys");
+  const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
+  const choices = models.length > 1 ? chooseModels(app) : [];
+  return h(
     "header",
-    name,
-    h(
-      "p",
-      `A GPT of ${models[0].parameters.toLocaleString("en")} `,
-      term("parameters"),
-      `, ${models[0].summary}. It runs inside this page.`,
-    ),
-    h(
-      "nav",
-      { "aria-label": "Page" },
-      ...(models.length > 1 ? chooseModels(app) : []),
-      h("button", { class: "quiet", onclick: openHelp }, "Keys"),
-      theme,
-    ),
+    h("h1", h("bdi", name)),
+    h("p", `A ${kind} of ${parameters.toLocaleString("en")} `, term("parameters"), `, ${summary}. ${live}`),
+    h("nav", { "aria-label": "Page" }, ...choices, keys, theme),
   );
-  if (models[0].config.family !== "modern" && models[0].config.family !== "classic") {
-    setText(
-      /** @type {Node} */ (element.querySelector("p")?.firstChild),
-      `A ${models[0].config.family.toUpperCase()} of ${models[0].parameters.toLocaleString("en")} `,
-    );
-  }
-  return element;
 }
 
 /** @param {App} app */
 function chooseModels(app) {
-  const options = () =>
-    app.payload.models.map(({ name, step }, index) =>
-      h("option", { value: index }, `${name}, step ${step.toLocaleString("en")}`),
-    );
-  const shown = h(
-    "select",
-    { "aria-label": "Model", onchange: () => app.compare(Number(shown.value), app.state.other) },
-    ...options(),
-  );
-  const other = h(
-    "select",
-    {
-      "aria-label": "Compare with",
-      onchange: () => app.compare(app.state.model, other.value === "" ? null : Number(other.value)),
-    },
-    h("option", { value: "" }, "nothing"),
-    ...options(),
-  );
+  const names = app.payload.models.map(({ name, step }) => `${name}, step ${step.toLocaleString("en")}`);
+  const options = () => names.map((name, index) => h("option", { value: index }, name));
+  const change = () => app.compare(Number(shown.value), other.value === "" ? null : Number(other.value));
+  const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
+  const nothing = h("option", { value: "" }, "nothing");
+  const other = h("select", { "aria-label": "Compare with", onchange: change }, nothing, ...options());
   app.panels.push((state) => {
     shown.value = String(state.model);
     other.value = state.other === null ? "" : String(state.other);

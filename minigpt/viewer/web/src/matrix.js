@@ -20,8 +20,8 @@ export function openMatrix(app) {
       "aria-label": `Attention of head ${head.layer}·${head.head}: a row per letter, a column per letter attended to`,
     });
     const readout = h(
-      "p",
-      { class: "readout", role: "status" },
+      "p.readout",
+      { role: "status" },
       "Move over the matrix to read a weight. Click to select the letter of the row.",
     );
     const select = h(
@@ -36,9 +36,9 @@ export function openMatrix(app) {
         "Each row is a letter, from the top. Each column is a letter that it can attend to. " +
           "The future is hidden: that is the causal mask.",
       ),
-      h("p", { class: "controls" }, h("label", "show ", select)),
+      h("p.controls", h("label", "show ", select)),
       readout,
-      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas),
+      h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas),
     );
     canvas.style.width = canvas.style.height = `${size * T}px`;
 

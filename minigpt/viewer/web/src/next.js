@@ -16,8 +16,8 @@ const SLIDERS = /** @type {const} */ ([
 export function nextPanel(app) {
   const title = h("h2");
   const rows = Array.from({ length: ROWS + 1 }, () => row(app));
-  const list = h("ol", { class: "bars" }, ...rows.map(({ element }) => element));
-  const note = h("p", { class: "note" });
+  const list = h("ol.bars", ...rows.map(({ element }) => element));
+  const note = h("p.note");
   const sliders = SLIDERS.map(([name, label, min, max, stepSize, help]) => {
     const input = h("input", {
       type: "range",
@@ -30,19 +30,18 @@ export function nextPanel(app) {
     });
     const output = h("output", { for: `set-${name}` });
     const element = h(
-      "div",
-      { class: "slider" },
+      "div.slider",
       h("label", { for: `set-${name}` }, label),
       input,
       output,
-      h("span", { class: "hint", id: `help-${name}` }, help),
+      h("span.hint", { id: `help-${name}` }, help),
     );
     return { name, input, output, element };
   });
   const [temperature, ...filters] = sliders;
   const element = h(
-    "section",
-    { class: "card next", "aria-label": "Next letter" },
+    "section.card.next",
+    { "aria-label": "Next letter" },
     title,
     list,
     note,
@@ -96,16 +95,16 @@ export function nextPanel(app) {
 function row(app) {
   let token = 0;
   const letter = h("b");
-  const before = h("span", { class: "before" });
-  const bar = h("span", { class: "bar" });
-  const otherBar = h("span", { class: "other" });
-  const value = h("span", { class: "value" });
-  const mark = h("span", { class: "came" }, "came");
+  const before = h("span.before");
+  const bar = h("span.bar");
+  const otherBar = h("span.other");
+  const value = h("span.value");
+  const mark = h("span.came", "came");
   const button = h(
     "button",
     { onclick: () => app.continueWith(token) },
     letter,
-    h("span", { class: "track" }, before, bar, otherBar),
+    h("span.track", before, bar, otherBar),
     value,
     mark,
   );

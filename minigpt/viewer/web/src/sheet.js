@@ -9,14 +9,9 @@ import { h, table } from "./dom.js";
  */
 export function openSheet(title, ...content) {
   const dialog = h(
-    "dialog",
-    { class: "sheet", "aria-label": title },
-    h(
-      "div",
-      { class: "row" },
-      h("h2", title),
-      h("button", { class: "quiet", onclick: () => dialog.close(), "aria-label": "Close" }, "✕"),
-    ),
+    "dialog.sheet",
+    { "aria-label": title },
+    h("div.row", h("h2", title), h("button.quiet", { onclick: () => dialog.close(), "aria-label": "Close" }, "✕")),
     ...content,
   );
   dialog.addEventListener("close", () => dialog.remove());

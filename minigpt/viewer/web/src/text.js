@@ -15,26 +15,16 @@ export function textPanel(app) {
     rows: "1",
     readonly: isRecorded || matchMedia("(pointer: coarse)").matches,
   });
-  const before = h("span", { class: "unseen" });
+  const before = h("span.unseen");
   const windowed = h("span");
-  const after = h("span", { class: "after" });
-  const ghost = h("span", { class: "ghost" });
-  const drawn = h("div", { class: "drawn", "aria-hidden": "true" }, before, windowed, after, ghost);
-  const paper = h("div", { class: "paper" }, drawn, area);
-  const write = h("button", { class: "primary", onclick: () => app.write() }, "Write");
+  const after = h("span.after");
+  const ghost = h("span.ghost");
+  const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost);
+  const paper = h("div.paper", drawn, area);
+  const write = h("button.primary", { onclick: () => app.write() }, "Write");
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
-  const edit = h(
-    "button",
-    {
-      class: "touch",
-      onclick: () => {
-        area.readOnly = false;
-        area.focus();
-      },
-    },
-    "Edit",
-  );
+  const edit = h("button.touch", { onclick: startEditing }, "Edit");
   const shade = h(
     "select",
     { "aria-label": "Shade the text by", onchange: () => app.set({ shade: /** @type {any} */ (shade.value) }) },
@@ -42,36 +32,19 @@ export function textPanel(app) {
     h("option", { value: "surprise" }, "surprise"),
     h("option", { value: "nothing" }, "nothing"),
   );
-  const message = h("p", { class: "message", role: "status" });
-  const legend = h("p", { class: "note" });
-  const element = h(
-    "section",
-    { class: "card text", "aria-label": "Text" },
-    h(
-      "p",
-      { class: "lead" },
-      "Click any letter: you see what the model expected ",
-      h("b", "next"),
-      ", and where its ",
-      term("heads"),
-      " ",
-      h("b", "looked"),
-      isRecorded ? "." : ". Type to change the text.",
-    ),
-    paper,
-    h(
-      "div",
-      { class: "controls" },
-      !isRecorded && write,
-      !isRecorded && step,
-      !isRecorded && undo,
-      !isRecorded && edit,
-      h("label", "shade by ", shade),
-    ),
-    message,
-    legend,
-  );
+  const message = h("p.message", { role: "status" });
+  const legend = h("p.note");
+  const lead = ["Click any letter: you see what the model expected ", h("b", "next"), ", and where its "];
+  const rest = [" ", h("b", "looked"), isRecorded ? "." : ". Type to change the text."];
+  const buttons = isRecorded ? [] : [write, step, undo, edit];
+  const controls = h("div.controls", ...buttons, h("label", "shade by ", shade));
+  const intro = h("p.lead", ...lead, term("heads"), ...rest);
+  const element = h("section.card.text", { "aria-label": "Text" }, intro, paper, controls, message, legend);
 
+  function startEditing() {
+    area.readOnly = false;
+    area.focus();
+  }
   area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
   area.addEventListener("beforeinput", (event) => {
     if (event.inputType !== "historyUndo") return;

@@ -1,21 +1,8 @@
 /**
  * The data that Python puts into the page.
  *
- * @typedef {object} Config
- * @property {string} family
- * @property {number} n_layer
- * @property {number} n_head
- * @property {number} n_embd
- * @property {number} context
- * @property {string} position
- * @property {string} norm
- * @property {string} activation
- * @property {boolean} qk_norm
- * @property {boolean} bias
- *
  * @typedef {{label: string, value: number, uniform: number | null}} Evidence
  * @typedef {{phrase: string, evidence: Evidence[]}} Description
- * @typedef {{shape: number[], data: string, scale?: string}} PackedTensor
  *
  * @typedef {object} Model
  * @property {string} name
@@ -23,8 +10,8 @@
  * @property {number | null} loss
  * @property {number} parameters
  * @property {string} summary how long and when it was trained
- * @property {Config} config
- * @property {Record<string, PackedTensor> | null} weights
+ * @property {import("./weights.js").Config} config
+ * @property {Record<string, import("./weights.js").Packed> | null} weights
  * @property {{ids: number[], logits: number[]}} check minigpt's own logits, to compare with
  * @property {number} rounding the largest change of a probability because weights are rounded
  * @property {Description[][]} heads
