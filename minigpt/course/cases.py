@@ -8,7 +8,6 @@ Letters in shapes: B batch, T time, C width, H heads, D head size, V vocabulary.
 
 import importlib.util
 import json
-import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -93,14 +92,8 @@ def attend(my: Any) -> Iterator[Case]:
 
 def head(my: Any) -> Iterator[Case]:
     """Check chapter 5."""
-    x = randn(2, 6, 8)
-
-    def expected(one: Any) -> Tensor:
-        return attention_weights(one.query(x), one.key(x)) @ one.value(x)
-
-    torch.manual_seed(1)
-    one = my.Head(8, 4)
-    yield "Head(8, 4)(x)", lambda: one(x), expected(one)
+    x, one = randn(2, 6, 8), my.Head(8, 4)
+    yield "Head(8, 4)(x)", lambda: one(x), expected_head(one, x)
     model = my.OneHead(9, 8)
     ids = torch.arange(12).view(2, 6) % 9
     embedded = model.embedding(ids)
@@ -231,23 +224,39 @@ def _short(value: Any) -> str:
 
 
 def where(error: BaseException, path: Path) -> str:
-    """Return the error and the last line of the reader's file that led to it."""
+    """Return an error with the last line of the reader's file that led to it."""
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {type(error).__name__}: {error.msg}"
+        return f"line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return (f"line {lines[-1]}: " if lines else "") + f"{type(error).__name__}: {str(error).splitlines()[0:1] or ['']}"
+    first = next(iter(str(error).splitlines()), "")
+    return (f"line {lines[-1]}: " if lines else "") + f"{type(error).__name__}: {first}"
 
 
-def check(chapter: int, path: Path) -> tuple[list[str], str]:
-    """Return the chapters that pass, as text, and the first problem."""
-    passed: list[str] = []
-    case = "import"
+def check(chapter: int, path: Path) -> dict[str, Any]:
+    """Compare chapter after chapter, up to `chapter`. Return what agrees, by chapter, and the first problem."""
+    passed: dict[int, list[str]] = {}
+    number, name = 0, path.name
     try:
         my = run_file(path)
-        with torch.no_grad():
-            for number, cases in enumerate(CASES[:chapter], 1):
-                names = []
-                ...
-    except BaseException as error:
-        return passed, ""
-    return passed, ""
+        for number, cases in enumerate(CASES[:chapter], 1):
+            passed[number] = []
+            name = f"chapter {number}"
+            torch.manual_seed(number)
+            for name, call, expected in cases(my):
+                if problem := difference(call(), expected):
+                    return {"passed": passed, "problem": f"chapter {number}: {name} {problem}"}
+                passed[number].append(name)
+                name = f"chapter {number}, after {name}"
+    except AttributeError as error:
+        if error.obj is sys.modules.get("mygpt"):
+            return {"passed": passed, "problem": f"chapter {number}: {path.name} has no {error.name}"}
+        return {"passed": passed, "problem": f"{name}: {where(error, path)}"}
+    except (Exception, SystemExit) as error:
+        return {"passed": passed, "problem": f"{name}: {where(error, path)}"}
+    return {"passed": passed, "problem": ""}
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr):
+        answer = check(int(sys.argv[1]), Path(sys.argv[2]).resolve())
+    print(json.dumps(answer))
