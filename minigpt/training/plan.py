@@ -78,16 +78,19 @@ def process_memory(
     train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
     step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
     shards = train.shards // processes  # of this process
-    is_tree = config.runtime.exact and shards > 1  # keeps a sum for each level of a balanced tree, and the newest shard
-    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)) if is_tree else 1) // parts
+    gradients = step["gradients"]
+    if parts == 1:
+        gradients *= 1 + math.ceil(math.log2(shards))  # a sum for each level of a balanced tree, and the newest shard
+    elif shards == 1:
+        gradients //= parts  # with more shards, FSDP2 keeps whole gradients until the last one
     weights, state = step["weights"] // parts, step["optimizer"] // parts
-    # FSDP gathers the embeddings and one block, and has their whole gradients. Muon updates a whole matrix at a time.
+    # FSDP gathers the embeddings and one block, with their gradients. Muon updates a whole matrix at a time.
     exchange = 0
     if parts > 1:
         exchange = 2 * block["weights"]
     elif processes > 1:
         exchange = step["gradients"]
-    adds = parts > 1 or sequences < train.batch_size // train.shards or (shards > 1 and not is_tree)
+    adds = parts > 1 or sequences < train.batch_size // train.shards
     backward = gradients + (step["more"] if adds else step["first"] - step["gradients"])
     update = step["gradients"] // parts + (block if parts > 1 else step)["update"]
     changing = int(max(backward, update) * (HEAP[config.runtime.activation_checkpointing] if is_cpu else 1))
