@@ -78,8 +78,8 @@ class Learner:
 
     def _choose_runtime(self, device: str, length: RunLength, saved: Environment | None) -> Runtime:
         train, own = self.config.train, self.config.runtime.model_copy(update={"device": device})
-        flops = (length.steps or 0) * train.batch_size * self.config.model.context * self.flops_per_token
-        chosen = self.processes.share(choose_runtime(own, saved, flops=flops, seconds=length.seconds))
+        per_step = train.batch_size * self.config.model.context * self.flops_per_token
+        chosen = self.processes.share(choose_runtime(own, saved, **length.work(per_step)))
         return replace(chosen, device=device, compile=chosen.compile and not self.is_fsdp)
 
     def _place(self, built: Model) -> Model:

@@ -14,6 +14,7 @@ from minigpt.model.device import Runtime, choose_runtime, measure_matmul
 from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.training.parallel import check_count
+from minigpt.training.schedule import RunLength
 from minigpt.training.step_cost import count_step, measure_step
 
 HEAP = {False: 1.45, True: 2.9}
@@ -108,7 +109,8 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     check_count(processes, config)
     per_step = each * train.batch_size * config.model.context
     cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
-    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), per_step * (train.steps or 0) / processes)
+    work = RunLength.of(config, 0).work(per_step)  # nothing for epochs of a text that was not read
+    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), work)
     is_cpu = runtime.device == "cpu"
     program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
@@ -128,11 +130,11 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
 
 
-def _runtime(config: RuntimeConfig, threads: int, flops: float) -> tuple[Runtime, bool]:
+def _runtime(config: RuntimeConfig, threads: int, work: dict[str, float]) -> tuple[Runtime, bool]:
     """Return what the run would compute with, and whether its device is available."""
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     try:
-        return choose_runtime(chosen, flops=flops), True
+        return choose_runtime(chosen, **work), True
     except DeviceError:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         return Runtime(config.device, dtype, False, threads), False

@@ -27,6 +27,10 @@ class RunLength:
             return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
         return cls(train.steps, 0.0)
 
+    def work(self, flops_per_step: float) -> dict[str, float]:
+        """Return the length as `choose_runtime` needs it, which decides whether to compile."""
+        return {"flops": flops_per_step * (self.steps or 0), "seconds": self.seconds}
+
     @property
     def total(self) -> float:
         """The length, in `unit`s."""
