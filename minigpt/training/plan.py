@@ -79,11 +79,9 @@ def process_memory(
     train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
     step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
     shards = train.shards // processes  # of this process
-    gradients = step["gradients"]
-    if parts == 1:
-        gradients *= 1 + math.ceil(math.log2(shards))  # a sum for each level of a balanced tree, and the newest shard
-    elif shards == 1:
-        gradients //= parts  # with more shards, FSDP2 keeps whole gradients until the last one
+    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
+    if parts > 1:  # of several shards, FSDP2 keeps the whole gradients until the last one
+        gradients = step["gradients"] // (parts if shards == 1 else 1)
     weights, state = step["weights"] // parts, step["optimizer"] // parts
     # FSDP gathers the embeddings and one block, with their gradients. Muon updates a whole matrix at a time.
     exchange = 0
@@ -109,8 +107,7 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     check_count(processes, config)
     per_step = each * train.batch_size * config.model.context
     cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
-    work = RunLength.of(config, 0).work(per_step)  # nothing for epochs of a text that was not read
-    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), work)
+    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), RunLength.of(config, 0).work(per_step))
     is_cpu = runtime.device == "cpu"
     program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
@@ -134,7 +131,7 @@ def _runtime(config: RuntimeConfig, threads: int, work: dict[str, float]) -> tup
     """Return what the run would compute with, and whether its device is available."""
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     try:
-        return choose_runtime(chosen, **work), True
+        return choose_runtime(chosen, None, **work), True
     except DeviceError:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         return Runtime(config.device, dtype, False, threads), False

@@ -23,7 +23,7 @@ class RunLength:
         train = config.train
         if train.minutes is not None:
             return cls(None, 60 * train.minutes)
-        if train.epochs is not None:
+        if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
             return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
         return cls(train.steps, 0.0)
 
