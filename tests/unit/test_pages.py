@@ -31,8 +31,9 @@ PAGES = [
     *(page for page in sorted(ROOT.glob("docs/guides/*.md")) if page.stem != "class"),
 ]
 LESSON = ROOT / "docs/guides/class.md"
-LANGUAGES = {"sh", "python", "yaml", "bash", "powershell"}
-"""The languages of code blocks. Those in `bash` or `powershell` need a network or another system, and do not run."""
+LANGUAGES = {"sh", "python", "yaml", "bash", "powershell", "text"}
+"""The languages of code blocks. Those in `bash` or `powershell` need a network or another system, and do not run.
+Those in `text` are outputs."""
 SHORT = shlex.split(
     "-s model.n_layer=2 -s model.n_embd=32 -s model.context=32"
     " -s train.batch_size=4 -s train.attention=false -s sample.length=40 -s sample.preview=0"
