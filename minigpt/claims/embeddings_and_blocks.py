@@ -105,14 +105,14 @@ def layer_norm() -> Finding:
 
 OVERFITTING = Experiment(
     "epochs",
-    "many-epochs",
+    "optimization-and-batches#what-prevents-overfitting-in-many-epochs",
     "On a fifth of Tiny Shakespeare, read dozens of times, the validation loss falls to {baseline/best} and then rises "
     "to {baseline}. With dropout of 0.1, in the same time, the last loss is {dropout 0.1}.",
     lambda lowest, final, with_dropout: final > lowest + 0.5 and with_dropout < lowest,
 )
 SMALL_TEXT = Experiment(
     "small-rivals",
-    "small-rivals",
+    "small-and-large-texts#who-overfits-a-small-text",
     "On 50,000 characters, the loss of a GPT falls to {baseline/best} and rises to {baseline}. An LSTM of the same "
     "size rises from {lstm/best} to {lstm}. With dropout of 0.2, the last loss of the GPT is {dropout 0.2}.",
     lambda lowest, final, lstm_lowest, lstm, with_dropout: (
@@ -121,7 +121,7 @@ SMALL_TEXT = Experiment(
 )
 DISTANCE = Experiment(
     "depth",
-    "depth",
+    "attention#do-deeper-layers-look-further-back",
     "After a minute of training, the first of 4 layers attends {baseline/distance_without_first[1:1]} characters back "
     "on average. The last attends {baseline/distance_without_first[4:4]} characters back. In a model of 8 layers, the "
     "first attends {8 layers/distance_without_first[1:1]} characters back. The last attends "
@@ -130,7 +130,7 @@ DISTANCE = Experiment(
 )
 OUTSIDE_LINE = Experiment(
     "depth",
-    "depth",
+    "attention#do-deeper-layers-look-further-back",
     "The first layers give {baseline/outside_line[1:1]} and {8 layers/outside_line[1:1]} of their attention to earlier "
     "lines, the last {baseline/outside_line[4:4]} and {8 layers/outside_line[8:8]}. Uniform attention gives "
     "{baseline/outside_line[5:5]}.",

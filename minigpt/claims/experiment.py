@@ -24,7 +24,7 @@ class Experiment:
     question: str
     """The name of the question in docs/project/lab/runs.jsonl, or `lengths`."""
     page: str
-    """The name of its page, and of the figure there, in docs/project/lab."""
+    """Its page in docs/project/lab, and its section there: `attention#do-more-heads-help`."""
     finding: str
     """What the runs found, with a quantity in braces for each number.
 
@@ -37,8 +37,8 @@ class Experiment:
 
     @property
     def page_path(self) -> str:
-        """The page, relative to the root of the repository."""
-        return f"docs/project/lab/{self.page}.md"
+        """The page and its section, relative to the root of the repository."""
+        return f"docs/project/lab/{self.page.replace('#', '.md#')}"
 
     @property
     def quantities(self) -> list[str]:

@@ -192,7 +192,7 @@ def one_head_reference() -> Finding:
 
 NUMBER_OF_HEADS = Experiment(
     "heads",
-    "heads",
+    "attention#do-more-heads-help",
     "A model 128 wide trains for a minute, at equal size and time. With one head, its loss is {1 head}. With two and "
     "four heads, it is {2 heads} and {baseline}. With eight, it is {8 heads}.",
     lambda one, two, four, eight: max(two, four) < one and max(two, four) < eight,

@@ -219,7 +219,7 @@ def added_then_dropped() -> Finding:
 
 NO_POSITIONS = Experiment(
     "positions-4",
-    "positions",
+    "positions#does-a-model-need-positional-encodings",
     "After a minute of training, a model of 4 layers without positions has a loss {none - learned} "
     "above learned positions, and {none - baseline} above RoPE. Haviv et al. 2022 (arXiv 2203.16634) found "
     "only small differences. Their models have 125 million parameters or more, read words or subwords, and train far "
@@ -228,14 +228,14 @@ NO_POSITIONS = Experiment(
 )
 NO_POSITIONS_IN_ONE_LAYER = Experiment(
     "positions-1",
-    "positions",
+    "positions#does-a-model-need-positional-encodings",
     "A model of one layer without positions has a loss {none - learned} above learned positions.",
     lambda difference: difference > 0.3,
 )
 ADDED_OR_CONCATENATED = tuple(
     Experiment(
         question,
-        "positions",
+        "positions#which-positional-encodings-are-best",
         f"With {layers}, concatenated positions have a loss of {{concatenated}}, added ones {{learned}}.",
         lambda concatenated, added: abs(concatenated - added) < 0.02,
     )
@@ -247,14 +247,14 @@ ADDED_OR_CONCATENATED = tuple(
 )
 LEARNED_OR_SINUSOIDAL = Experiment(
     "positions-4",
-    "positions",
+    "positions#which-positional-encodings-are-best",
     "After a minute of training, the loss is {learned} with learned positions and {sinusoidal} with sinusoidal ones. "
     "The difference is {learned - sinusoidal}.",
     lambda learned, sinusoidal, difference: abs(difference) < 0.02,
 )
 RELATIVE = Experiment(
     "positions-4",
-    "positions",
+    "positions#which-positional-encodings-are-best",
     "With RoPE, positions enter a score only as the distance of the two tokens. After a minute of training, its "
     "loss is {sinusoidal - baseline} below sinusoidal positions and {learned - baseline} below learned ones.",
     lambda *gaps: min(gaps) > 0.02,

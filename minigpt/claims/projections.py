@@ -149,7 +149,7 @@ def self_and_cross() -> Finding:
 
 BIASES = Experiment(
     "ablations",
-    "architecture",
+    "attention#which-parts-of-the-model-matter",
     "With biases in all layers, a model that trains for a minute has a loss {biases - baseline} higher.",
     lambda more: 0 < more < 0.05,
 )

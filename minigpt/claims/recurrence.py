@@ -225,7 +225,7 @@ def products_counted() -> Finding:
 
 LSTM_AGAINST_GPT = Experiment(
     "rivals",
-    "recurrent",
+    "recurrence#does-attention-learn-more-than-recurrence",
     "After a minute of training at equal size and time, the loss of a GPT on Tiny Shakespeare is {baseline}. Those of "
     "an LSTM, a GRU and a plain recurrent network are {lstm}, {gru} and {rnn}.",
     lambda gpt, lstm, gru, rnn: lstm < gpt,
@@ -233,7 +233,7 @@ LSTM_AGAINST_GPT = Experiment(
 
 GRADIENTS = Experiment(
     "rivals",
-    "recurrent",
+    "recurrence#how-far-back-does-each-network-look",
     "It vanishes in trained networks too. Divide the gradient at distances 91 to 107 by that at distance 1. After a "
     "minute of training, this ratio is {lstm/gradient[91:107] / lstm/gradient[1:1]} in an LSTM and "
     "{gru/gradient[91:107] / gru/gradient[1:1]} in a GRU. In a plain recurrent network, it is "
@@ -242,7 +242,7 @@ GRADIENTS = Experiment(
 )
 GRADIENT_OF_ATTENTION = Experiment(
     "rivals",
-    "recurrent",
+    "recurrence#how-far-back-does-each-network-look",
     "After a minute of training, the gradient of a GPT at distances 91 to 107, divided by that at distance 1, is "
     "{baseline/gradient[91:107] / baseline/gradient[1:1]}. In an LSTM, it is "
     "{lstm/gradient[91:107] / lstm/gradient[1:1]}.",
@@ -250,7 +250,7 @@ GRADIENT_OF_ATTENTION = Experiment(
 )
 FORGETTING = Experiment(
     "rivals-pydoc",
-    "recurrent",
+    "recurrence#how-far-back-does-each-network-look",
     "On Python's documentation, the loss of a GPT falls by {baseline/by_position[17:32] - "
     "baseline/by_position[65:128]} from positions 17 to 32 to positions 65 to 128. That of an LSTM falls by "
     "{lstm/by_position[17:32] - lstm/by_position[65:128]}.",
@@ -258,7 +258,7 @@ FORGETTING = Experiment(
 )
 STEPS_TAKE_TIME = Experiment(
     "lengths",
-    "lengths",
+    "recurrence#how-do-time-and-memory-grow-with-the-length",
     "Fewer steps are not always faster. On two CPU cores, a GPT takes "
     "{modern/train_ms[6:6] / lstm/train_ms[6:6]} times as long as an LSTM of the same size to train on 2,048 "
     "characters. It takes {modern/train_ms[6:6] / rnn/train_ms[6:6]} times as long as a plain recurrent network.",
@@ -266,7 +266,7 @@ STEPS_TAKE_TIME = Experiment(
 )
 GROWTH = Experiment(
     "lengths",
-    "lengths",
+    "recurrence#how-do-time-and-memory-grow-with-the-length",
     "From 256 to 2,048 characters, the training time of a GPT grows as the length to the power of "
     "{modern/train_ms exponent}, that of an LSTM to the power of {lstm/train_ms exponent}. The GPT's is below 2 "
     "because its products with the weights grow linearly.",

@@ -276,7 +276,7 @@ def shape_is_kept() -> Finding:
 
 UNSCALED = Experiment(
     "scale",
-    "scaling",
+    "attention#does-attention-need-its-scale",
     "A GPT-2 trains for half a minute. With initial weights of queries, keys and values that are ten times as large, "
     "its loss is {unscaled, large weights} without the scale. With the scale, it is {large weights}. With the usual "
     "small weights, the scores are small anyway. Then the loss is {unscaled} without the scale and {baseline} with it.",
@@ -284,7 +284,7 @@ UNSCALED = Experiment(
 )
 WITHOUT_SOFTMAX = Experiment(
     "attention-kinds",
-    "attention-kinds",
+    "attention#does-attention-need-the-softmax",
     "After a minute of training at equal time, the loss is {relu - baseline} higher with ReLU instead of the softmax, "
     "and {linear - baseline} higher with linear attention.",
     lambda relu, linear: 0 < relu < linear,

@@ -68,7 +68,7 @@ SMALL = (
 )
 """Limits in characters, each with the values of `KEYS` for texts below that limit."""
 CPU = (*SMALL, (inf, (4, 4, 128, 256, 16, 1300, 0.0, 0.3, 0.9)))
-"""docs/project/lab/small-texts.md has the measurements. The GPU values for larger texts are not measured."""
+"""docs/project/lab/small-and-large-texts.md has the measurements. The GPU values for larger texts are not measured."""
 GPU = (
     *SMALL,
     (5_000_000, (6, 6, 384, 256, 64, 3000, 0.2, 1.0, 0.95)),

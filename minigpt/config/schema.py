@@ -251,7 +251,7 @@ NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation"
 NO_ATTENTION |= {"qk_norm": False, "zero_init": False}
 """The settings that recurrent families do not use, and the values that a configuration shows for them."""
 RECURRENT = {"rnn": 0.04, "lstm": 0.08, "gru": 0.08}
-"""The recurrent families, with their default of `optim.muon_lr`, measured in docs/project/lab/recurrent.md."""
+"""The recurrent families, with their default of `optim.muon_lr`, measured in docs/project/lab/recurrence.md."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {},  # the defaults above
     "classic": {

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def read(path: Path = RUNS) -> dict[str, list[Run]]:
         run = json.loads(line)
         found.setdefault(run["question"], []).append(run)
     return found
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Return the sections of a page of the notebook by their anchors, each from its heading on."""
+    _, *found = re.split(r"(?m)^## ", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\s-]", "", text.partition("\n")[0]).lower().replace(" ", "-"): text for text in found}
 
 
 def slope(points: list[Run], name: str) -> float:

@@ -26,7 +26,7 @@ def test_a_claim_shows_what_is_often_said_and_what_was_measured(cli: Cli) -> Non
     assert re.search(
         r"wrong: A softmax never .* measured: largest factor .* source: minigpt/claims/\S+:\d+ 1 corrected", shown[9]
     )
-    assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md 1 pass", shown[58])
+    assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md#\S+ 1 pass", shown[58])
 
 
 def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:

@@ -51,14 +51,14 @@ def test_the_recorded_numbers_decide_the_claim_and_appear_in_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "RECORDED", tmp_path / "recorded.json")
-    found = Experiment("q", "page", "A reaches {a}, {a - b} above B.", lambda a, gap: a > 1 and gap > 0.1)
+    found = Experiment("q", "page#section", "A reaches {a}, {a - b} above B.", lambda a, gap: a > 1 and gap > 0.1)
     claim = Claim(1, "A is worse than B", ("000",), trained=(found,))
     for a, gap, verdict in (([2.0], [0.2, 0.4], "PASS"), ([2.0], [0.0, 0.1], "FAIL"), ([1.0], [0.2], "FAIL")):
         (tmp_path / "recorded.json").write_text(json.dumps({"q": {"a": a, "a - b": gap}}), encoding="utf-8")
         assert decide(claim, "").verdict == verdict
     (tmp_path / "recorded.json").write_text(json.dumps({"q": {"a": [2.0], "a - b": [0.2, 0.4]}}), encoding="utf-8")
     assert decide(claim, "").trained == ["A reaches 2.000, 0.300 ± 0.100 above B."]
-    assert decide(claim, "").where == "docs/project/lab/page.md"
+    assert decide(claim, "").where == "docs/project/lab/page.md#section"
 
 
 def test_a_small_number_is_not_shown_as_zero() -> None:

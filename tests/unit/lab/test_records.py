@@ -25,7 +25,7 @@ def test_the_exponent_is_that_of_the_last_four_lengths(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_recorded_exponents() -> None:
-    page = (records.LAB / "lengths.md").read_text(encoding="utf-8")
+    page = (records.LAB / "recurrence.md").read_text(encoding="utf-8")
     points = [json.loads(line) for line in records.LENGTHS.read_text(encoding="utf-8").splitlines()]
     for title, name in {
         "training time": "train_ms",

@@ -1,0 +1,1 @@
+"""The course in docs/course: what `minigpt course` trains, measures and checks."""

@@ -1,0 +1,180 @@
+"""The chapters of the course: their titles, what each measures, and the numbers in the book."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt.course import letters, networks
+
+RECORDED = Path(__file__).with_name("recorded.json")
+"""The numbers of SEEDS for each chapter: {"1": {"pairs": [2.08, ...], ...}, ...}. scripts/course/record writes it."""
+SEEDS = (1, 2, 3, 4, 5)
+"""The seeds of the book."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a chapter: what it is, and how to print it."""
+
+    label: str
+    style: str = ".3f"
+
+    def show(self, value: float) -> str:
+        """Return the value as text."""
+        return f"{value:{self.style}}"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of the course."""
+
+    number: int
+    title: str
+    numbers: Mapping[str, Number]
+    measure: Callable[[int], dict[str, float]]
+    """Train what the chapter needs with this seed, and return its numbers by name."""
+
+    @property
+    def page(self) -> str:
+        """The name of its file in docs/course."""
+        return f"{self.number:02}-{self.title.lower().replace(' ', '-').replace('?', '')}.md"
+
+    def recorded(self) -> dict[str, list[float]]:
+        """Return the values of the book by name, one for each seed."""
+        recorded: dict[str, list[float]] = json.loads(RECORDED.read_text(encoding="utf-8"))[str(self.number)]
+        return recorded
+
+
+def book_range(values: list[float]) -> tuple[float, float]:
+    """Return the range in which a reader's value should lie, for the values of five seeds.
+
+    One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance.
+    """
+    low, high = min(values), max(values)
+    return low - (high - low) / 2, high + (high - low) / 2
+
+
+SHARE = ".1%"
+CHAPTERS = (
+    Chapter(
+        1,
+        "Guess the next letter",
+        {
+            "letters": Number("distinct letters, V", ".0f"),
+            "uniform": Number("loss of a uniform guess, ln V"),
+            "frequencies": Number("loss if you know how often each letter occurs"),
+            "pairs": Number("loss of the table of pairs"),
+            "triples": Number("loss of the table of triples"),
+            "cells": Number("cells in the table of triples", ",.0f"),
+            "seen": Number("share of these cells that occur in the text", SHARE),
+            "e after H": Number('probability of "e" after "H"', SHARE),
+        },
+        letters.guess,
+    ),
+    Chapter(
+        2,
+        "Average the past",
+        {
+            "pairs": Number("loss of the table of pairs"),
+            "average": Number("loss of the average of all earlier letters"),
+            "both": Number("loss of both together"),
+        },
+        letters.average,
+    ),
+    Chapter(
+        3,
+        "A score",
+        {
+            "brown": Number('score of "fox" and "brown"', ".0f"),
+            "quick": Number('score of "fox" and "quick"', ".0f"),
+            "the": Number('score of "fox" and "The"', ".0f"),
+            "fox": Number('score of "fox" and itself', ".0f"),
+        },
+        letters.fox,
+    ),
+    Chapter(
+        4,
+        "Softmax and scale",
+        {
+            **{f"spread {d}": Number(f"standard deviation of q · k, d_k = {d}", ".2f") for d in letters.SIZES},
+            **{f"raw {d}": Number(f"keys in use of 256 without the scale, d_k = {d}", ".1f") for d in letters.SIZES},
+            **{f"scaled {d}": Number(f"keys in use of 256 with the scale, d_k = {d}", ".1f") for d in letters.SIZES},
+        },
+        letters.scale,
+    ),
+    Chapter(
+        5,
+        "One trained head",
+        {
+            "pairs": Number("loss of the table of pairs"),
+            "untrained": Number("loss at step 0"),
+            "early": Number("loss at step 100"),
+            "trained": Number("loss at step 1,000"),
+            "frozen": Number("loss at step 1,000 if W_V stays random"),
+            "speech": Number('share of weight on I, :, and " after `"I am `', SHARE),
+        },
+        letters.one_head,
+    ),
+    Chapter(
+        6,
+        "Positions",
+        {
+            "rotary": Number("loss with RoPE"),
+            "learned": Number("loss with learned positional embeddings"),
+            "none": Number("loss without positional encodings"),
+            "none, one layer": Number("loss without positional encodings, one layer"),
+            "rotary, one layer": Number("loss with RoPE, one layer"),
+            "cost": Number("cost of none, four layers"),
+            "cost, one layer": Number("cost of none, one layer"),
+        },
+        networks.positions,
+    ),
+    Chapter(
+        7,
+        "Many heads",
+        {
+            **{f"heads {n}": Number(f"loss with {n} head{'s' if n > 1 else ''} of {64 // n}") for n in networks.HEADS},
+            "gain": Number("gain of four heads over one"),
+        },
+        networks.heads,
+    ),
+    Chapter(
+        8,
+        "The block",
+        {
+            **{f"after {n}": Number(f"loss if the model stops after layer {n}") for n in range(networks.LAYERS)},
+            "whole": Number("loss of the whole model"),
+            **{f"attention {n}": Number(f"rise without the attention of layer {n}") for n in range(networks.LAYERS)},
+            **{f"mlp {n}": Number(f"rise without the MLP of layer {n}") for n in range(networks.LAYERS)},
+        },
+        networks.block,
+    ),
+    Chapter(
+        9,
+        "What did it learn?",
+        {
+            "copy 0": Number("copying head: share of its attention at step 0", SHARE),
+            "copy": Number("copying head: share of its attention at the end", SHARE),
+            "loss": Number("loss of the whole model"),
+            "without copy": Number("rise of the loss without this head"),
+            "focused": Number("heads that look at one letter (weight above 80%) half of the time", ".0f"),
+            "free": Number("heads that cost less than 0.005", ".0f"),
+            "heads": Number("heads", ".0f"),
+        },
+        networks.learned,
+    ),
+    Chapter(
+        10,
+        "What attention replaced",
+        {
+            "lstm": Number("loss of the LSTM"),
+            "gpt": Number("loss of the GPT"),
+            "lstm early": Number("loss of the LSTM after a fifth of its steps"),
+            "gpt early": Number("loss of the GPT after a fifth of its steps"),
+            "lstm far": Number("LSTM: gradient at distance 32, relative to distance 1", ".4f"),
+            "gpt far": Number("GPT: gradient at distance 32, relative to distance 1", ".4f"),
+        },
+        networks.replaced,
+    ),
+)

@@ -1,0 +1,204 @@
+"""What chapters 1 to 5 measure: tables of letters, an average, a score, the scale, and one head.
+
+The networks here are those that the reader writes, so the reader's own training gives about the same losses.
+
+Letters in shapes: B batch, T time, C width, D head size, V vocabulary.
+"""
+
+import math
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from minigpt.claims.by_hand import W_K, W_Q, WORDS, X
+from minigpt.model.gpt import attention_weights, causal_mask
+from minigpt.text.stories import stories
+from minigpt.text.tokenizer import CharTokenizer
+
+LENGTH = 1_000_000
+"""Characters of the text: `builtin:stories`."""
+VALIDATION = 20_000
+"""Characters at its end on which losses are measured."""
+CONTEXT, BATCH, WIDTH = 64, 16, 64
+EARLY, STEPS = 100, 1000
+SIZES = (4, 16, 64, 256)
+"""The head sizes of chapter 4."""
+KEYS = 256
+PROMPT = 'Jakob has a new boat.\nAnna has a red kite.\nShe says: "I am '
+
+
+@cache
+def text() -> tuple[CharTokenizer, Tensor, Tensor]:
+    """Return the tokenizer of the stories, and the ids of their training and validation text."""
+    letters = "".join(stories(LENGTH, 0))
+    tokenizer = CharTokenizer(sorted(set(letters)))
+    ids = torch.from_numpy(tokenizer.encode(letters).astype("int64"))
+    return tokenizer, ids[:-VALIDATION], ids[-VALIDATION:]
+
+
+def table(ids: Tensor, length: int, V: int) -> Tensor:
+    """Return the probability of each letter after each sequence of `length` letters, (V ** length, V).
+
+    Each count is one too high, so that nothing is impossible (Laplace's rule of succession).
+    """
+    index = sum(ids[i : len(ids) - length + i] * V ** (length - i) for i in range(length + 1))
+    counts = 1 + torch.bincount(index, minlength=V ** (length + 1)).view(-1, V)
+    return counts / counts.sum(1, keepdim=True)
+
+
+def loss_of_table(probabilities: Tensor, ids: Tensor, length: int, V: int) -> float:
+    """Return the mean loss of a table on a text, in nats per letter."""
+    index = sum(ids[i : len(ids) - length + i] * V ** (length - 1 - i) for i in range(length))
+    return -probabilities[index, ids[length:]].log().mean().item()
+
+
+@cache
+def loss_of_pairs() -> float:
+    """Return the loss of the table of pairs on the validation text."""
+    tokenizer, training, validation = text()
+    V = tokenizer.vocab_size
+    return loss_of_table(table(training, 1, V), validation, 1, V)
+
+
+# --- chapters 1 to 4 ---------------------------------------------------------------------------------
+
+
+def guess(seed: int) -> dict[str, float]:
+    """Measure chapter 1: tables of letters. Nothing is random."""
+    tokenizer, training, validation = text()
+    V = tokenizer.vocab_size
+    share = torch.bincount(training, minlength=V) / len(training)
+    pairs, triples = table(training, 1, V), table(training, 2, V)
+    cells = (training[:-2] * V + training[1:-1]) * V + training[2:]
+    H, e = tokenizer.encode("He").tolist()
+    return {
+        "letters": V,
+        "uniform": math.log(V),
+        "frequencies": -share[validation].log().mean().item(),
+        "pairs": loss_of_pairs(),
+        "triples": loss_of_table(triples, validation, 2, V),
+        "cells": V**3,
+        "seen": len(cells.unique()) / V**3,
+        "e after H": pairs[H, e].item(),
+    }
+
+
+def average(seed: int) -> dict[str, float]:
+    """Measure chapter 2: an average of all earlier letters, alone and beside the last letter."""
+    found = {"pairs": loss_of_pairs()}
+    for name, with_last in (("average", False), ("both", True)):
+        torch.manual_seed(seed)
+        model = Average(text()[0].vocab_size, with_last)
+        train(model, STEPS)
+        found[name] = loss_of(model)
+    return found
+
+
+def fox(seed: int) -> dict[str, float]:
+    """Measure chapter 3: the scores of "fox". Nothing is random."""
+    x, w_q, w_k = (torch.tensor(matrix, dtype=torch.float32) for matrix in (X, W_Q, W_K))
+    scores = (x @ w_q) @ (x @ w_k).T
+    return {word.lower(): score for word, score in zip(WORDS, scores[-1].tolist(), strict=True)}
+
+
+def scale(seed: int) -> dict[str, float]:
+    """Measure chapter 4: random queries and keys, with and without the scale."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, float] = {}
+    for D in SIZES:
+        q, k = torch.randn(2, KEYS, D, generator=generator)
+        scores = q @ k.T
+        found[f"spread {D}"] = scores.std().item()
+        found[f"raw {D}"] = keys_in_use(scores.softmax(-1))
+        found[f"scaled {D}"] = keys_in_use((scores / math.sqrt(D)).softmax(-1))
+    return found
+
+
+def keys_in_use(weights: Tensor) -> float:
+    """Return exp of the mean entropy of the rows: N for equal weights on N keys, 1 if one key has all weight."""
+    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
+    return math.exp(entropy.mean().item())
+
+
+# --- chapter 5 ---------------------------------------------------------------------------------------
+
+
+class Average(nn.Module):
+    """Predict the next letter from the mean of the embeddings so far, and from the last letter with `with_last`."""
+
+    def __init__(self, V: int, with_last: bool) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(V, WIDTH), nn.Linear(WIDTH, V)
+        self.pairs = nn.Embedding(V, V) if with_last else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V) for ids (B, T)."""
+        seen = causal_mask(ids.size(1), ids.size(1), ids.device).float()
+        logits: Tensor = self.output(seen / seen.sum(1, keepdim=True) @ self.embedding(ids))
+        return logits if self.pairs is None else logits + self.pairs(ids)
+
+
+class OneHead(nn.Module):
+    """Predict the next letter from its own embedding plus what one head finds. There are no positions."""
+
+    def __init__(self, V: int) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(V, WIDTH), nn.Linear(WIDTH, V)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def weights(self, ids: Tensor) -> Tensor:
+        """Return the attention weights (B, T, T) for ids (B, T)."""
+        x = self.embedding(ids)
+        return attention_weights(self.query(x), self.key(x))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V) for ids (B, T)."""
+        x = self.embedding(ids)
+        logits: Tensor = self.output(x + self.weights(ids) @ self.value(x))
+        return logits
+
+
+def train(model: nn.Module, steps: int) -> None:
+    """Train `model` on the stories with AdamW, as `train` of chapter 5 does."""
+    _, ids, _ = text()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    for _ in tqdm(range(steps), leave=False, disable=None, unit="step"):
+        starts = torch.randint(len(ids) - CONTEXT, (BATCH, 1))
+        windows = ids[starts + torch.arange(CONTEXT + 1)]  # (B, T + 1)
+        loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module) -> float:
+    """Return the loss of a model on the validation text, in windows of CONTEXT."""
+    _, _, ids = text()
+    count = (len(ids) - 1) // CONTEXT
+    x, y = (ids[start : start + count * CONTEXT].view(count, CONTEXT) for start in (0, 1))
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
+
+
+def one_head(seed: int) -> dict[str, float]:
+    """Measure chapter 5: a head while it learns."""
+    tokenizer, _, _ = text()
+    torch.manual_seed(seed)
+    model = OneHead(tokenizer.vocab_size)
+    found = {"pairs": loss_of_pairs(), "untrained": loss_of(model)}
+    train(model, EARLY)
+    found["early"] = loss_of(model)
+    train(model, STEPS - EARLY)
+    found["trained"] = loss_of(model)
+    with torch.no_grad():
+        weights = model.weights(torch.from_numpy(tokenizer.encode(PROMPT))[None])[0, -1]
+    found["speech"] = sum(w for letter, w in zip(PROMPT, weights.tolist(), strict=True) if letter in 'I:"')
+    torch.manual_seed(seed)
+    frozen = OneHead(tokenizer.vocab_size)
+    frozen.value.requires_grad_(False)
+    train(frozen, STEPS)
+    return {**found, "frozen": loss_of(frozen)}

@@ -1,0 +1,164 @@
+"""What chapters 6 to 10 measure: models that minigpt trains, in runs whose names start with `course-`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.claims.evidence import Evidence
+from minigpt.errors import RunFinishedError, UserError, count
+from minigpt.interpret.gradient import gradient_by_distance, spread_windows
+from minigpt.model.gpt import GPT
+from minigpt.model.load import load_model, load_transformer
+from minigpt.paths import RUNS, is_run
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.runs import lock, new_run
+from minigpt.text.dataset import load_dataset
+from minigpt.training.loop import train
+from minigpt.training.setup import prepare_resume, prepare_run
+
+BASE = {
+    "data.val_fraction": 0.02,
+    "model.n_layer": 2,
+    "model.n_head": 4,
+    "model.n_embd": 64,
+    "model.context": 64,
+    "runtime.compile": "false",
+    "sample.preview": 0,
+    "train.attention": "false",
+    "train.batch_size": 16,
+    "train.steps": 300,
+}
+HEADS = (1, 2, 4, 8)
+"""The numbers of heads of chapter 7."""
+LAYERS = 4
+"""The layers of chapters 6 and 8."""
+FAR = 32
+"""The distance of chapter 10, in letters."""
+CLEAR, CHEAP = 0.8, 0.005
+"""The weight of a focused head on one letter, and the loss of a head that is free to remove."""
+
+
+def trained(name: str, seed: int, **changes: Any) -> Checkpoint:
+    """Train a model on the stories, or resume its training, and return its last checkpoint.
+
+    Raises:
+        UserError: There is a run of this name with other settings.
+        KeyboardInterrupt: Training was interrupted. What was trained is saved.
+    """
+    name = f"course-{name}" + f"-seed-{seed}" * (seed != 1)
+    settings = {**BASE, "train.seed": seed, **changes}
+    settings = {"train.eval_every": settings["train.steps"], "train.save_every": settings["train.steps"]} | settings
+    prepared = prepare_run(preset="stories", assignments=[f"{key}={value}" for key, value in settings.items()])
+    if not is_run(RUNS / name):
+        with new_run(name, prepared.stem) as run:
+            outcome = train(prepared.config, run, prepared.data)
+    else:
+        with lock(RUNS / name):
+            found = prepare_resume(RUNS / name, [])
+            if found.config != prepared.config:
+                raise UserError(f"runs/{name} has other settings than this chapter needs; rename it, then try again")
+            try:
+                outcome = train(found.config, RUNS / name, found.data, resume=found.checkpoint)
+            except RunFinishedError:
+                return load_checkpoint(name, "last")
+    if outcome.signal:
+        raise KeyboardInterrupt
+    return load_checkpoint(name, "last")
+
+
+def loss(checkpoint: Checkpoint) -> float:
+    """Return the validation loss of a checkpoint, in nats per letter."""
+    found = checkpoint.metadata.state.validation_loss
+    assert found is not None, "each run ends with an evaluation"
+    return found
+
+
+def positions(seed: int) -> dict[str, float]:
+    """Measure chapter 6: four layers and one layer, with and without positional encodings."""
+    found = {
+        kind: loss(trained(f"6-{kind}", seed, **{"model.n_layer": LAYERS, "model.position": kind}))
+        for kind in ("rotary", "learned", "none")
+    }
+    for kind in ("rotary", "none"):
+        found[f"{kind}, one layer"] = loss(
+            trained(f"6-{kind}-one-layer", seed, **{"model.n_layer": 1, "model.position": kind})
+        )
+    for layers in ("", ", one layer"):
+        found[f"cost{layers}"] = found[f"none{layers}"] - found[f"rotary{layers}"]
+    return found
+
+
+def heads(seed: int) -> dict[str, float]:
+    """Measure chapter 7: one wide head or several narrow ones, with the same width and number of weights."""
+    found = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, **{"model.n_head": n})) for n in HEADS}
+    return {**found, "gain": found["heads 1"] - found["heads 4"]}
+
+
+def block(seed: int) -> dict[str, float]:
+    """Measure chapter 8: what each part of a `classic` model adds."""
+    changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
+    checkpoint = trained("8", seed, **changes)
+    model, windows = load_transformer(checkpoint), _windows(checkpoint)
+    whole = _loss_without(model, windows)
+    found = {f"after {n}": _loss_without(model, windows, stop=n) for n in range(LAYERS)} | {"whole": whole}
+    for part in ("attention", "mlp"):
+        found |= {f"{part} {n}": _loss_without(model, windows, (part, n)) - whole for n in range(LAYERS)}
+    return found
+
+
+@torch.no_grad()
+def _loss_without(
+    model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), stop: int | None = None
+) -> float:
+    """Return the loss on windows (B, T + 1) without a part of a layer, or if the model stops after `stop` layers."""
+    x = model.embed(windows[:, :-1])
+    for layer, one in enumerate(list(model.blocks)[:stop]):
+        if part != ("attention", layer):
+            x = x + one.attention(one.norm1(x), model.cos_sin)
+        if part != ("mlp", layer):
+            x = x + one.mlp(one.norm2(x))
+    return F.cross_entropy(model.unembed(x).flatten(0, 1), windows[:, 1:].flatten()).item()
+
+
+def _windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
+    """Return windows (B, T + 1) spread over the validation split."""
+    tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
+    return spread_windows(tokens, checkpoint.config.model.context, number)
+
+
+def learned(seed: int) -> dict[str, float]:
+    """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove."""
+    steps = 1000
+    changes = {"model.context": 128, "optim.muon_lr": 0.02, "optim.lr": 0.02, "train.steps": steps}
+    checkpoint = trained("9", seed, **{**changes, "train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20})
+    tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
+    evidence = Evidence(checkpoint, tokens)
+    now, then, _ = evidence.link_scores("copy")  # (N, L, H)
+    score = now.nanmean(0)
+    best = int(score.argmax())
+    costs = evidence.costs.mean(0)  # (L, H)
+    top = torch.stack([seen.weights.amax(-1) for seen in evidence.activations])  # (N, L, H, T)
+    return {
+        "copy 0": then.nanmean(0).flatten()[best].item(),
+        "copy": score.flatten()[best].item(),
+        "loss": loss(checkpoint),
+        "without copy": costs.flatten()[best].item(),
+        "focused": ((top > CLEAR).float().mean((0, 3)) > 0.5).sum().item(),
+        "free": (costs < CHEAP).sum().item(),
+        "heads": costs.numel(),
+    }
+
+
+def replaced(seed: int) -> dict[str, float]:
+    """Measure chapter 10: an LSTM and a GPT that take about the same time."""
+    found: dict[str, float] = {}
+    for name, changes in (("lstm", LSTM), ("gpt", {"train.steps": 600})):
+        checkpoint = trained(f"10-{name}", seed, **changes, **{})
+        gradient = gradient_by_distance(load_model(checkpoint), _windows(checkpoint))
+        found |= {name: loss(checkpoint), f"{name} far": (gradient[FAR] / gradient[1]).item()}
+    return found
+
+
+LSTM: dict[str, Any] = {"model.family": "lstm", "model.n_layer": 1, "train.steps": 600}
