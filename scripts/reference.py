@@ -1,15 +1,10 @@
-"""Generate pages of the documentation from the code, as a hook of MkDocs: mkdocs.yml names this file.
-
-reference/commands.md comes from the command line. scripts/make_docs writes reference/settings.md, which has links.
-project/contributing.md and project/changelog.md come from the files at the top of the repository.
-"""
+"""The pages docs/reference/commands.md and docs/reference/settings.md. scripts/make_docs writes them."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
@@ -18,26 +13,6 @@ from minigpt.cli.main import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import show, type_name
 from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to the site. MkDocs calls this function."""
-    from mkdocs.structure.files import File
-
-    pages = {
-        "reference/commands.md": commands(),
-        "project/contributing.md": from_top("CONTRIBUTING.md"),
-        "project/changelog.md": from_top("CHANGELOG.md"),
-    }
-    for path, content in pages.items():
-        files.append(File.generated(config, path, content=content))
-    return files
 
 
 def commands() -> str:
@@ -84,8 +59,3 @@ def settings() -> str:
     lines += ["", "## Presets", "", "| preset | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in presets().items()]
     return "\n".join(lines) + "\n"
-
-
-def from_top(name: str) -> str:
-    """Return a file at the top of the repository, with its links into docs/ as links from docs/project/."""
-    return re.sub(r"\]\(docs/", "](../", (ROOT / name).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """One head by hand: the whole formula with numbers.
 
 Four words, vectors of five components, one head with a mask: small enough for pencil and paper. The page
-[One head by hand](by-hand.md) prints every number of this example.
+[One head by hand](../course/by-hand.md) prints every number of this example.
 """
 
 import math

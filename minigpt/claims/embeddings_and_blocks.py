@@ -175,7 +175,7 @@ CLAIMS = (
     ),
     Claim(
         39,
-        "A GPT that reads a small text many times overfits, unless dropout prevents it",
+        "A small GPT overfits a small text after many epochs, unless dropout prevents it",
         ("000",),
         notes_say="Attention overfits on small data.",
         trained=(OVERFITTING, SMALL_TEXT),

@@ -284,7 +284,7 @@ CLAIMS = (
     ),
     Claim(
         58,
-        "A small GPT without positions learns, but much worse",
+        "A small GPT without positions learns, but its loss is much higher",
         ("003",),
         notes_say="A model that does not know the order loses a lot.",
         trained=(NO_POSITIONS, NO_POSITIONS_IN_ONE_LAYER),
@@ -338,15 +338,21 @@ CLAIMS = (
     ),
     Claim(
         69,
-        "Adding positions to the embeddings costs little against concatenating them",
+        "In small models, added and concatenated positions give similar losses",
         ("003",),
         trained=ADDED_OR_CONCATENATED,
         notes_say="Adding positions loses little.",
     ),
-    Claim(66, "Learned and sinusoidal positions give similar losses", ("003",), trained=(LEARNED_OR_SINUSOIDAL,)),
+    Claim(
+        66,
+        "In a small model, learned and sinusoidal positions give similar losses",
+        ("003",),
+        notes_say="Learned and sinusoidal positions give similar losses.",
+        trained=(LEARNED_OR_SINUSOIDAL,),
+    ),
     Claim(
         68,
-        "RoPE, which encodes relative positions, gives a lower loss than added positions",
+        "In a small model, RoPE, which encodes relative positions, gives a lower loss than added ones",
         ("003",),
         notes_say="The relative position of two tokens matters.",
         trained=(RELATIVE,),

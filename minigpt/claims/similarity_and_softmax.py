@@ -363,9 +363,10 @@ CLAIMS = (
     ),
     Claim(
         13,
-        "Attention learns without a softmax, but less",
+        "Without the softmax, a small GPT learns, but its loss is higher",
         ("003",),
         notes_say="The softmax may be unnecessary, as linear attention shows.",
+        mistake="Linear attention shows that a model can learn without it, not that nothing is lost.",
         trained=(WITHOUT_SOFTMAX,),
     ),
     Claim(

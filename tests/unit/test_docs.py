@@ -69,10 +69,10 @@ def test_the_numbers_to_redo_by_hand_are_right() -> None:
     assert found == pytest.approx(shown, abs=0.001)
 
 
-def test_the_course_on_attention_has_its_table_and_figures() -> None:
-    course = (ROOT / "docs/course/attention.md").read_text(encoding="utf-8")
+def test_the_claims_have_their_table_and_figures() -> None:
+    page = (ROOT / "docs/reference/claims.md").read_text(encoding="utf-8")
     for row in json.loads((ROOT / "docs/course/inside/claims.json").read_text(encoding="utf-8"))["claims"]:
-        assert f"* | {row['verdict']} | {row['measured']} |" in course
-    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", course)
+        assert f"* | {row['verdict']} | {row['measured']} |" in page
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)
     assert len(pictures) >= 3
-    assert all((ROOT / "docs/course" / picture).is_file() for picture in pictures)
+    assert all((ROOT / "docs/reference" / picture).is_file() for picture in pictures)
