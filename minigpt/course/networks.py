@@ -101,11 +101,11 @@ def block(seed: int) -> dict[str, float]:
     """Measure chapter 8: what each part of a `classic` model adds."""
     changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
     checkpoint = trained("8", seed, **changes)
-    model, windows = load_transformer(checkpoint), _windows(checkpoint)
-    whole = _loss_without(model, windows)
-    found = {f"after {n}": _loss_without(model, windows, stop=n) for n in range(LAYERS)} | {"whole": whole}
+    model, spread = load_transformer(checkpoint), windows(checkpoint)
+    whole = _loss_without(model, spread)
+    found = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": whole}
     for part in ("attention", "mlp"):
-        found |= {f"{part} {n}": _loss_without(model, windows, (part, n)) - whole for n in range(LAYERS)}
+        found |= {f"{part} {n}": _loss_without(model, spread, (part, n)) - whole for n in range(LAYERS)}
     return found
 
 
@@ -123,10 +123,10 @@ def _loss_without(
     return F.cross_entropy(model.unembed(x).flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
-def _windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
+def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
     """Return windows (B, T + 1) spread over the validation split."""
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
-    return spread_windows(tokens, checkpoint.config.model.context, number)
+    return spreadwindows(tokens, checkpoint.config.model.context, number)
 
 
 def learned(seed: int) -> dict[str, float]:
@@ -158,6 +158,6 @@ def replaced(seed: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)
-        gradient = gradient_by_distance(load_model(checkpoint), _windows(checkpoint))
+        gradient = gradient_by_distance(load_model(checkpoint), windows(checkpoint))
         found |= {name: loss(checkpoint), f"{name} early": loss(early), f"{name} far": (gradient[FAR] / gradient[1]).item()}
     return found
