@@ -16,9 +16,9 @@ import torch
 from minigpt.claims.by_hand import COMPONENTS, WORDS, compute
 from minigpt.course import letters, networks
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
+from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance
 from minigpt.interpret.links import link_scores, linked_windows
-from minigpt.interpret.extract import extract
 from minigpt.model.load import load_model, load_transformer
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.runs import checkpoint_steps

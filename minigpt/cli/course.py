@@ -14,7 +14,7 @@ from minigpt.files import write_atomically
 from minigpt.paths import RUNS
 
 if TYPE_CHECKING:
-    from minigpt.course.chapters import Chapter
+    pass
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False}, help="Build a GPT letter by letter, in ten chapters.")
 DONE = RUNS / "course.json"

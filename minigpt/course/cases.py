@@ -59,8 +59,10 @@ def guess(my: Any) -> Iterator[Case]:
     yield "vocabulary(text)", lambda: my.vocabulary(TEXT), alphabet
     yield "encode(text, letters)", lambda: my.encode(TEXT, alphabet), ids
     yield "pair_probabilities(ids, V)", lambda: my.pair_probabilities(ids, V), expected
-    yield "loss_of_pairs(probabilities, ids)", lambda: my.loss_of_pairs(expected, ids), torch.tensor(
-        letters.loss_of_table(expected, ids, 1, V)
+    yield (
+        "loss_of_pairs(probabilities, ids)",
+        lambda: my.loss_of_pairs(expected, ids),
+        torch.tensor(letters.loss_of_table(expected, ids, 1, V)),
     )
 
 
@@ -99,9 +101,11 @@ def head(my: Any) -> Iterator[Case]:
     embedded = model.embedding(ids)
     yield "OneHead(9, 8)(ids)", lambda: model(ids), model.output(embedded + expected_head(model.head, embedded))
     before = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).item()
-    yield "train(model, ids, steps=30, ...) lowers the loss", lambda: (
-        my.train(model, ids.flatten(), steps=30, context=4, batch=4) < before
-    ), True
+    yield (
+        "train(model, ids, steps=30, ...) lowers the loss",
+        lambda: my.train(model, ids.flatten(), steps=30, context=4, batch=4) < before,
+        True,
+    )
 
 
 def expected_head(one: Any, x: Tensor) -> Tensor:
@@ -220,7 +224,9 @@ def _short(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else "?"
+    return (
+        text if len(text) <= 60 else f"a {type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else "?"
+    )
 
 
 def where(error: BaseException, path: Path) -> str:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.claims.evidence import Evidence
-from minigpt.errors import RunFinishedError, UserError, count
-from minigpt.interpret.gradient import gradient_by_distance, spread_windows
+from minigpt.errors import RunFinishedError, UserError
+from minigpt.interpret.gradient import gradient_by_distance
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_model, load_transformer
 from minigpt.paths import RUNS, is_run
@@ -110,9 +110,7 @@ def block(seed: int) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _loss_without(
-    model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), stop: int | None = None
-) -> float:
+def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), stop: int | None = None) -> float:
     """Return the loss on windows (B, T + 1) without a part of a layer, or if the model stops after `stop` layers."""
     x = model.embed(windows[:, :-1])
     for layer, one in enumerate(list(model.blocks)[:stop]):
@@ -159,5 +157,9 @@ def replaced(seed: int) -> dict[str, float]:
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)
         gradient = gradient_by_distance(load_model(checkpoint), windows(checkpoint))
-        found |= {name: loss(checkpoint), f"{name} early": loss(early), f"{name} far": (gradient[FAR] / gradient[1]).item()}
+        found |= {
+            name: loss(checkpoint),
+            f"{name} early": loss(early),
+            f"{name} far": (gradient[FAR] / gradient[1]).item(),
+        }
     return found
