@@ -1,9 +1,9 @@
-"""The page docs/course/by-hand.md: every number of the example in minigpt/claims/by_hand.py."""
+"""The page docs/course/by-hand.md: every number of the example in minigpt/course/claims/by_hand.py."""
 
 import math
 from collections.abc import Sequence
 
-from minigpt.claims.by_hand import COMPONENTS, W_K, W_Q, W_V, WORDS, Matrix, X, compute
+from minigpt.course.claims.by_hand import COMPONENTS, W_K, W_Q, W_V, WORDS, Matrix, X, compute
 
 PAGE = """# One head by hand
 

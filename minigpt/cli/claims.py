@@ -16,7 +16,7 @@ from minigpt.cli.output import json_text, wrapped, write
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
-    from minigpt.claims.claim import Head, Result
+    from minigpt.course.claims.claim import Head, Result
     from minigpt.storage.checkpoint import Checkpoint
 
 INDENT = 17
@@ -47,7 +47,7 @@ def claims(
       minigpt claims mine            also claims about a trained model
       minigpt claims 37 mine         one of these, and how to see it
     """
-    from minigpt.claims.run import run_claims
+    from minigpt.course.claims.run import run_claims
     from minigpt.storage.checkpoint import load_checkpoint
 
     numbers = {word for word in which or [] if word.isdecimal()}
@@ -72,8 +72,8 @@ def claims(
 
 def _check_numbers(numbers: set[str], has_run: bool) -> None:
     """Raise UserError if there is no such claim, or if it needs a run."""
-    from minigpt.claims.run import CLAIMS
-    from minigpt.claims.trained import QUESTIONS
+    from minigpt.course.claims.run import CLAIMS
+    from minigpt.course.claims.trained import QUESTIONS
 
     for number in numbers - {str(claim.id) for claim in CLAIMS}:
         if number not in {str(question.id) for question in QUESTIONS}:
@@ -85,7 +85,7 @@ def _check_numbers(numbers: set[str], has_run: bool) -> None:
 def _ask(loaded: "Checkpoint", numbers: Collection[str]) -> "list[Result]":
     from tqdm import tqdm
 
-    from minigpt.claims.trained import QUESTIONS, ask
+    from minigpt.course.claims.trained import QUESTIONS, ask
 
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
         answers = ask(loaded, validation_tokens(loaded), bar.update, numbers)
@@ -95,7 +95,7 @@ def _ask(loaded: "Checkpoint", numbers: Collection[str]) -> "list[Result]":
 
 def _print_results(results: "Sequence[Result]", with_figures: bool, run: str) -> None:
     """Print the claims by part, with a summary at the end. `run` is the argument that names the run, if any."""
-    from minigpt.claims.claim import Result
+    from minigpt.course.claims.claim import Result
 
     parts = defaultdict[str, list[Result]](list)
     for result in results:

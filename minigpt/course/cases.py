@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig
 from minigpt.course import letters
-from minigpt.model.gpt import GPT, attention_weights, causal_mask, rope_cos_sin
+from minigpt.course.claims.by_hand import W_K, W_Q, X
+from minigpt.model.gpt import GPT, Block, attention_weights, causal_mask, rope_cos_sin
 from minigpt.model.gpt import Attention as GPTAttention
 from minigpt.model.kernels import apply_rope
 from minigpt.paths import RUNS, is_run
@@ -37,7 +38,8 @@ TEXT = 'She says: "I am Ada from Maporo."'
 def run_file(path: Path) -> ModuleType:
     """Return the reader's file as a module named `mygpt`."""
     spec = importlib.util.spec_from_file_location("mygpt", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["mygpt"] = module
     sys.path.insert(0, str(path.parent))  # as if Python ran the file
@@ -75,7 +77,7 @@ def average(my: Any) -> Iterator[Case]:
 
 def score(my: Any) -> Iterator[Case]:
     """Check chapter 3."""
-    fox, w_q, w_k = (torch.tensor(matrix, dtype=torch.float32) for matrix in (letters.X, letters.W_Q, letters.W_K))
+    fox, w_q, w_k = (torch.tensor(matrix, dtype=torch.float32) for matrix in (X, W_Q, W_K))
     yield "scores(fox, W_Q, W_K)", lambda: my.scores(fox, w_q, w_k), (fox @ w_q) @ (fox @ w_k).T
     x, a, b = randn(6, 4), randn(4, 3), randn(4, 3).flip(0)
     yield "scores(x, W_Q, W_K)", lambda: my.scores(x, a, b), (x @ a) @ (x @ b).T
@@ -110,7 +112,8 @@ def head(my: Any) -> Iterator[Case]:
 
 def expected_head(one: Any, x: Tensor) -> Tensor:
     """Return what a head with layers `query`, `key` and `value` computes."""
-    return attention_weights(one.query(x), one.key(x)) @ one.value(x)
+    found: Tensor = attention_weights(one.query(x), one.key(x)) @ one.value(x)
+    return found
 
 
 def positions(my: Any) -> Iterator[Case]:
@@ -150,6 +153,7 @@ def block(my: Any) -> Iterator[Case]:
     mine = my.GPT(9, 16, n_layer=2, n_head=4, C=8)
     x = randn(2, 6, 8)
     theirs = own.blocks[0]
+    assert isinstance(theirs, Block)
     mine.load_state_dict(own.state_dict())
     yield "MLP of a block", lambda: mine.blocks[0].mlp(x), theirs.mlp(x)
     yield "Block(8, 4)(x)", lambda: mine.blocks[0](x), theirs(x)
@@ -190,7 +194,8 @@ def replaced(my: Any) -> Iterator[Case]:
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = randn(2, 6, 4)
-    W, U, b = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0 + layer.bias_hh_l0
+    W, U, b1, b2 = layer.parameters()
+    b = b1 + b2
     h, c = randn(2, 2, 4)
     _, (h2, c2) = layer(x[:, :1], (h[None], c[None]))
     yield "lstm_step(x, h, c, W, U, b)[0]", lambda: my.lstm_step(x[:, 0], h, c, W, U, b)[0], h2[0]

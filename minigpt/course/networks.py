@@ -1,15 +1,16 @@
 """What chapters 6 to 10 measure: models that minigpt trains, in runs whose names start with `course-`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.evidence import Evidence
+from minigpt.course.claims.evidence import Evidence
 from minigpt.errors import RunFinishedError, UserError
-from minigpt.interpret.gradient import gradient_by_distance
-from minigpt.model.gpt import GPT
+from minigpt.interpret.gradient import gradient_by_distance, spread_windows
+from minigpt.model.gpt import GPT, Block
 from minigpt.model.load import load_model, load_transformer
 from minigpt.paths import RUNS, is_run
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
@@ -18,7 +19,7 @@ from minigpt.text.dataset import load_dataset
 from minigpt.training.loop import train
 from minigpt.training.setup import prepare_resume, prepare_run
 
-BASE = {
+BASE: dict[str, Any] = {
     "data.val_fraction": 0.02,
     "model.n_layer": 2,
     "model.n_embd": 64,
@@ -40,7 +41,7 @@ EARLY = 200
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
-def trained(name: str, seed: int, preset: str = "stories", **changes: Any) -> Checkpoint:
+def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "stories") -> Checkpoint:
     """Train a model on the stories, or resume its training, and return its last checkpoint.
 
     Raises:
@@ -48,7 +49,7 @@ def trained(name: str, seed: int, preset: str = "stories", **changes: Any) -> Ch
         KeyboardInterrupt: Training was interrupted. What was trained is saved.
     """
     name = f"course-{name}" + f"-seed-{seed}" * (seed != 1)
-    settings = {**BASE, "train.seed": seed, **changes}
+    settings: dict[str, Any] = {**BASE, "train.seed": seed, **changes}
     settings = {"train.eval_every": settings["train.steps"], "train.save_every": settings["train.steps"]} | settings
     assignments = [f"{key}={value}" for key, value in settings.items()]
     prepared = prepare_run(["builtin:stories"], preset, assignments)
@@ -79,12 +80,12 @@ def loss(checkpoint: Checkpoint) -> float:
 def positions(seed: int) -> dict[str, float]:
     """Measure chapter 6: four layers and one layer, with and without positional encodings."""
     found = {
-        kind: loss(trained(f"6-{kind}", seed, **{"model.n_layer": LAYERS, "model.position": kind}))
+        kind: loss(trained(f"6-{kind}", seed, {"model.n_layer": LAYERS, "model.position": kind}))
         for kind in ("rotary", "learned", "none")
     }
     for kind in ("rotary", "none"):
         found[f"{kind}, one layer"] = loss(
-            trained(f"6-{kind}-one-layer", seed, **{"model.n_layer": 1, "model.position": kind})
+            trained(f"6-{kind}-one-layer", seed, {"model.n_layer": 1, "model.position": kind})
         )
     for layers in ("", ", one layer"):
         found[f"cost{layers}"] = found[f"none{layers}"] - found[f"rotary{layers}"]
@@ -93,14 +94,14 @@ def positions(seed: int) -> dict[str, float]:
 
 def heads(seed: int) -> dict[str, float]:
     """Measure chapter 7: one wide head or several narrow ones, with the same width and number of weights."""
-    found = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, **{"model.n_head": n})) for n in HEADS}
+    found = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, {"model.n_head": n})) for n in HEADS}
     return {**found, "gain": found["heads 1"] - found["heads 4"]}
 
 
 def block(seed: int) -> dict[str, float]:
     """Measure chapter 8: what each part of a `classic` model adds."""
     changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
-    checkpoint = trained("8", seed, **changes)
+    checkpoint = trained("8", seed, changes)
     model, spread = load_transformer(checkpoint), windows(checkpoint)
     whole = _loss_without(model, spread)
     found = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": whole}
@@ -114,6 +115,7 @@ def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), 
     """Return the loss on windows (B, T + 1) without a part of a layer, or if the model stops after `stop` layers."""
     x = model.embed(windows[:, :-1])
     for layer, one in enumerate(list(model.blocks)[:stop]):
+        assert isinstance(one, Block)
         if part != ("attention", layer):
             x = x + one.attention(one.norm1(x), model.cos_sin)
         if part != ("mlp", layer):
@@ -124,13 +126,13 @@ def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), 
 def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
     """Return windows (B, T + 1) spread over the validation split."""
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
-    return spreadwindows(tokens, checkpoint.config.model.context, number)
+    return spread_windows(tokens, checkpoint.config.model.context, number)
 
 
 def learned(seed: int) -> dict[str, float]:
     """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove."""
     changes = {"model.context": 128, "train.steps": 1200, "train.eval_every": 100, "train.save_every": 100}
-    checkpoint = trained("9", seed, **changes, **{"train.keep_last": 20})
+    checkpoint = trained("9", seed, {**changes, "train.keep_last": 20})
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
     evidence = Evidence(checkpoint, tokens)
     now, then, uniform = evidence.link_scores("copy")  # (N, L, H), and (N)
@@ -151,8 +153,8 @@ def learned(seed: int) -> dict[str, float]:
 
 def replaced(seed: int) -> dict[str, float]:
     """Measure chapter 10: an LSTM and a GPT of about the same number of parameters."""
-    lstm = trained("10-lstm", seed, "shakespeare-lstm", **HALVES, **{"model.n_embd": 78})
-    gpt = trained("10-gpt", seed, **HALVES)
+    lstm = trained("10-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
+    gpt = trained("10-gpt", seed, HALVES)
     found: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)

@@ -24,7 +24,8 @@ def test_a_claim_shows_what_is_often_said_and_what_was_measured(cli: Cli) -> Non
     shown = {number: " ".join(cli("claims", str(number)).out.split()) for number in (9, 58)}
     assert "9 CORRECTED Scaling prevents vanishing gradients through the softmax said: Dividing by" in shown[9]
     assert re.search(
-        r"wrong: A softmax never .* measured: largest factor .* source: minigpt/claims/\S+:\d+ 1 corrected", shown[9]
+        r"wrong: A softmax never .* measured: largest factor .* source: minigpt/course/claims/\S+:\d+ 1 corrected",
+        shown[9],
     )
     assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md#\S+ 1 pass", shown[58])
 
@@ -84,7 +85,7 @@ def test_a_number_is_a_claim_and_anything_else_a_run(cli: Cli, folder: Path) -> 
 
 
 def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.claims.mask.causal_mask", lambda q, k, device: torch.ones(q, k).bool())
+    monkeypatch.setattr("minigpt.course.claims.mask.causal_mask", lambda q, k, device: torch.ones(q, k).bool())
     done = cli("claims")
     assert done.code == 1
     assert "claims do not hold: " in done.err.splitlines()[-1]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from minigpt.claims import recurrence, small_models
-from minigpt.claims.claim import Result, decide, fmt
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.run import CLAIMS, THEMES, run_claims, title
 from minigpt.config.schema import ModelConfig
+from minigpt.course.claims import recurrence, small_models
+from minigpt.course.claims.claim import Result, decide, fmt
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.run import CLAIMS, THEMES, run_claims, title
 from minigpt.model import gpt as model
 from minigpt.model import kernels, size
 from minigpt.model.gpt import GPT, Attention, Block, Dropout
@@ -44,7 +44,7 @@ def test_each_claim_has_one_result_in_reading_order(results: list[Result]) -> No
     assert [result.id for result in run_claims({"10", "9"})] == [number for number in ids if number in (9, 10)]
     with_claims = {
         path.stem
-        for path in (ROOT / "minigpt/claims").glob("*.py")
+        for path in (ROOT / "minigpt/course/claims").glob("*.py")
         if "\nCLAIMS = (" in path.read_text(encoding="utf-8")
     }
     assert with_claims == {theme.__name__.split(".")[-1] for theme in THEMES}

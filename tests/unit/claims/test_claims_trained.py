@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from minigpt.claims import trained_heads, trained_stories, trained_vectors
-from minigpt.claims.claim import Head
-from minigpt.claims.evidence import (
+from minigpt.config.schema import FAMILIES, ModelConfig
+from minigpt.course.claims import trained_heads, trained_stories, trained_vectors
+from minigpt.course.claims.claim import Head
+from minigpt.course.claims.evidence import (
     INCONCLUSIVE,
     LINKED_WINDOWS,
     NOT_APPLICABLE,
@@ -21,9 +22,8 @@ from minigpt.claims.evidence import (
     kendall_tau,
     rank_correlation,
 )
-from minigpt.claims.trained import QUESTIONS, ask
-from minigpt.claims.trained_stories import PRONOUN_TEXTS
-from minigpt.config.schema import FAMILIES, ModelConfig
+from minigpt.course.claims.trained import QUESTIONS, ask
+from minigpt.course.claims.trained_stories import PRONOUN_TEXTS
 from minigpt.errors import UserError
 from minigpt.interpret.links import LINKS
 from minigpt.model.gpt import GPT

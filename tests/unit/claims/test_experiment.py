@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.claims import experiment
-from minigpt.claims.claim import Claim, decide
-from minigpt.claims.experiment import Experiment, mean_and_error, measure
+from minigpt.course.claims import experiment
+from minigpt.course.claims.claim import Claim, decide
+from minigpt.course.claims.experiment import Experiment, mean_and_error, measure
 
 RUNS = [
     {"variant": variant, "seed": seed, "loss": loss, "best": loss - 1, "far": [4.0, loss, 3 * loss]}

@@ -26,7 +26,8 @@ def page(chapter: Chapter) -> str:
 
 def blocks(text: str, title: str) -> list[str]:
     """Return the code blocks of a page that have this title, without their indentation."""
-    return [re.sub(f"^{space}", "", code, flags=re.MULTILINE) for space, name, code in BLOCK.findall(text) if name == title]
+    found = (block for block in BLOCK.findall(text) if block[1] == title)
+    return [re.sub(f"^{space}", "", code, flags=re.MULTILINE) for space, _, code in found]
 
 
 def assembled() -> str:
@@ -53,7 +54,7 @@ def test_the_code_of_all_chapters_agrees_with_minigpt(mygpt: Path) -> None:
 
 def test_it_gives_the_logits_of_a_trained_classic_model(mygpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(networks.BASE, "train.steps", 2)
-    networks.trained("8", 1, **{"model.family": "classic", "model.n_layer": 2, "train.steps": 2})
+    networks.trained("8", 1, {"model.family": "classic", "model.n_layer": 2, "train.steps": 2})
     answer = check_here(8, mygpt)
     assert answer["problem"] == ""
     assert "the logits of runs/course-8" in answer["passed"][8]
@@ -172,8 +173,8 @@ def test_bars_show_the_recorded_numbers() -> None:
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    networks.trained("8", 1, **{"train.steps": 2, "model.n_layer": 1})
+    networks.trained("8", 1, {"train.steps": 2, "model.n_layer": 1})
     with pytest.raises(UserError, match="runs/course-8 has other settings than this chapter needs; rename it"):
-        networks.trained("8", 1, **{"train.steps": 3, "model.n_layer": 1})
-    again = networks.trained("8", 1, **{"train.steps": 2, "model.n_layer": 1})
+        networks.trained("8", 1, {"train.steps": 3, "model.n_layer": 1})
+    again = networks.trained("8", 1, {"train.steps": 2, "model.n_layer": 1})
     assert again.metadata.step == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 from lab_scripts import LAB, script
 
-from minigpt.claims.run import CLAIMS
+from minigpt.course.claims.run import CLAIMS
 
 report = script("report")
 records = report.records

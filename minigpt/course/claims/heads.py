@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_config
+from minigpt.course.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_config
 from minigpt.model.gpt import attention_weights
 from minigpt.model.size import count_parameters
 
@@ -237,7 +237,7 @@ CLAIMS = (
         "In a model 128 wide, two or four heads give a lower loss than one or eight",
         ("001",),
         notes_say="More heads give a better score.",
-        mistake="Heads share the width of the model. The loss of eight heads of 16 channels is higher than that of two of 64.",
+        mistake="Heads share the width of the model. Eight heads of 16 channels have a higher loss than two of 64.",
         trained=(NUMBER_OF_HEADS,),
     ),
     Claim(

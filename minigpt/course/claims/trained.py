@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection
 
-from minigpt.claims.claim import Result, location
-from minigpt.claims.evidence import Evidence, Question
-from minigpt.claims.trained_heads import (
+from minigpt.course.claims.claim import Result, location
+from minigpt.course.claims.evidence import Evidence, Question
+from minigpt.course.claims.trained_heads import (
     attention_selects,
     deeper_attends_further,
     deeper_leaves_the_line,
@@ -14,8 +14,8 @@ from minigpt.claims.trained_heads import (
     larger_outputs_matter_more,
     some_head_follows,
 )
-from minigpt.claims.trained_stories import some_head_copies, some_head_links
-from minigpt.claims.trained_vectors import (
+from minigpt.course.claims.trained_stories import some_head_copies, some_head_links
+from minigpt.course.claims.trained_vectors import (
     embeddings_group_characters,
     embeddings_learn,
     layers_add_context,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from minigpt.claims.claim import Claim, Finding, fmt, max_abs
-from minigpt.claims.small_models import EXACT, small_attention
+from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.course.claims.small_models import EXACT, small_attention
 
 Matrix = list[list[float]]
 

@@ -13,9 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import (
+from minigpt.config.schema import ModelConfig
+from minigpt.course.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import (
     ENCODER,
     EXACT,
     normal,
@@ -24,7 +25,6 @@ from minigpt.claims.small_models import (
     small_config,
     small_gpt,
 )
-from minigpt.config.schema import ModelConfig
 from minigpt.model.size import count_parameters
 from minigpt.text.tokenizer import CharTokenizer
 

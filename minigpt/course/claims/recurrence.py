@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
 from minigpt.config.schema import SampleConfig
+from minigpt.course.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
 from minigpt.model.gpt import attention_weights, use_kernels
 from minigpt.model.kernels import TORCH
 from minigpt.model.reference import TorchEngine

@@ -8,8 +8,8 @@ links of both kinds.
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import Head, fmt
-from minigpt.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, Answer, Evidence, judge
+from minigpt.course.claims.claim import Head, fmt
+from minigpt.course.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, Answer, Evidence, judge
 from minigpt.interpret.links import is_on_stories
 from minigpt.interpret.scores import MIN_MARGIN
 

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from minigpt.claims import (
+from minigpt.course.claims import (
     by_hand,
     embeddings_and_blocks,
     heads,
@@ -31,7 +31,7 @@ from minigpt.claims import (
     recurrence,
     similarity_and_softmax,
 )
-from minigpt.claims.claim import Claim, Result, decide
+from minigpt.course.claims.claim import Claim, Result, decide
 
 THEMES = (similarity_and_softmax, projections, by_hand, heads, mask, positions, recurrence, embeddings_and_blocks)
 """The modules with claims, in reading order."""

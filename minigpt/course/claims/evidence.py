@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.claim import Head
+from minigpt.course.claims.claim import Head
 from minigpt.errors import TextError, UserError
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations, ablate_heads, extract

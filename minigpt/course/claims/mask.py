@@ -9,9 +9,9 @@ import math
 
 import torch
 
-from minigpt.claims.claim import Claim, Finding, fmt, max_abs
-from minigpt.claims.small_models import ENCODER, EXACT, normal, sdpa_unmasked, small_gpt
 from minigpt.config.schema import FAMILIES
+from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.course.claims.small_models import ENCODER, EXACT, normal, sdpa_unmasked, small_gpt
 from minigpt.model.gpt import attention_weights, causal_mask, use_kernels
 from minigpt.model.kernels import DEFAULT
 

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.claim import Claim, Finding, fmt, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import EXACT, normal, small_attention
+from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import EXACT, normal, small_attention
 from minigpt.model.gpt import attention_weights, causal_mask
 
 HEAD_SIZES = (4, 16, 64, 256)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigpt.claims.claim import Head, fmt
-from minigpt.claims.evidence import (
+from minigpt.course.claims.claim import Head, fmt
+from minigpt.course.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
     NOT_SUPPORTED,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from minigpt.claims.experiment import Experiment
+from minigpt.course.claims.experiment import Experiment
 
 
 @dataclass(frozen=True)

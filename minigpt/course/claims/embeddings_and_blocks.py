@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minigpt.claims.claim import Claim, Finding, fmt, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
 from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import contradictions, resolve
 from minigpt.config.schema import RunConfig, SampleConfig
+from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import EXACT, normal, randomize, record_inputs, small_config, small_gpt
 from minigpt.model.gpt import Block, make_norm
 from minigpt.model.reference import TorchEngine
 from minigpt.model.size import count_parameters

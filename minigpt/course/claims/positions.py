@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from minigpt.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
-from minigpt.claims.experiment import Experiment
-from minigpt.claims.small_models import (
+from minigpt.course.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.course.claims.experiment import Experiment
+from minigpt.course.claims.small_models import (
     ENCODER,
     EXACT,
     normal,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.claims.claim import fmt
-from minigpt.claims.evidence import (
+from minigpt.course.claims.claim import fmt
+from minigpt.course.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
     SHUFFLES,
