@@ -1,0 +1,224 @@
+// The figures of the course. Each <figure class="course" data-figure="NAME"> gets one control and one drawing.
+// figures-data.js has the numbers, which scripts/record_course measured.
+(() => {
+  const NS = "http://www.w3.org/2000/svg";
+
+  /** Return an element with attributes and children. */
+  function h(tag, attributes = {}, ...children) {
+    const svg = ["svg", "rect", "text", "polyline", "line", "g"].includes(tag);
+    const element = svg ? document.createElementNS(NS, tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element[name] = value;
+      else element.setAttribute(name, value);
+    }
+    element.append(...children);
+    return element;
+  }
+
+  const show = (letter) => ({ " ": "␣", "\n": "↵" })[letter] ?? letter;
+  const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+
+  function softmax(scores) {
+    const exponentials = scores.map((score) => Math.exp(score - Math.max(...scores)));
+    return exponentials.map((value) => value / sum(exponentials));
+  }
+
+  /** A label with a drop-down. `change` receives the index of the chosen option. */
+  function choice(label, options, change, chosen = 0) {
+    const select = h("select", { onchange: () => change(select.selectedIndex) });
+    select.append(...options.map((option, i) => h("option", i === chosen ? { selected: "" } : {}, option)));
+    return h("label", {}, `${label} `, select);
+  }
+
+  /** Horizontal bars: a label, a bar and the number in each row. */
+  function bars(rows, text = (value) => value.toFixed(3), start = 0) {
+    const largest = Math.max(...rows.map(([, value]) => value));
+    const table = h("table", { class: "bars" });
+    for (const [label, value] of rows) {
+      const width = Math.max(0, (100 * (value - start)) / (largest - start || 1));
+      const bar = h("div", { style: `width: ${width}%` });
+      table.append(h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, bar), h("td", {}, text(value))));
+    }
+    return table;
+  }
+
+  /** A table of numbers, shaded by their share of the largest. A missing number is hidden by the mask. */
+  function grid(rows, columns, values, text) {
+    const largest = Math.max(...values.flat().filter((value) => value !== null), 1e-9);
+    const table = h("table", { class: "grid" }, h("tr", {}, h("th"), ...columns.map((name) => h("th", {}, name))));
+    values.forEach((row, i) => {
+      const cells = row.map((value) =>
+        value === null
+          ? h("td", { class: "hidden" }, "–")
+          : h("td", { style: `--share: ${Math.max(0, value / largest)}` }, text(value)),
+      );
+      table.append(h("tr", {}, h("th", { scope: "row" }, rows[i]), ...cells));
+    });
+    return table;
+  }
+
+  /** Lines over x, each with a name: [[name, [[x, y], ...]], ...]. */
+  function lines(series, label, log = false) {
+    const [W, H, L, B] = [640, 260, 54, 34];
+    const points = series.flatMap(([, line]) => line);
+    const scale = (values, from, to, f = (v) => v) => {
+      const [low, high] = [Math.min(...values.map(f)), Math.max(...values.map(f))];
+      return (value) => from + ((f(value) - low) / (high - low || 1)) * (to - from);
+    };
+    const xs = points.map(([x]) => x);
+    const ys = points.map(([, y]) => y);
+    const x = scale(xs, L, W - 12);
+    const y = scale(ys, H - B, 12, log ? Math.log : undefined);
+    const svg = h("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${label}: ${series.map(([n]) => n)}` });
+    for (const value of [Math.min(...ys), Math.max(...ys)]) {
+      svg.append(h("text", { x: L - 6, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(2)));
+      svg.append(h("line", { x1: L, x2: W - 12, y1: y(value), y2: y(value), class: "axis" }));
+    }
+    for (const value of [Math.min(...xs), Math.max(...xs)]) {
+      const anchor = value === Math.min(...xs) ? "start" : "end";
+      svg.append(h("text", { x: x(value), y: H - 14, "text-anchor": anchor }, value.toLocaleString("en")));
+    }
+    svg.append(h("text", { x: (L + W) / 2, y: H - 14, "text-anchor": "middle" }, label));
+    const legend = h("p", { class: "legend" });
+    series.forEach(([name, line], i) => {
+      svg.append(h("polyline", { points: line.map(([a, b]) => `${x(a)},${y(b)}`).join(" "), class: `line-${i}` }));
+      legend.append(h("span", { class: `line-${i}` }, name));
+    });
+    return h("div", {}, svg, legend);
+  }
+
+  const DRAW = {
+    // Chapter 1: a row of the table of pairs.
+    pairs({ letters, table }, figure) {
+      const H = letters.indexOf("H");
+      const draw = (i) => {
+        const rows = letters.map((letter, j) => [show(letter), table[i][j]]).sort((a, b) => b[1] - a[1]);
+        figure.set(bars(rows.slice(0, 8), percent), heat(i));
+      };
+      const heat = (chosen) => {
+        const canvas = h("canvas", { width: 416, height: 416, role: "img", "aria-label": "The table of pairs" });
+        const pen = canvas.getContext("2d");
+        const color = getComputedStyle(figure.element).color;
+        table.forEach((row, i) =>
+          row.forEach((share, j) => {
+            pen.globalAlpha = Math.sqrt(share);
+            pen.fillStyle = i === chosen ? "#c2410c" : color;
+            pen.fillRect(8 * j, 8 * i, 7, 7);
+          }),
+        );
+        canvas.onclick = (event) => draw(Math.floor((event.offsetY / canvas.clientHeight) * letters.length));
+        return canvas;
+      };
+      figure.control(choice("after the letter", letters.map(show), draw, H));
+      draw(H);
+    },
+    // Chapter 2: the weights of an average.
+    past(_, figure) {
+      const words = [...'"I am Ad'].map(show);
+      const box = h("input", { type: "checkbox", checked: "", onchange: () => draw() });
+      const draw = () =>
+        figure.set(
+          grid(
+            words,
+            words,
+            words.map((_, t) => words.map((_, s) => (box.checked ? (s <= t ? 1 / (t + 1) : null) : 1 / words.length))),
+            (value) => value.toFixed(2),
+          ),
+        );
+      figure.control(h("label", {}, box, " hide the future"));
+      draw();
+    },
+    // Chapter 3: scores of a query that the reader edits.
+    fox({ words, components, keys, query }, figure) {
+      const inputs = query.map((value, i) =>
+        h("input", { type: "number", value, "aria-label": components[i], step: 1, oninput: () => draw() }),
+      );
+      const draw = () => {
+        const q = inputs.map((input) => Number(input.value) || 0);
+        const scores = keys.map((key) => sum(key.map((value, i) => value * q[i])));
+        figure.set(grid(["q · k"], words, [scores], String));
+      };
+      const cells = components.map((name, i) => h("label", {}, name, inputs[i]));
+      figure.control(h("div", { class: "query" }, h("span", {}, "query of fox"), ...cells));
+      draw();
+    },
+    // Chapter 4: how many keys get weight.
+    scale(_, figure) {
+      let state = 7;
+      const normal = () => {
+        const uniform = () => (state = (state * 48271) % 2147483647) / 2147483647;
+        return Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
+      };
+      const numbers = Array.from({ length: 256 }, normal);
+      const slider = h("input", { type: "range", min: 0, max: 8, value: 6, step: 1, oninput: () => draw() });
+      const output = h("output");
+      const draw = () => {
+        const D = 2 ** slider.value;
+        output.textContent = ` d_k = ${D}`;
+        const rows = [Math.sqrt(D), 1].map((factor) => {
+          const weights = softmax(numbers.map((value) => factor * value));
+          return Math.exp(-sum(weights.map((w) => (w ? w * Math.log(w) : 0))));
+        });
+        figure.set(bars([["without the scale", rows[0]], ["with the scale", rows[1]], ["all keys", 256]], (v) => v.toFixed(1)));
+      };
+      figure.control(h("label", {}, "head size ", slider, output));
+      draw();
+    },
+    // Chapter 5: where one head looks.
+    head({ prompt, steps }, figure) {
+      const names = Object.keys(steps);
+      const draw = (i) => {
+        const weights = steps[names[i]];
+        const largest = Math.max(...weights);
+        const letters = [...prompt].map((letter, j) =>
+          h("span", { style: `--share: ${weights[j] / largest}`, title: percent(weights[j]) }, show(letter)),
+        );
+        const totals = {};
+        [...prompt].forEach((letter, j) => (totals[show(letter)] = (totals[show(letter)] ?? 0) + weights[j]));
+        const rows = Object.entries(totals).sort((a, b) => b[1] - a[1]).slice(0, 6);
+        figure.set(h("p", { class: "letters" }, ...letters), bars(rows, percent));
+      };
+      figure.control(choice("step", names, draw, names.length - 1));
+      draw(names.length - 1);
+    },
+    // Chapter 9: a head forms.
+    forming({ seeds }, figure) {
+      const names = Object.keys(seeds);
+      const draw = (i) => {
+        const { copy, loss } = seeds[names[i]];
+        figure.set(lines([["share of attention on what to copy", copy]], "step"), lines([["validation loss", loss.slice(1)]], "step"));
+      };
+      figure.control(choice("seed", names, draw));
+      draw(0);
+    },
+    // Chapter 10: two networks.
+    rivals({ loss, gradient }, figure) {
+      const named = (curves) => [["LSTM", curves.lstm], ["GPT", curves.gpt]];
+      const draw = (i) => figure.set(i ? lines(named(gradient), "distance, in letters", true) : lines(named(loss), "step"));
+      figure.control(choice("show", ["loss by step", "gradient by distance"], draw));
+      draw(0);
+    },
+  };
+
+  /** Chapters 6 to 8: bars of one of several series. */
+  function series(data, figure) {
+    const draw = (i) => figure.set(bars(data[i].rows));
+    figure.control(choice("show", data.map(({ name }) => name), draw));
+    draw(0);
+  }
+
+  function start() {
+    for (const element of document.querySelectorAll("figure.course:not([data-ready])")) {
+      const data = window.COURSE?.[element.dataset.figure];
+      const control = h("div", { class: "control" });
+      const drawing = h("div", { class: "drawing" });
+      element.prepend(control, drawing);
+      element.dataset.ready = "";
+      const figure = { element, control: (...nodes) => control.append(...nodes), set: (...nodes) => drawing.replaceChildren(...nodes) };
+      (DRAW[element.dataset.figure] ?? series)(data ?? {}, figure);
+    }
+  }
+  if (document.readyState === "loading") addEventListener("DOMContentLoaded", start);
+  else start();
+})();

@@ -1,0 +1,138 @@
+"""Put the recorded numbers of the course into its pages, and write the data of its figures.
+
+In docs/course, a number is followed by a comment that names it: `2.08<!--n:pairs-->` is the mean of the five seeds, and
+`2.06 to 2.10<!--n:pairs range-->` the range of the book. `<!--n:1:pairs-->` is a number of chapter 1.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minigpt.claims.by_hand import COMPONENTS, WORDS, compute
+from minigpt.course import letters, networks
+from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
+from minigpt.interpret.extract import extract
+from minigpt.interpret.gradient import gradient_by_distance
+from minigpt.interpret.links import link_scores, linked_windows
+from minigpt.model.load import load_model, load_transformer
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.runs import checkpoint_steps
+from minigpt.text.dataset import load_dataset
+
+NUMBER = r"-?[\d.,]*\d%?"
+MARKED = re.compile(rf"(?:{NUMBER} to )?(?:{NUMBER}|\?)<!--n:([^>]*? range)-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->")
+
+
+def fill(page: str, chapter: Chapter) -> str:
+    """Return a chapter's page with the recorded numbers in place of those before each comment."""
+    return MARKED.sub(lambda found: _number(found[1] or found[2], chapter) + f"<!--n:{found[1] or found[2]}-->", page)
+
+
+def _number(name: str, chapter: Chapter) -> str:
+    if other := re.match(r"(\d+):", name):
+        chapter, name = CHAPTERS[int(other[1]) - 1], name[other.end() :]
+    key = name.removesuffix(" range")
+    number, values = chapter.numbers[key], chapter.recorded()[key]
+    if key == name:
+        return number.show(statistics.fmean(values))
+    low, high = map(number.show, book_range(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    """Return the data of the figures whose numbers are in recorded.json: the mean of each bar."""
+
+    def series(title: str, chapter: int, labels: Mapping[str, str]) -> dict[str, Any]:
+        values = recorded[str(chapter)]
+        return {"name": title, "rows": [[label, round(statistics.fmean(values[k]), 4)] for k, label in labels.items()]}
+
+    kinds = {"rotary": "RoPE", "learned": "learned", "none": "none"}
+    layers = range(networks.LAYERS)
+    loss_of_heads = series("loss", 7, {f"heads {n}": f"{n} head{'s' * (n > 1)}" for n in networks.HEADS})
+    four = dict(loss_of_heads["rows"])["4 heads"]
+    return {
+        "positions": [
+            series("four layers", 6, kinds),
+            series("one layer", 6, {f"{kind}, one layer": kinds[kind] for kind in ("rotary", "none")}),
+        ],
+        "heads": [
+            loss_of_heads,
+            {"name": "loss above four heads", "rows": [[k, round(v - four, 4)] for k, v in loss_of_heads["rows"]]},
+        ],
+        "layers": [
+            series("stop after", 8, {f"after {n}": f"layer {n}" for n in layers} | {"whole": "the whole model"}),
+            *(series(f"rise without {w}", 8, {f"{p} {n}": f"layer {n}" for n in layers}) for p, w in PARTS),
+        ],
+    }
+
+
+PARTS = (("attention", "the attention of"), ("mlp", "the MLP of"))
+
+
+def measured_figures() -> dict[str, Any]:
+    """Return the data of the other figures. The current folder has the runs of the book."""
+    tokenizer, training, _ = letters.text()
+    hand = compute()
+    table = letters.table(training, 1, tokenizer.vocab_size)
+    return {
+        "pairs": {
+            "letters": [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)],
+            "table": [[round(share, 4) for share in row] for row in table.tolist()],
+        },
+        "fox": {"words": WORDS, "components": COMPONENTS, "keys": hand.k, "query": hand.q[-1]},
+        "head": {"prompt": letters.PROMPT, "steps": _head()},
+        "forming": {"seeds": {str(seed): _forming(seed) for seed in SEEDS}},
+        "rivals": _rivals(),
+    }
+
+
+def _head() -> dict[str, list[float]]:
+    tokenizer, _, _ = letters.text()
+    torch.manual_seed(SEEDS[0])
+    model = letters.OneHead(tokenizer.vocab_size)
+    ids, found = torch.from_numpy(tokenizer.encode(letters.PROMPT))[None], {}
+    for steps, name in ((0, "0"), (letters.EARLY, "100"), (letters.STEPS - letters.EARLY, "1,000")):
+        letters.train(model, steps)
+        with torch.no_grad():
+            found[name] = [round(weight, 4) for weight in model.weights(ids)[0, -1].tolist()]
+    return found
+
+
+def _name(run: str, seed: int) -> str:
+    return f"course-{run}" + f"-seed-{seed}" * (seed != 1)
+
+
+def _losses(run: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(row["step"], round(row["loss/validation"], 4)) for row in rows if "loss/validation" in row]
+
+
+def _forming(seed: int) -> dict[str, Any]:
+    run = Path("runs") / _name("9", seed)
+    last = load_checkpoint(str(run), "last")
+    tokens, context = load_dataset(last.config.data, last.tokenizer).validation, last.config.model.context
+    windows = [tokens[start : start + context] for start in range(0, len(tokens) - context, context)]
+    linked = list(linked_windows(windows, last.tokenizer))[:16]
+    scores = {}
+    for step in checkpoint_steps(run):
+        model = load_transformer(load_checkpoint(str(run), step))
+        seen = [link_scores(extract(model, window).weights, text)["copy"].values for window, text in linked]
+        scores[step] = torch.stack(seen).nanmean(0).flatten()
+    best = int(scores[max(scores)].argmax())
+    return {"copy": [(step, round(score[best].item(), 4)) for step, score in scores.items()], "loss": _losses(run)}
+
+
+def _rivals() -> dict[str, Any]:
+    found: dict[str, Any] = {"loss": {}, "gradient": {}}
+    for kind in ("lstm", "gpt"):
+        name = _name(f"10-{kind}", SEEDS[0])
+        checkpoint = load_checkpoint(name, "last")
+        found["loss"][kind] = _losses(Path("runs") / name)[1:]
+        gradient = gradient_by_distance(load_model(checkpoint), networks.windows(checkpoint))
+        found["gradient"][kind] = [(d, round(value, 6)) for d, value in enumerate(gradient.tolist()) if 0 < d < 48]
+    return found

@@ -1,0 +1,4 @@
+"""`minigpt course`."""
+
+
+from tests.cli.conftest import *  # noqa: F403
