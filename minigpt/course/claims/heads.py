@@ -237,12 +237,8 @@ CLAIMS = (
         "In a model 128 wide, two or four heads give a lower loss than one or eight",
         ("001",),
         notes_say="More heads give a better score.",
-<<<<<<< HEAD:minigpt/course/claims/heads.py
-        mistake="Heads share the width of the model. Eight heads of 16 channels have a higher loss than two of 64.",
-=======
         mistake="Heads share the width of the model. "
         "The loss of eight heads of 16 channels is higher than that of two of 64.",
->>>>>>> docs-pages:minigpt/claims/heads.py
         trained=(NUMBER_OF_HEADS,),
     ),
     Claim(
