@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig
     from minigpt.training.plan import Plan
 
-VOCAB_SIZES = {"char": 65, "byte": 256}
-"""The vocabulary size by tokenizer, if the user does not set it. 65 is that of Tiny Shakespeare."""
 PARTS = ("program", "weights", "gradients", "optimizer", "average", "exchange", "activations", "peak")
 
 
@@ -46,7 +44,7 @@ def plan(
 
     assignments = add_setting(set_, "runtime.device", device, "--device")
     settings, known_size = _settings(text or [], only_config(config), assignments, processes)
-    size = vocab_size or known_size or VOCAB_SIZES[settings.data.tokenizer]
+    size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
     found = make_plan(settings, size, processes)
     steps, minutes, each = settings.train.steps, settings.train.minutes, found.seconds_per_step
     total = 60 * minutes if minutes else steps * each if steps and each else None

@@ -21,7 +21,6 @@ from minigpt.training.setup import prepare_resume, prepare_run
 BASE = {
     "data.val_fraction": 0.02,
     "model.n_layer": 2,
-    "model.n_head": 4,
     "model.n_embd": 64,
     "model.context": 64,
     "runtime.compile": "false",
@@ -36,11 +35,12 @@ LAYERS = 4
 """The layers of chapters 6 and 8."""
 FAR = 32
 """The distance of chapter 10, in letters."""
-CLEAR, CHEAP = 0.8, 0.005
-"""The weight of a focused head on one letter, and the loss of a head that is free to remove."""
+EARLY = 200
+"""The step at which chapter 10 compares its models for the first time."""
+HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
-def trained(name: str, seed: int, **changes: Any) -> Checkpoint:
+def trained(name: str, seed: int, preset: str = "stories", **changes: Any) -> Checkpoint:
     """Train a model on the stories, or resume its training, and return its last checkpoint.
 
     Raises:
@@ -50,7 +50,8 @@ def trained(name: str, seed: int, **changes: Any) -> Checkpoint:
     name = f"course-{name}" + f"-seed-{seed}" * (seed != 1)
     settings = {**BASE, "train.seed": seed, **changes}
     settings = {"train.eval_every": settings["train.steps"], "train.save_every": settings["train.steps"]} | settings
-    prepared = prepare_run(preset="stories", assignments=[f"{key}={value}" for key, value in settings.items()])
+    assignments = [f"{key}={value}" for key, value in settings.items()]
+    prepared = prepare_run(["builtin:stories"], preset, assignments)
     if not is_run(RUNS / name):
         with new_run(name, prepared.stem) as run:
             outcome = train(prepared.config, run, prepared.data)
@@ -130,35 +131,33 @@ def _windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
 
 def learned(seed: int) -> dict[str, float]:
     """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove."""
-    steps = 1000
-    changes = {"model.context": 128, "optim.muon_lr": 0.02, "optim.lr": 0.02, "train.steps": steps}
-    checkpoint = trained("9", seed, **{**changes, "train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20})
+    changes = {"model.context": 128, "train.steps": 1200, "train.eval_every": 100, "train.save_every": 100}
+    checkpoint = trained("9", seed, **changes, **{"train.keep_last": 20})
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
     evidence = Evidence(checkpoint, tokens)
-    now, then, _ = evidence.link_scores("copy")  # (N, L, H)
+    now, then, uniform = evidence.link_scores("copy")  # (N, L, H), and (N)
     score = now.nanmean(0)
     best = int(score.argmax())
     costs = evidence.costs.mean(0)  # (L, H)
-    top = torch.stack([seen.weights.amax(-1) for seen in evidence.activations])  # (N, L, H, T)
     return {
+        "uniform": uniform.nanmean().item(),
         "copy 0": then.nanmean(0).flatten()[best].item(),
         "copy": score.flatten()[best].item(),
         "loss": loss(checkpoint),
         "without copy": costs.flatten()[best].item(),
-        "focused": ((top > CLEAR).float().mean((0, 3)) > 0.5).sum().item(),
-        "free": (costs < CHEAP).sum().item(),
-        "heads": costs.numel(),
+        "most": costs.max().item(),
+        "least": costs.min().item(),
+        "pronoun": max(evidence.link_scores(kind)[0].nanmean(0).max().item() for kind in ("he", "she")),
     }
 
 
 def replaced(seed: int) -> dict[str, float]:
-    """Measure chapter 10: an LSTM and a GPT that take about the same time."""
+    """Measure chapter 10: an LSTM and a GPT of about the same number of parameters."""
+    lstm = trained("10-lstm", seed, "shakespeare-lstm", **HALVES, **{"model.n_embd": 78})
+    gpt = trained("10-gpt", seed, **HALVES)
     found: dict[str, float] = {}
-    for name, changes in (("lstm", LSTM), ("gpt", {"train.steps": 600})):
-        checkpoint = trained(f"10-{name}", seed, **changes, **{})
+    for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
+        early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)
         gradient = gradient_by_distance(load_model(checkpoint), _windows(checkpoint))
-        found |= {name: loss(checkpoint), f"{name} far": (gradient[FAR] / gradient[1]).item()}
+        found |= {name: loss(checkpoint), f"{name} early": loss(early), f"{name} far": (gradient[FAR] / gradient[1]).item()}
     return found
-
-
-LSTM: dict[str, Any] = {"model.family": "lstm", "model.n_layer": 1, "train.steps": 600}

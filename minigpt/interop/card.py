@@ -17,7 +17,7 @@ ABOUT = "minigpt.json"
 EXPORTED = "an export of minigpt"
 """The origin of a model that minigpt exported and imported again. Its next export does not mention it."""
 WEIGHTS = "model.safetensors"
-CHARACTERS = {"char": "one token per character", "byte": "one token per UTF-8 byte"}
+TOKENS = {"char": "one token per character", "byte": "one token per UTF-8 byte"}  # what other programs can express
 
 
 def about(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def public_name(checkpoint: Checkpoint) -> str:
 def facts(checkpoint: Checkpoint) -> str:
     """Return a Markdown table of the model's data, loss and settings."""
     config, loss = checkpoint.config, checkpoint.metadata.state.validation_loss
-    model, tokens = config.model, checkpoint.tokenizer.vocab_size
+    model, tokens, kind = config.model, checkpoint.tokenizer.vocab_size, checkpoint.tokenizer.kind
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide"
     rows = {
         "text": public_name(checkpoint),
@@ -52,7 +52,7 @@ def facts(checkpoint: Checkpoint) -> str:
         "parameters": f"{sum(array.size for array in checkpoint.weights.values()):,}",
         "network": shape if model.is_recurrent else f"{shape}, {count(model.n_head, 'head')}",
         "context": count(model.context, "token"),
-        "vocabulary": f"{count(tokens, 'token')}, {CHARACTERS[config.data.tokenizer]}",
+        "vocabulary": f"{count(tokens, 'token')}, {TOKENS.get(kind, f'of a {kind} tokenizer')}",
         **{key: str(getattr(model, key)) for key in _PARTS[model.is_recurrent]},
     }
     if not checkpoint.metadata.step:
@@ -72,10 +72,9 @@ def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata:
 
 def model_card(checkpoint: Checkpoint, architecture: str) -> str:
     """Return the README.md of a folder for Hugging Face."""
-    is_byte = checkpoint.config.data.tokenizer == "byte"
     unknown = (
         "The tokenizer splits a text into its UTF-8 bytes, so it reads any text."
-        if is_byte
+        if checkpoint.tokenizer.kind == "byte"
         else "The tokenizer knows the characters of the training text. Any other character is an error."
     )
     context = checkpoint.config.model.context

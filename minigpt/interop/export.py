@@ -12,10 +12,10 @@ from typing import Protocol, cast
 import numpy as np
 
 from minigpt.config.schema import SampleConfig
-from minigpt.errors import FolderNotEmptyError, UserError, escape, reason
+from minigpt.errors import FolderNotEmptyError, NoCounterpartError, UserError, escape, reason
 from minigpt.files import publish, read_within
 from minigpt.interop import gguf, hf, onnx, plain
-from minigpt.interop.card import ABOUT, about
+from minigpt.interop.card import ABOUT, TOKENS, about
 from minigpt.interop.logits import Logits, of_torch
 from minigpt.model.load import load_model
 from minigpt.paths import containing_run
@@ -88,6 +88,8 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
         MissingPackageError: Writing needs a package that is not installed.
         UserError: The folder cannot be written.
     """
+    if to != "safetensors" and checkpoint.tokenizer.kind not in TOKENS:
+        raise NoCounterpartError(f"{FORMATS[to].PROGRAM} has no counterpart of a {checkpoint.tokenizer.kind} tokenizer")
     folder = Path(os.path.realpath(folder))
     _check_free(folder, force)
     try:

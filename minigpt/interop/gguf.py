@@ -22,7 +22,7 @@ from minigpt.interop.card import ABOUT
 from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.text.tokenizer import CharTokenizer, Tokenizer
+from minigpt.text.tokenizer import Tokenizer
 
 PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
@@ -122,9 +122,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp
     hangs on an out-of-vocabulary character whose first byte also begins a character of the vocabulary.
     """
-    tokens = [bytes([i]) for i in range(256)]
-    if isinstance(tokenizer, CharTokenizer):
-        tokens = [char.encode() for char in tokenizer.chars]
+    tokens = [tokenizer.spell(i) for i in range(tokenizer.vocab_size)]
     writer.add_tokenizer_model("rwkv")
     writer.add_token_list(["".join(f"\\x{byte:02x}" for byte in token) for token in tokens])
     writer.add_token_types([1] * len(tokens))  # normal tokens

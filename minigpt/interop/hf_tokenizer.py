@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.errors import NoCounterpartError, UserError, escape
+from minigpt.errors import UserError, escape
 from minigpt.text.tokenizer import ByteTokenizer, Tokenizer, from_json
 
 _EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
@@ -37,8 +37,6 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
                 "unk_token": "<unk>",
             },
         }
-    if tokenizer.kind != "byte":
-        raise NoCounterpartError(f"minigpt cannot write a {tokenizer.kind} tokenizer for Hugging Face")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         **_EMPTY,

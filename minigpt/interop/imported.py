@@ -101,8 +101,8 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
         values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
     elif about is None:
         values["data.source"] = ["unknown"]
-    base = flatten(about.config) if about else {}
-    config = resolve((ABOUT, base), ("import", values)).config
+    exported = flatten(about.config) if about else {}
+    config = resolve((ABOUT, exported), ("import", values)).config
     step, loss, origin, fingerprint = found.step, None, found.origin, ""
     if about is not None:
         step, loss, origin, fingerprint = about.step, about.validation_loss, about.origin or EXPORTED, about.fingerprint

@@ -67,11 +67,10 @@ def _readme(checkpoint: Checkpoint) -> str:
     config = checkpoint.config.model
     shapes = parameter_shapes(config, checkpoint.tokenizer.vocab_size)
     rows = [f"| `{name}` | {_product(shape)} | {_meaning(name)} |" for name, shape in shapes.items()]
-    ids = (
-        "Token i is the character `chars[i]` in `tokenizer.json`."
-        if checkpoint.config.data.tokenizer == "char"
-        else "Token i is the UTF-8 byte with the value i."
-    )
+    ids = {
+        "char": "Token i is the character `chars[i]` in `tokenizer.json`.",
+        "byte": "Token i is the UTF-8 byte with the value i.",
+    }.get(checkpoint.tokenizer.kind, "`tokenizer.json` defines the tokens.")
     engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
     if config.is_recurrent:
         engine, network = "minigpt/sampling/recurrent.py", "minigpt/model/recurrent.py"

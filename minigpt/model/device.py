@@ -66,7 +66,7 @@ class Runtime:
         cores = f" on {available_cores()} cores" if self.threads < available_cores() else ""
         threads = f"cpu ({count(self.threads, 'thread')}{cores})"
         where = self.device if self.device != "cpu" else threads
-        return f"{where}, {self.dtype}, {self.kernels} kernels, {'compiled' if self.compile else 'not compiled'}"
+        return f"{where}, {self.dtype}, {self.kernels} kernels, {'torch.compile' if self.compile else 'not compiled'}"
 
     def environment(self) -> Environment:
         """Return the decisions, the processor and the versions that affect the last bits of a result."""

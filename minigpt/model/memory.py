@@ -1,8 +1,8 @@
 """Free memory, the checks before training, and what to do if something does not fit.
 
-The checks count what a run cannot do without. They refuse nothing that would fit, start at once, and pass if the system
-does not report its free memory. `minigpt plan` also counts temporary tensors (`training/step_cost.py`), which takes
-seconds.
+The checks start at once, and pass if the system does not report its free memory. They add up parts that a step may not
+hold at the same time, so they may refuse a run that barely fits. `minigpt plan` counts the peak, with temporary tensors
+(`training/step_cost.py`), which takes seconds.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,13 +36,13 @@ def peak_memory(device: str = "cpu") -> int | None:
 
 
 def check_model(parameters: int, device: str, has_average: bool) -> None:
-    """Check that the weights, their gradients, the optimizer's two moving averages and the EMA fit in memory.
+    """Check that the weights, their gradients, two copies for the optimizer and the EMA fit in memory.
 
     Raises:
         InsufficientMemoryError: They do not fit.
     """
-    needed, free = 4 * parameters * (5 if has_average else 4), free_memory_bytes(device)
-    _check(f"training a model of {parameters:,} parameters", needed, free)
+    needed = 4 * parameters * (5 if has_average else 4)  # AdamW has two moving averages; Muon one, and its updates
+    _check(f"training a model of {parameters:,} parameters", needed, free_memory_bytes(device))
 
 
 def check_batch(config: RunConfig, device: str, fixed: int, each: int) -> None:

@@ -25,8 +25,8 @@ from minigpt.config.schema import ModelConfig
 
 Array = NDArray[np.float32]
 
-NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
-POSITION_BASE = 10_000.0
+NORM_EPS, POSITION_BASE = {"layernorm": 1e-5, "rmsnorm": 1e-6}, 10_000.0
+"""As in `model`, which imports torch."""
 CHUNK = 64
 """Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000

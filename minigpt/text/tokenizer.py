@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back. Only this file knows that a token is one character or one UTF-8 byte."""
+"""Tokenizers: text to token ids and back."""
 
 import codecs
 import json

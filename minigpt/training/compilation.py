@@ -46,7 +46,7 @@ def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> f
     """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each."""
     best = {plain: math.inf, compiled: math.inf}
     for loss in (plain, compiled) * 3:
-        torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it
+        torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it; `Learner.use` sets it last
         started = time.perf_counter()
         loss(*example).backward()
         best[loss] = min(best[loss], time.perf_counter() - started)

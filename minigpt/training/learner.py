@@ -30,7 +30,7 @@ from minigpt.training.schedule import RunLength
 
 
 class Learner:
-    """A model, its moving average and its optimizer, and how they compute.
+    """A model, its moving average and its optimizer, and how they compute. Creating one is collective.
 
     Args:
         config: The settings of the run.
@@ -78,8 +78,8 @@ class Learner:
 
     def _choose_runtime(self, device: str, length: RunLength, saved: Environment | None) -> Runtime:
         train, own = self.config.train, self.config.runtime.model_copy(update={"device": device})
-        flops = (length.steps or 0) * train.batch_size * self.config.model.context * self.flops_per_token
-        chosen = self.processes.share(choose_runtime(own, saved, flops=flops, seconds=length.seconds))
+        per_step = train.batch_size * self.config.model.context * self.flops_per_token
+        chosen = self.processes.share(choose_runtime(own, saved, **length.work(per_step)))
         return replace(chosen, device=device, compile=chosen.compile and not self.is_fsdp)
 
     def _place(self, built: Model) -> Model:
@@ -118,7 +118,7 @@ class Learner:
     # --- a step ------------------------------------------------------------------------------------------
 
     def mean_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of the targets y (B, T) given the inputs x (B, T), in nats."""
+        """Return the mean cross entropy in nats of the targets y (B, T) given the inputs x (B, T) (collective)."""
         with self.runtime.autocast():
             logits = self.model(x)  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
@@ -189,7 +189,7 @@ class Learner:
         return loss
 
     def update(self, lr_factor: float, gradient_norm: float, step: int) -> bool:
-        """Clip the gradients, and update the weights and their average. Return whether gradients were clipped.
+        """Clip the gradients, update the weights and their average, and return whether it clipped (collective).
 
         Args:
             lr_factor: The learning rate as a fraction of its peak.

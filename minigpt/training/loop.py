@@ -36,7 +36,7 @@ from minigpt.training.outcome import (
     typed_errors,
 )
 from minigpt.training.parallel import ONE, Processes
-from minigpt.training.preparation import prepare
+from minigpt.training.preparation import prepare_learner
 from minigpt.training.schedule import Clock, RunLength, lr_factor
 from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
@@ -81,7 +81,7 @@ def train(
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
             for path in quarantined:
-                metrics.message(f"quarantined a damaged checkpoint: {path}")
+                metrics.message(f"quarantined a checkpoint of a later step: {path}")
             training.prepare(resume, command)
             return training.loop(probes)
 
@@ -122,7 +122,7 @@ class Training:
         self.speed, self.was_busy = "", False
 
     def repair(self) -> list[Path]:
-        """Remove what a killed save left, then quarantine newer checkpoints, which are damaged. Return their paths.
+        """Remove what a killed save left, then quarantine checkpoints of later steps. Return their paths.
 
         Raises:
             RunFinishedError: There is nothing left to do. Nothing is quarantined.
@@ -135,7 +135,7 @@ class Training:
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
         """Check that a batch fits, compile, and record and report what this process computes with (collective)."""
         learner, message = self.learner, self.metrics.message
-        learner.use(prepare(learner, self.data.train, self.state.step, message))
+        learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
         environment = learner.environment()
         if resume:
             changes = environment.changes(resume.metadata.runtime)
@@ -149,8 +149,8 @@ class Training:
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
-        """Train until the length is reached, validation stops improving, or a signal arrives."""
-        train, state = self.config.train, self.state
+        """Train until the length is reached, validation stops improving, or a signal arrives (collective)."""
+        config, state = self.config.train, self.state
         with Interrupts(is_silent=not self.processes.is_main) as interrupts:
             self.matmul_speed = measure_matmul(self.learner.runtime)
             self.clock.restart()
@@ -162,25 +162,25 @@ class Training:
             while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
                 is_done = self.length.is_reached(state.step, self._main_clock(self.clock.total))
-                if is_done or state.step % train.log_every == 0:
+                if is_done or state.step % config.log_every == 0:
                     self.log()
                 is_best = False
                 if is_done or self._is_evaluation_due():
                     is_best = self.evaluate(probes)
                     is_done = is_done or is_out_of_patience(self.config, state)
-                if is_done or is_best or state.step % train.save_every == 0:
+                if is_done or is_best or state.step % config.save_every == 0:
                     self.save()
             interrupts.adopt(signal)
             if self.saved_step != state.step:
                 self.save()
-        if train.hparams and is_done:
+        if config.hparams and is_done:
             self.metrics.add_hparams(hparams(self.config), state)
         is_early = is_done and not self.length.is_reached(state.step, state.seconds)
         settings = resume_settings(self.config, self.length, state)
         return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early, settings)
 
     def step(self) -> None:
-        """Make one update. Skip it if it is not finite and `train.on_nonfinite` is "skip".
+        """Make one update (collective). Skip it if it is not finite and `train.on_nonfinite` is "skip".
 
         Raises:
             DivergedError: The loss or gradient is not finite. The weights are as before.
@@ -245,7 +245,7 @@ class Training:
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
-        """Measure the validation loss, call the probes, and return whether the loss is the lowest so far."""
+        """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
         model, autocast = self.learner.best_model, self.learner.runtime.autocast

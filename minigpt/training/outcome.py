@@ -1,4 +1,4 @@
-"""The end of a run: its result or error, and the settings that resume it."""
+"""How a run ends: its result or error, the settings that resume it, and the check that it has not ended yet."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Several processes that train one model, as torchrun starts them. One process needs none of this.
+"""Several processes that train one model, as torchrun starts them, or `ONE`.
 
 Each process works on its shards of every batch, and gradients are summed so that the number of processes does not
 change a bit. A sum of floating-point numbers depends on its order, so the order is fixed: shards are added in pairs,

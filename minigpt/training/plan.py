@@ -14,6 +14,7 @@ from minigpt.model.device import Runtime, choose_runtime, measure_matmul
 from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.training.parallel import check_count
+from minigpt.training.schedule import RunLength
 from minigpt.training.step_cost import count_step, measure_step
 
 HEAP = {False: 1.45, True: 2.9}
@@ -78,16 +79,17 @@ def process_memory(
     train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
     step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
     shards = train.shards // processes  # of this process
-    is_tree = config.runtime.exact and shards > 1  # keeps a sum for each level of a balanced tree, and the newest shard
-    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)) if is_tree else 1) // parts
+    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
+    if parts > 1:  # of several shards, FSDP2 keeps the whole gradients until the last one
+        gradients = step["gradients"] // (parts if shards == 1 else 1)
     weights, state = step["weights"] // parts, step["optimizer"] // parts
-    # FSDP gathers the embeddings and one block, and has their whole gradients. Muon updates a whole matrix at a time.
+    # FSDP gathers the embeddings and one block, with their gradients. Muon updates a whole matrix at a time.
     exchange = 0
     if parts > 1:
         exchange = 2 * block["weights"]
     elif processes > 1:
         exchange = step["gradients"]
-    adds = parts > 1 or sequences < train.batch_size // train.shards or (shards > 1 and not is_tree)
+    adds = parts > 1 or sequences < train.batch_size // train.shards
     backward = gradients + (step["more"] if adds else step["first"] - step["gradients"])
     update = step["gradients"] // parts + (block if parts > 1 else step)["update"]
     changing = int(max(backward, update) * (HEAP[config.runtime.activation_checkpointing] if is_cpu else 1))
@@ -105,7 +107,7 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     check_count(processes, config)
     per_step = each * train.batch_size * config.model.context
     cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
-    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), per_step * (train.steps or 0) / processes)
+    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), RunLength.of(config, 0).work(per_step))
     is_cpu = runtime.device == "cpu"
     program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
@@ -125,11 +127,11 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
 
 
-def _runtime(config: RuntimeConfig, threads: int, flops: float) -> tuple[Runtime, bool]:
+def _runtime(config: RuntimeConfig, threads: int, work: dict[str, float]) -> tuple[Runtime, bool]:
     """Return what the run would compute with, and whether its device is available."""
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     try:
-        return choose_runtime(chosen, flops=flops), True
+        return choose_runtime(chosen, None, **work), True
     except DeviceError:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         return Runtime(config.device, dtype, False, threads), False

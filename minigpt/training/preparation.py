@@ -13,7 +13,7 @@ from minigpt.training.learner import Learner
 Log = Callable[[str], None]
 
 
-def prepare(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
+def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Report what runs where, check that a batch fits, and return the loss to use (collective).
 
     Args:
@@ -38,9 +38,9 @@ def prepare(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
 
 
 def check_fit(learner: Learner, tokens: Ids) -> None:
-    """Raise InsufficientMemoryError if the gradients, the optimizer state and a micro-batch do not fit in memory."""
+    """Check that gradients, optimizer and micro-batch fit (collective). Raises InsufficientMemoryError."""
     weights = list(learner.model.parameters())
-    # Still to allocate: gradients, and the two moments of the optimizer unless they were loaded.
+    # Still to allocate: gradients and, unless the state was loaded, two copies for the optimizer as in `check_model`.
     copies = 1 if learner.optimizer.state_dict() else 3
     fixed = copies * sum(weight.nbytes for weight in weights)
     one = example_batch(learner, tokens, 1)

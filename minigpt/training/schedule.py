@@ -23,9 +23,13 @@ class RunLength:
         train = config.train
         if train.minutes is not None:
             return cls(None, 60 * train.minutes)
-        if train.epochs is not None:
+        if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
             return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
         return cls(train.steps, 0.0)
+
+    def work(self, flops_per_step: float) -> dict[str, float]:
+        """Return the length as `choose_runtime` needs it, which decides whether to compile."""
+        return {"flops": flops_per_step * (self.steps or 0), "seconds": self.seconds}
 
     @property
     def total(self) -> float:

@@ -50,7 +50,7 @@ def test_choosing_changes_nothing_and_configuring_does(dtype: str, threads: int,
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == chosen.torch_dtype == getattr(torch, dtype)
     cores = device.available_cores()
     where = f"cpu ({threads} thread{'s' if threads > 1 else ''}{f' on {cores} cores' if threads < cores else ''})"
-    how = "compiled" if compile else "not compiled"
+    how = "torch.compile" if compile else "not compiled"
     assert chosen.describe() == f"{where}, {dtype}, cpu kernels, {how}"
 
 

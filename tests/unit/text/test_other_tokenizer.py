@@ -9,7 +9,7 @@ import pytest
 from random_models import checkpoint, excerpt
 
 from minigpt.errors import NoCounterpartError, ViewError
-from minigpt.interop.hf_tokenizer import to_tokenizers
+from minigpt.interop.export import FORMATS, export
 from minigpt.interpret.scores import is_in_word, pattern_keys
 from minigpt.model.load import load_model
 from minigpt.notebook import Model
@@ -96,6 +96,13 @@ def test_words_and_lines_are_those_of_the_tokens() -> None:
     assert pattern_keys(tokens)["line"].nonzero().tolist() == [[1, 0], [2, 0], [3, 0], [6, 5]]
 
 
-def test_a_format_without_such_tokens_refuses_them() -> None:
-    with pytest.raises(NoCounterpartError, match="cannot write a pairs tokenizer"):
-        to_tokenizers(Pairs())
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_format_of_another_program_refuses_such_tokens(to: str, tmp_path: Path) -> None:
+    if to != "safetensors":
+        with pytest.raises(NoCounterpartError, match="has no counterpart of a pairs tokenizer"):
+            export(checkpoint(tokenizer=Pairs()), to, tmp_path / "out")
+        return
+    export(checkpoint(tokenizer=Pairs()), to, tmp_path / "out")
+    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "263 tokens, of a pairs tokenizer" in readme
+    assert "byte with the value" not in readme

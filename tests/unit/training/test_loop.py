@@ -166,8 +166,8 @@ def test_a_run_in_minutes_ends_near_its_time_and_can_be_resumed(go: Any) -> None
 def test_compiling_and_the_first_evaluation_take_no_time_from_a_run_in_minutes(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = loop.prepare
-    monkeypatch.setattr(loop, "prepare", lambda *given: (time.sleep(0.5), prepare(*given))[1])
+    prepare = loop.prepare_learner
+    monkeypatch.setattr(loop, "prepare_learner", lambda *given: (time.sleep(0.5), prepare(*given))[1])
     slow_at_first: Probe = lambda step, model, metrics: time.sleep(0.5 * (step == 0))  # noqa: E731
     _, outcome = go(train__minutes=0.4 / 60, probes=(slow_at_first,))
     assert outcome.state.step > 5

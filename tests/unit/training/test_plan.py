@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from small_runs import make_config
 
 from minigpt.errors import ConfigError
+from minigpt.model import device
 from minigpt.model.device import Runtime
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import build_model
@@ -108,7 +109,9 @@ def test_fsdp_divides_what_data_parallelism_copies() -> None:
     assert (fsdp.weights, fsdp.gradients, fsdp.optimizer) == (
         data.weights // 4, data.gradients // 4, data.optimizer // 4,
     )  # fmt: skip
-    assert process_memory(make_config(**BASE, train__shards=4, runtime__exact=False), 2, V, CPU).peak < alone.peak
+    shards = process_memory(make_config(**BASE, train__shards=8), 1, V, CPU, 2, "fsdp")  # four for each process
+    assert (shards.weights, shards.gradients) == (data.weights // 2, data.gradients)
+    assert process_memory(make_config(**BASE, train__shards=4, runtime__exact=False), 2, V, CPU) == alone
     average = process_memory(make_config(**BASE, train__shards=4, train__ema=0.9), 2, V, CPU)
     assert average.peak - alone.peak == average.average == alone.weights
 
@@ -139,6 +142,19 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
     assert (found.seconds_per_step, found.is_measured) == (found.flops_per_step, False)
     with pytest.raises(ConfigError, match=r"5 processes cannot divide train\.shards=4"):
         make_plan(config, V, processes=5)
+
+
+def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_compiler", lambda kind: True)
+    base: dict[str, Any] = {**BASE, "train__shards": 4, "runtime__device": "cpu", "runtime__compile": "auto"}
+    per_step = make_plan(make_config(**base), V).flops_per_step
+    monkeypatch.setattr(device, "measure_matmul", lambda runtime: 3 * per_step)  # so a step takes a second
+    hour, steps = make_config(**base, train__minutes=60, train__steps=None), make_config(**base, train__steps=300)
+    epochs = make_config(**base, train__epochs=60, train__steps=None)
+    plans = [
+        make_plan(config, V, processes).runtime.compile for config in (hour, steps, epochs) for processes in (1, 4)
+    ]
+    assert plans == [True, True, True, True, False, False]
 
 
 @pytest.mark.usefixtures("quick_and_clean")

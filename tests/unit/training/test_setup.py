@@ -140,7 +140,9 @@ def test_a_resume_is_exact_from_the_newest_intact_checkpoint(
         assert not (step > start) or re.search(rf"^skipping .* step {step}: .*{name}", done.err, re.M)
     kept = sorted(path.name.rpartition("-")[0] for path in (run / "checkpoints").glob("quarantined-*"))
     assert kept == sorted(f"quarantined-{step_folder(run, step).name}" for step in skipped)
-    assert re.findall(r"^quarantined .*(quarantined-step-\d+)-\w+$", done.err, re.M) == kept
+    assert (
+        re.findall(r"^quarantined a checkpoint of a later step: .*(quarantined-step-\d+)-\w+$", done.err, re.M) == kept
+    )
     if skipped:
         (aside,) = (run / "checkpoints").glob("quarantined-step-00000006-*")
         assert {path.name: path.read_bytes() for path in aside.iterdir()} == before

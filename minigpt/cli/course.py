@@ -1,0 +1,105 @@
+"""`minigpt course`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from minigpt.cli.options import GROUP
+from minigpt.cli.output import notice, table
+from minigpt.errors import UserError
+from minigpt.files import write_atomically
+from minigpt.paths import RUNS
+
+if TYPE_CHECKING:
+    from minigpt.course.chapters import Chapter
+
+course_app = typer.Typer(**{**GROUP, "no_args_is_help": False}, help="Build a GPT letter by letter, in ten chapters.")
+DONE = RUNS / "course.json"
+"""What the reader has done: {"run": {"6": {NAME: VALUE}}, "check": ["6"]}."""
+ChapterNumber = Annotated[int, Argument(help="Number of the chapter.", metavar="N", min=1, max=10)]
+
+
+@course_app.callback(invoke_without_command=True)
+def course(context: typer.Context) -> None:
+    """Build a GPT letter by letter, in ten chapters. Without a command, list them.
+
+    Examples:
+      minigpt course                       the chapters, and what you have done
+      minigpt course run 1                 measure the numbers of a chapter
+      minigpt course check 1 mygpt.py      compare your code with minigpt's
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from minigpt.course.chapters import CHAPTERS
+
+    done = _done()
+    rows = []
+    for chapter in CHAPTERS:
+        key = str(chapter.number)
+        rows.append([key, chapter.title, "run" * (key in done["run"]), "checked" * (key in done["check"])])
+    table(["", "chapter", "", ""], rows)
+
+
+@course_app.command()
+def run(
+    number: ChapterNumber,
+    seed: Annotated[int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0)] = 1,
+) -> None:
+    """Train what a chapter needs, and print its numbers beside those of the book.
+
+    The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command goes on.
+    """
+    from minigpt.course.chapters import CHAPTERS, book_range
+
+    chapter = CHAPTERS[number - 1]
+    values = chapter.measure(seed)
+    done = _done()
+    done["run"][str(number)] = values
+    _save(done)
+    recorded, rows, outside = chapter.recorded(), [], 0
+    for name, kind in chapter.numbers.items():
+        low, high = map(kind.show, book_range(recorded[name]))
+        yours = kind.show(values[name])
+        is_outside = not book_range(recorded[name])[0] - 1e-9 <= values[name] <= book_range(recorded[name])[1] + 1e-9
+        is_outside = is_outside and yours not in (low, high)
+        outside += is_outside
+        rows.append([kind.label, low if low == high else f"{low} to {high}", yours, "outside" * is_outside])
+    table(["", "book", "yours", ""], rows)
+    if outside:
+        notice(f"{outside} of {len(rows)} outside the range of the book: see docs/course/index.md, 'Your numbers'")
+
+
+@course_app.command()
+def check(
+    number: ChapterNumber,
+    file: Annotated[Path, Argument(help="Your code.", metavar="FILE")] = Path("mygpt.py"),
+) -> None:
+    """Compare your code for chapters 1 to N with minigpt's own computation.
+
+    The file runs in a process of its own, with your rights and without a sandbox: check only your own code.
+    """
+    from minigpt.course.check import check as compare
+
+    for chapter, names in compare(number, file).items():
+        print(f"{chapter:>2}  agrees: {', '.join(names)}")
+        done = _done()
+        done["check"] = sorted({*done["check"], str(chapter)}, key=int)
+        _save(done)
+
+
+def _done() -> dict[str, Any]:
+    try:
+        found = json.loads(DONE.read_text(encoding="utf-8"))
+        return {"run": dict(found["run"]), "check": list(found["check"])}
+    except FileNotFoundError:
+        return {"run": {}, "check": []}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{DONE} is damaged; remove it to start again: rm {DONE}") from error
+
+
+def _save(done: dict[str, Any]) -> None:
+    RUNS.mkdir(exist_ok=True)
+    write_atomically(DONE, json.dumps(done, indent=1) + "\n")
