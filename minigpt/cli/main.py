@@ -126,7 +126,7 @@ def _minigpt(
     ] = False,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train your own character-level GPT on any text, and look inside it.
+    """Train a small GPT on your own text, on a laptop, in minutes; then see what its heads attend to.
 
     Examples:
       minigpt train            train on a built-in text
