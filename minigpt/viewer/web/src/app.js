@@ -179,7 +179,9 @@ export class App {
     this.unfinished = this.vocabulary.isByte && isUnfinished(bytes) ? bytes : [];
     if (this.unfinished.length) return this.ask();
     const kept = text.slice(0, letters[selected].end) + this.vocabulary.decode(bytes);
+    const replaced = selected < letters.length - 1;
     this.edit(kept, kept.length, group);
+    if (replaced) this.set({ message: "This replaced the rest of the text: Undo brings it back." });
   }
 
   /** Let the model choose the next letter. @param {string} [group] */

@@ -69,7 +69,7 @@ export function headsPanel(app, open) {
   function draw(state) {
     if (built !== state.model) build(state.model);
     const look = app.look;
-    all.hidden = state.muted[state.model].size === 0;
+    all.style.visibility = state.muted[state.model].size ? "visible" : "hidden"; // so that nothing moves
     const plain = look && app.probabilities(look.logits);
     for (const one of tiles) one.draw(state, look, plain);
     drawChosen(state);
@@ -87,7 +87,7 @@ export function headsPanel(app, open) {
     chosen.replaceChildren(
       h(
         "div",
-        h("h3", h("b", `${head.layer}·${head.head} `), phrase),
+        h("h3", h("b", `${head.layer}·${head.head} `), "usually: ", phrase),
         h(
           "p.controls",
           app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"),
@@ -96,7 +96,7 @@ export function headsPanel(app, open) {
       ),
       table(
         "scores",
-        ["measured over the text of the run", "this head", "uniform attention"],
+        ["share of attention, over the run's text (keys overlap)", "this head", "if it looked everywhere equally"],
         evidence
           .slice(0, EVIDENCE)
           .map(({ label, value, uniform }) => [

@@ -55,6 +55,11 @@ function start(payload) {
     h("footer", check, h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)),
     announcement,
   );
+  const only = /only=([\w,]+)/.exec(location.hash)?.[1].split(","); // for frames in other pages
+  if (only) {
+    root.classList.add("embedded");
+    for (const [name, panel] of Object.entries({ text, next, heads })) panel.element.hidden = !only.includes(name);
+  }
   app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute);

@@ -45,6 +45,9 @@ export function textPanel(app) {
     area.readOnly = false;
     area.focus();
   }
+  element.addEventListener("click", (event) => {
+    if (event.target === element || event.target === paper) area.focus(); // below the text as well
+  });
   area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
   area.addEventListener("beforeinput", (event) => {
     if (event.inputType !== "historyUndo") return;
@@ -103,7 +106,7 @@ export function textPanel(app) {
     write.classList.toggle("playing", state.isWriting);
     undo.disabled = app.history.length === 0;
     setText(message, state.message);
-    message.hidden = !state.message;
+    message.style.visibility = state.message ? "visible" : "hidden"; // so that nothing moves
     setText(legend, describe(state, look, first));
     if (state.isWriting) paper.scrollTop = paper.scrollHeight;
   }
