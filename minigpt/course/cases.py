@@ -246,24 +246,24 @@ def where(error: BaseException, path: Path) -> str:
 def check(chapter: int, path: Path) -> dict[str, Any]:
     """Compare chapter after chapter, up to `chapter`. Return what agrees, by chapter, and the first problem."""
     passed: dict[int, list[str]] = {}
-    number, name = 0, path.name
+    at = path.name
     try:
         my = run_file(path)
         for number, cases in enumerate(CASES[:chapter], 1):
-            passed[number] = []
-            name = f"chapter {number}"
+            passed[number], at = [], f"chapter {number}"
             torch.manual_seed(number)
             for name, call, expected in cases(my):
+                at = f"chapter {number}: {name}"
                 if problem := difference(call(), expected):
-                    return {"passed": passed, "problem": f"chapter {number}: {name} {problem}"}
+                    return {"passed": passed, "problem": f"{at} {problem}"}
                 passed[number].append(name)
-                name = f"chapter {number}, after {name}"
+                at = f"chapter {number}, after {name}"
     except AttributeError as error:
-        if error.obj is sys.modules.get("mygpt"):
-            return {"passed": passed, "problem": f"chapter {number}: {path.name} has no {error.name}"}
-        return {"passed": passed, "problem": f"{name}: {where(error, path)}"}
+        is_missing = error.obj is sys.modules.get("mygpt")
+        problem = f"{path.name} has no {error.name}" if is_missing else where(error, path)
+        return {"passed": passed, "problem": f"{at}: {problem}"}
     except (Exception, SystemExit) as error:
-        return {"passed": passed, "problem": f"{name}: {where(error, path)}"}
+        return {"passed": passed, "problem": f"{at}: {where(error, path)}"}
     return {"passed": passed, "problem": ""}
 
 

@@ -49,10 +49,12 @@ class Chapter:
 def book_range(values: list[float]) -> tuple[float, float]:
     """Return the range in which a reader's value should lie, for the values of five seeds.
 
-    One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance.
+    One of three times, a sixth seed is outside the range of five. So each end is moved by half of their distance,
+    but not below zero.
     """
     low, high = min(values), max(values)
-    return low - (high - low) / 2, high + (high - low) / 2
+    wider = low - (high - low) / 2
+    return (wider if low < 0 else max(0.0, wider)), high + (high - low) / 2
 
 
 SHARE = ".1%"

@@ -16,7 +16,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.version_info < (3, 11):
         pytest.skip("the packages of MkDocs need Python 3.11")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder), "--no-directory-urls"]
+    command = [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return folder

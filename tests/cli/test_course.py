@@ -14,7 +14,7 @@ def test_the_list_shows_what_was_done(cli: Cli, tmp_path: Path, monkeypatch: pyt
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
     Path("mygpt.py").write_text("def vocabulary(text): return sorted(set(text))\n")
-    problem = cli("course", "check", "1", code=1).err
+    problem = cli("course", "check", "1").error
     assert "chapter 1: mygpt.py has no encode" in problem
     lines = cli("course").out.splitlines()
     assert next(line for line in lines if line.startswith("3 ")).endswith("run")
@@ -33,10 +33,10 @@ def test_a_number_outside_the_book_is_marked(cli: Cli, tmp_path: Path, monkeypat
 
 def test_mistakes_get_a_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "11" in cli("course", "run", "11", code=2).err
-    assert "none.py is not a file" in cli("course", "check", "1", "none.py", code=1).err
+    assert cli("course", "run", "11").code == 2
+    assert "none.py is not a file" in cli("course", "check", "1", "none.py").error
     Path("runs").mkdir()
     Path("runs/course.json").write_text("{")
-    assert "runs/course.json is damaged; remove it to start again" in cli("course", code=1).err
+    assert "runs/course.json is damaged; remove it to start again" in cli("course").error
     Path("runs/course.json").write_text(json.dumps({"run": {}, "check": ["2"]}))
     assert "Average the past" in cli("course").out

@@ -67,7 +67,7 @@ ERRORS = {
     4: ("math.sqrt(q.size(-1))", "math.sqrt(q.size(-2))", "attention_weights(q, k) is"),
     5: ("self.output(x + self.head(x))", "self.output(self.head(x))", "OneHead(9, 8)(ids) is"),
     6: ("a * angle.sin() + b", "a * angle.sin() - b", "rope(x) is"),
-    7: (".transpose(1, 2).flatten(2)", ".flatten(2)", "chapter 7, after"),
+    7: (".transpose(1, 2).flatten(2)", ".reshape(x.shape)", "Attention(8, 4)(x) is"),
     8: ("self.attention(self.norm1(x))", "self.attention(x)", "Block(8, 4)(x) is"),
     9: ("proj.weight[:, ", "proj.weight[", "without_head(gpt, layer=1, head=2)(ids) is"),
     10: ("f.sigmoid() * c", "f.tanh() * c", "lstm_step(x, h, c, W, U, b)[0] is"),
