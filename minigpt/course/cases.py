@@ -260,8 +260,10 @@ def check(chapter: int, path: Path) -> dict[str, Any]:
                 at = f"chapter {number}, after {name}"
     except AttributeError as error:
         is_missing = error.obj is sys.modules.get("mygpt")
-        problem = f"{path.name} has no {error.name}" if is_missing else where(error, path)
-        return {"passed": passed, "problem": f"{at}: {problem}"}
+        problem = f"{at}: {where(error, path)}"
+        if is_missing:
+            problem = f"chapter {len(passed)}: {path.name} has no {error.name}"
+        return {"passed": passed, "problem": problem}
     except (Exception, SystemExit) as error:
         return {"passed": passed, "problem": f"{at}: {where(error, path)}"}
     return {"passed": passed, "problem": ""}
