@@ -16,7 +16,7 @@ from minigpt.paths import RUNS
 if TYPE_CHECKING:
     pass
 
-course_app = typer.Typer(**{**GROUP, "no_args_is_help": False}, help="Build a GPT letter by letter, in ten chapters.")
+course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
 DONE = RUNS / "course.json"
 """What the reader has done: {"run": {"6": {NAME: VALUE}}, "check": ["6"]}."""
 ChapterNumber = Annotated[int, Argument(help="Number of the chapter.", metavar="N", min=1, max=10)]
