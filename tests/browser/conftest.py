@@ -75,7 +75,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     contexts = []
     folder = tmp_path_factory.mktemp("pages")
 
-    def open_page(content: str, wait: str = ".bars", **options: Any) -> Shown:
+    def open_page(content: str, wait: str = ".bars", fragment: str = "", **options: Any) -> Shown:
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         context.set_default_timeout(30_000)
@@ -89,7 +89,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         tab.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
         )
-        tab.goto(file.as_uri())
+        tab.goto(file.as_uri() + fragment)
         tab.wait_for_selector(wait, state="attached")
         return shown
 

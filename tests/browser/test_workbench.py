@@ -106,6 +106,88 @@ def test_typing_changes_the_prediction_and_undo_restores_it(page: Any, made: Mad
     assert_shows(page, made, START)
 
 
+def test_a_click_below_the_text_types_at_its_end(page: Any) -> None:
+    page.tab.locator('[data-index="5"]').click(force=True)
+    box = page.tab.locator(".paper").bounding_box()
+    page.tab.mouse.click(box["x"] + 300, box["y"] + box["height"] - 10)
+    page.tab.keyboard.type("see")
+    page.until(f"() => document.querySelector('#text').value === {START + 'see'!r}")
+    page.tab.locator("h2").first.click()
+    page.tab.locator(".lead b").first.click()
+    assert page.ask("() => document.activeElement.id") == "text"
+
+
+def test_undo_steps_end_at_a_pause_and_at_a_selection(page: Any) -> None:
+    page.tab.focus("#text")
+    page.press("Control+End")
+    page.tab.keyboard.type("one")
+    page.tab.wait_for_timeout(1100)
+    page.tab.keyboard.type("two")
+    page.press("Shift+ArrowLeft")
+    page.tab.keyboard.type("end")
+    for expected in ("onetwo", "one", ""):
+        page.tab.click("button:text-is('Undo')")
+        page.until(f"() => document.querySelector('#text').value === {START + expected!r}")
+
+
+def test_notices_stay_and_move_nothing(page: Any) -> None:
+    def places() -> list[Any]:
+        return [page.tab.locator(name).bounding_box() for name in (".controls .primary", ".heads", ".tile >> nth=4")]
+
+    settle(page)
+    before = places()
+    page.tab.focus("#text")
+    page.press("Control+End")
+    page.tab.keyboard.type("éa")
+    notice = page.tab.locator(".text .message")
+    page.until(f"() => document.querySelector('#text').value === {START + 'a'!r}")
+    assert "never seen “é”" in notice.inner_text()
+    page.tab.keyboard.type("speak " * 60)
+    page.tab.wait_for_timeout(200)
+    paper, selected = (page.tab.locator(name).bounding_box() for name in (".paper", ".drawn .selected"))
+    assert paper["y"] < selected["y"] < paper["y"] + paper["height"] - selected["height"]  # it has scrolled
+    page.press("ArrowLeft", "ArrowLeft")
+    page.until("() => document.querySelector('.next .note').textContent.includes('replaces the rest')")
+    page.tab.click(".bars li:nth-child(2) button")
+    page.until("() => document.querySelector('.text .message').textContent.includes('Undo brings it back')")
+    assert page.tab.locator(".text .message").is_visible()
+    page.tab.locator(".tile .switch").nth(4).click()
+    settle(page)
+    assert page.tab.locator("button:text-is('Switch all on')").is_visible()
+    assert places() == before
+    page.tab.click("summary:text-is('Filters')")
+    assert places()[0] == before[0]
+
+
+def test_a_definition_stays_in_the_window(page: Any) -> None:
+    page.tab.locator(".next .term").hover()
+    box = page.tab.locator(".next .definition").bounding_box()
+    assert 0 <= box["x"] < box["x"] + box["width"] <= 1280
+
+
+def test_the_next_letters_stay_in_view(page: Any) -> None:
+    settle(page)
+    page.tab.set_viewport_size({"width": 1280, "height": 500})
+    page.tab.locator(".tile .switch").last.scroll_into_view_if_needed()
+    strip = page.tab.locator(".heads .row p")
+    assert 0 <= strip.bounding_box()["y"] < 100
+    assert strip.inner_text().split(": ")[1].startswith(" ".join(bar(page)))
+
+
+@pytest.mark.parametrize("only", ["text", "next", "heads", "text,next", "text,next,heads"])
+def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
+    shown = opened(made.content, wait="footer", fragment=f"#only={only}", viewport={"width": 700, "height": 500})
+    shown.until("() => document.querySelector('footer').textContent.includes('✓')")
+    for name in ("text", "next", "heads"):
+        assert shown.tab.locator(f".card.{name}").count() == (name in only.split(","))
+    assert shown.tab.locator("header").count() == 0
+    assert shown.tab.locator("footer").bounding_box()["height"] < 25
+    assert shown.ask("() => document.documentElement.scrollWidth") <= 700
+    with shown.tab.expect_popup() as popup:
+        shown.tab.click("a")
+    popup.value.wait_for_selector("header")
+
+
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
     page.tab.click("button:text-is('Step')")
     page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
@@ -148,6 +230,9 @@ def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made
     tile.locator(".switch").click()
     assert_shows(page, made, START, ((1, 1),))
     assert tile.locator(".switch").get_attribute("aria-checked") == "false"
+    settle(page)  # the other heads still speak of the letter that the whole model expects
+    named = {shown.split()[2] for shown in page.tab.locator(".without").all_inner_texts() if "→" in shown}
+    assert named <= {before.translate(GLYPHS)}
     page.tab.click("button:text-is('Switch all on')")
     assert_shows(page, made, START)
 
@@ -180,10 +265,13 @@ def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -
     page.tab.locator(".tile .choose").nth(0).click()
     page.tab.click("button:text-is('At all letters')")
     matrix = page.tab.locator("canvas.matrix")
-    size = matrix.bounding_box()["width"] / len(START)
-    matrix.hover(position={"x": 4.5 * size, "y": 30.5 * size})
+    edge = 14  # the letters beside the matrix
+    size = (matrix.bounding_box()["width"] - edge) / len(START)
+    cell = {"x": edge + 4.5 * size, "y": edge + 30.5 * size}
+    matrix.hover(position=cell)
     assert f"“{START[30].translate(GLYPHS)}” at 30" in page.tab.inner_text("dialog .readout")
-    matrix.click(position={"x": 4.5 * size, "y": 30.5 * size})
+    assert matrix.bounding_box()["y"] + matrix.bounding_box()["height"] < 900  # the window
+    matrix.click(position=cell)
     assert_shows(page, made, START[:31])
 
 
@@ -200,7 +288,7 @@ def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None
 def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
     page.tab.fill("#text", START + "speak " * 10)
     page.until("() => document.querySelector('.unseen').textContent.length === 64")
-    assert "does not see it" in page.tab.inner_text(".text")
+    assert "does not see the grey start" in page.tab.inner_text(".text")
     assert_shows(page, made, (START + "speak " * 10)[64:])
 
 

@@ -17,7 +17,9 @@ import { isUnfinished, windowStart } from "./letters.js";
  * @property {Float32Array} surprise the probability of each token, given those before it, (T)
  * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
+ * @property {number} [expected] the token that the model expects with all heads on
  * @property {boolean} done whether all effects are known
+ * @property {number} id of the request
  */
 /**
  * @typedef {object} State
@@ -40,6 +42,10 @@ export const MAX_LETTERS = 20_000;
 const MAX_UNDO = 200;
 const PAUSE = 30;
 /** Milliseconds between two letters, so that eyes can follow. */
+const TYPING = 1000;
+/** Milliseconds without a key that end a step of Undo. */
+const NOTICE = 6000;
+/** Milliseconds that a message stays. */
 
 export class App {
   /**
@@ -56,6 +62,8 @@ export class App {
     /** @type {{text: string, selected: number}[]} */
     this.history = [];
     this.lastGroup = "";
+    this.lastEdit = 0;
+    this.notice = 0;
     this.requests = 0;
     /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
     this.asked = [];
@@ -69,10 +77,7 @@ export class App {
       text: payload.text,
       letters,
       ids,
-      selected: Math.max(
-        0,
-        letters.findIndex((letter) => letter.last >= payload.selected),
-      ),
+      selected: Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected)),
       model: 0,
       other: null,
       head: payload.head && { layer: payload.head[0], head: payload.head[1] },
@@ -106,6 +111,13 @@ export class App {
     });
   }
 
+  /** Tell the visitor something for some seconds, whatever happens meanwhile. @param {string} message */
+  say(message) {
+    clearTimeout(this.notice);
+    this.notice = window.setTimeout(() => this.set({ message: "" }), NOTICE);
+    this.set({ message });
+  }
+
   // --- the text ---
 
   /**
@@ -116,50 +128,40 @@ export class App {
    */
   edit(text, caret, group = "") {
     const unknown = this.vocabulary.unknown(text);
-    let message = "";
     if (unknown.length) {
       const known = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
       caret = known(text.slice(0, caret)).length;
       text = known(text);
-      message = `This model has never seen ${unknown
-        .slice(0, 5)
-        .map((letter) => `“${letter}”`)
-        .join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`;
+      const named = unknown.slice(0, 5).map((letter) => `“${letter}”`);
+      this.say(`This model has never seen ${named.join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`);
     }
-    if ([...text].length > MAX_LETTERS) {
-      this.set({ message: `The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`, isWriting: false });
-      return;
-    }
-    if (text === "") message = "The model needs at least one letter to start from.";
-    if (text === "" || text === this.state.text) {
-      this.set({ message, isWriting: false });
-      return;
-    }
-    if (!group || group !== this.lastGroup) {
+    const isTooLong = [...text].length > MAX_LETTERS;
+    if (isTooLong) this.say(`The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`);
+    if (text === "") this.say("The model needs at least one letter to start from.");
+    if (isTooLong || text === "" || text === this.state.text) return this.set({ isWriting: false });
+    const now = performance.now();
+    if (!group || group !== this.lastGroup || (group === "typing" && now - this.lastEdit > TYPING)) {
       this.history.push({ text: this.state.text, selected: this.state.selected });
       if (this.history.length > MAX_UNDO) this.history.shift();
     }
     this.lastGroup = group;
-    this.show(text, caret, message);
+    this.lastEdit = now;
+    this.show(text, caret);
   }
 
-  /** @param {string} text @param {number} caret @param {string} message */
-  show(text, caret, message) {
+  /** @param {string} text @param {number} caret */
+  show(text, caret) {
     const { letters, ids } = this.vocabulary.encode(text);
     const after = letters.findIndex((letter) => letter.end >= caret);
-    this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after, message });
+    this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after });
     this.ask();
   }
 
   undo() {
     const before = this.history.pop();
-    this.lastGroup = "";
-    if (!before) {
-      this.set({ message: "Nothing to undo.", isWriting: false });
-      return;
-    }
     this.set({ isWriting: false });
-    this.show(before.text, 0, "");
+    if (!before) return this.say("Nothing to undo.");
+    this.show(before.text, 0);
     this.select(before.selected);
   }
 
@@ -167,7 +169,7 @@ export class App {
   select(index) {
     const selected = Math.min(Math.max(0, index), this.state.letters.length - 1);
     this.lastGroup = "";
-    this.set({ selected, isWriting: false, message: "" });
+    this.set({ selected, isWriting: false });
     this.ask();
   }
 
@@ -179,9 +181,8 @@ export class App {
     this.unfinished = this.vocabulary.isByte && isUnfinished(bytes) ? bytes : [];
     if (this.unfinished.length) return this.ask();
     const kept = text.slice(0, letters[selected].end) + this.vocabulary.decode(bytes);
-    const replaced = selected < letters.length - 1;
+    if (selected < letters.length - 1) this.say("This replaced the rest of the text: Undo brings it back.");
     this.edit(kept, kept.length, group);
-    if (replaced) this.set({ message: "This replaced the rest of the text: Undo brings it back." });
   }
 
   /** Let the model choose the next letter. @param {string} [group] */
@@ -197,7 +198,7 @@ export class App {
     const isWriting = !this.state.isWriting;
     this.lastGroup = "";
     this.session = `write ${this.requests}`;
-    this.set({ isWriting, message: "" });
+    this.set({ isWriting });
     if (isWriting) this.step(this.session);
     else this.ask(); // for the effects of heads
   }
@@ -276,12 +277,12 @@ export class App {
   /** Receive a reply of the engine. @param {any} reply */
   receive(reply) {
     const use = this.waiting.get(reply.id);
-    if (use) {
-      this.waiting.delete(reply.id);
-      use(reply);
-      return;
+    this.waiting.delete(reply.id);
+    if (use) return use(reply);
+    if (reply.kind === "error") {
+      this.set({ isWriting: false });
+      this.say(reply.message);
     }
-    if (reply.kind === "error") this.set({ message: reply.message, isWriting: false });
     const asked = this.asked[reply.model];
     if (reply.id !== asked?.id) return;
     const looks = [...this.state.looks];
@@ -290,6 +291,7 @@ export class App {
     if (!look) return;
     if (reply.kind === "effect") {
       look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
+      look.expected = reply.expected;
     }
     if (reply.kind === "done") look.done = true;
     this.set({ looks });

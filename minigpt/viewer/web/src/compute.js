@@ -14,7 +14,7 @@ export function openCompute(app) {
   if (!head) return;
   const letter = glyph(letters[selected].text);
   app.askOnce({ kind: "detail", ...head }, (reply) => {
-    if (reply.kind !== "detail") return app.set({ message: reply.message });
+    if (reply.kind !== "detail") return app.say(reply.message);
     const name = `${head.layer}·${head.head}`;
     openSheet(`How head ${name} computes at “${letter}”`, ...steps(app, reply, head, letter));
     for (const draw of drawings.splice(0)) draw();
@@ -90,7 +90,8 @@ function steps(app, reply, { layer }, letter) {
     ],
     [
       [term("logits", "Logits"), " and probabilities"],
-      "The last vector, normalized, is multiplied with that of every letter. Softmax turns logits into probabilities.",
+      "The last vector, normalized, is multiplied with that of every letter. Softmax turns logits into " +
+        "probabilities, here at temperature 1: the pale bars of the page.",
       table("scores", ["letter", "logit", "probability"], best),
     ],
   ];

@@ -54,12 +54,14 @@ let terms = 0;
  * @param {keyof typeof DEFINITIONS} name @param {string} [shown] */
 export function term(name, shown = name) {
   const id = `term-${terms++}`;
-  return h(
-    "span.term",
-    { tabindex: "0", "aria-describedby": id },
-    shown,
-    h("span.definition", { role: "tooltip", id }, DEFINITIONS[name]),
-  );
+  const definition = h("span.definition", { role: "tooltip", id }, DEFINITIONS[name]);
+  const place = () => {
+    const { left, width } = definition.getBoundingClientRect();
+    const beyond = left - definition.offsetLeft + width + 12 - document.documentElement.clientWidth;
+    definition.style.left = `${-Math.max(0, beyond)}px`;
+  };
+  const attributes = { tabindex: "0", "aria-describedby": id, onpointerenter: place, onfocus: place };
+  return h("span.term", attributes, shown, definition);
 }
 
 /** Prepare a canvas for the screen's resolution, and return its context in CSS pixels.

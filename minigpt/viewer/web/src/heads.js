@@ -10,21 +10,24 @@ const LARGE = 0.1;
 const SMALL = 0.01;
 const EVIDENCE = 6;
 /** Scores to show of a head, the clearest ones. */
+const EXPLANATION =
+  "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
+  "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
 
 /**
  * @param {import("./app.js").App} app
+ * @param {HTMLElement} strip the next letters, in view as long as the heads are
  * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head
  */
-export function headsPanel(app, open) {
+export function headsPanel(app, strip, open) {
   const title = h("h2");
-  const all = h(
-    "button.quiet",
-    { onclick: () => app.mute([...app.state.muted[app.state.model]], false) },
-    "Switch all on",
-  );
+  const switchAllOn = () => app.mute([...app.state.muted[app.state.model]], false);
+  const all = h("button.quiet", { onclick: switchAllOn }, "Switch all on");
+  const intro = h("p.note", "Bars: where each one looks. Switch one off to see what it is for.");
   const grid = h("div.layers");
   const chosen = h("div.chosen", { role: "region", "aria-label": "The chosen head" });
-  const element = h("section.card.heads", { "aria-label": "Heads" }, h("div.row", title, all), grid, chosen);
+  const row = h("div.row", title, strip, all);
+  const element = h("section.card.heads", { "aria-label": "Heads" }, row, intro, grid, chosen);
   /** @type {ReturnType<typeof tile>[]} */
   let tiles = [];
   let built = -1;
@@ -36,32 +39,19 @@ export function headsPanel(app, open) {
     built = model;
     tiles = [];
     grid.replaceChildren();
+    intro.hidden = !heads.length;
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
-      grid.append(
-        h("p.note", "A recurrent network does not look back at letters: it keeps all that it remembers in one vector."),
-      );
-      return;
+      const why = "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.";
+      return grid.append(h("p.note", why));
     }
     const count = config.n_layer * config.n_head;
-    title.replaceChildren(
-      `${count} `,
-      term("heads", count === 1 ? "head" : "heads"),
-      ", at this letter ",
-      h("span.note", "Bars: where each one looks. Switch one off to see what it is for."),
-    );
-    for (let layer = 0; layer < config.n_layer; layer++) {
-      const row = Array.from({ length: config.n_head }, (_, head) =>
-        tile(app, { layer, head }, heads[layer][head].phrase),
-      );
+    title.replaceChildren(`${count} `, term("heads", count === 1 ? "head" : "heads"));
+    for (const layer of heads.keys()) {
+      const row = heads[layer].map(({ phrase }, head) => tile(app, { layer, head }, phrase));
       tiles.push(...row);
-      grid.append(
-        h(
-          "div.layer",
-          h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")),
-          h("div.tiles", ...row.map((one) => one.element)),
-        ),
-      );
+      const name = h("h3", layer ? `layer ${layer}` : term("layer", "layer 0"));
+      grid.append(h("div.layer", name, h("div.tiles", ...row.map((one) => one.element))));
     }
   }
 
@@ -84,56 +74,43 @@ export function headsPanel(app, open) {
     described = key;
     const { phrase, evidence } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
+    const rows = evidence
+      .slice(0, EVIDENCE)
+      .map(({ label, ...numbers }) => [label, figure(numbers.value, label), figure(numbers.uniform, label)]);
+    const buttons = app.model.weights && [
+      h("button", { onclick: open.compute }, "Compute this letter"),
+      h("button", { onclick: open.matrix }, "At all letters"),
+    ];
     chosen.replaceChildren(
-      h(
-        "div",
-        h("h3", h("b", `${head.layer}·${head.head} `), "usually: ", phrase),
-        h(
-          "p.controls",
-          app.model.weights && h("button", { onclick: open.compute }, "Compute this letter"),
-          app.model.weights && h("button", { onclick: open.matrix }, "At all letters"),
-        ),
-      ),
-      table(
-        "scores",
-        ["share of attention, over the run's text (keys overlap)", "this head", "if it looked everywhere equally"],
-        evidence
-          .slice(0, EVIDENCE)
-          .map(({ label, value, uniform }) => [
-            label,
-            figure(value, label),
-            uniform === null ? "" : figure(uniform, label),
-          ]),
-      ),
+      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...(buttons || [])), h("p.note", EXPLANATION)),
+      table("scores", ["on average", "this head", "uniform"], rows),
     );
   }
   return { element, draw };
 }
 
-/** @param {number} value @param {string} label */
+/** @param {import("./app.js").Head} head @param {string} phrase what it does at most letters */
+function called({ layer, head }, phrase) {
+  return [h("b", `${layer}·${head} `), `usually: ${phrase}`];
+}
+
+/** @param {number | null} value @param {string} label */
 function figure(value, label) {
+  if (value === null) return "";
   return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
 }
 
 /** @param {import("./app.js").App} app @param {import("./app.js").Head} head @param {string} phrase */
 function tile(app, head, phrase) {
   const index = head.layer * app.model.config.n_head + head.head;
-  const name = `${head.layer}·${head.head}`;
   const canvas = h("canvas", { "aria-hidden": "true" });
   const looks = h("span.looks");
   const without = h("span.without");
-  const button = h(
-    "button.choose",
-    { onclick: () => app.choose(head) },
-    canvas,
-    h("span.phrase", h("b", `${name} `), phrase),
-    looks,
-    without,
-  );
-  const power = h("button", {
-    class: "switch",
+  const content = [canvas, h("span.phrase", ...called(head, phrase)), looks, without];
+  const button = h("button.choose", { onclick: () => app.choose(head) }, ...content);
+  const power = h("button.switch", {
     role: "switch",
-    "aria-label": `Head ${name}`,
+    "aria-label": `Head ${head.layer}·${head.head}`,
     title: "Switch this head off or on",
     onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)),
   });
@@ -156,7 +133,7 @@ function tile(app, head, phrase) {
     const row = attentionRow(app, look, head);
     strip(canvas, row, look.ids.length, `--head-${head.head % 8}`);
     const strongest = row.indexOf(Math.max(...row));
-    setText(looks, `looks at “${glyphAt(app, look, strongest)}” ${percent(row[strongest])}`);
+    setText(looks, `here: “${glyphAt(app, look, strongest)}” ${percent(row[strongest])}`);
     effect(without, state, look, plain, isMuted);
   }
 
@@ -165,8 +142,8 @@ function tile(app, head, phrase) {
   function effect(out, state, look, plain, isMuted) {
     const logits = look.effects.get(index);
     if (isMuted) return setText(out, "switched off");
-    if (!logits) return setText(out, state.isWriting ? "" : look.done ? "" : "without it: …");
-    const top = plain.indexOf(Math.max(...plain));
+    if (!logits) return setText(out, state.isWriting || look.done ? "" : "without it: …");
+    const top = look.expected ?? plain.indexOf(Math.max(...plain));
     const changed = app.probabilities(logits)[top];
     const difference = changed - plain[top];
     if (Math.abs(difference) < SMALL) return setText(out, "without it: no change");

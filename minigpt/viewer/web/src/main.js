@@ -45,21 +45,22 @@ function start(payload) {
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
-  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) });
+  const heads = headsPanel(app, next.strip, { compute, matrix: () => openMatrix(app) });
   const check = h("span", "checking the arithmetic…");
   const announcement = h("p.hidden", { role: "status" });
+  const only = /^#only=([\w,]+)/.exec(location.hash)?.[1].split(","); // the panels to embed in another page
+  const shown = Object.entries({ text, next, heads }).filter(([name]) => !only || only.includes(name));
+  const line = only
+    ? [h("a", { href: "#", target: "_blank" }, "Open the whole page")]
+    : [h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)];
   root.replaceChildren(
-    header(app),
+    ...(only ? [] : [header(app)]),
     ...payload.warnings.map((warning) => h("p.message", warning)),
-    h("div.workbench", text.element, next.element, heads.element),
-    h("footer", check, h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)),
+    h("div.workbench", ...shown.map(([, panel]) => panel.element)),
+    h("footer", check, ...line),
     announcement,
   );
-  const only = /only=([\w,]+)/.exec(location.hash)?.[1].split(","); // for frames in other pages
-  if (only) {
-    root.classList.add("embedded");
-    for (const [name, panel] of Object.entries({ text, next, heads })) panel.element.hidden = !only.includes(name);
-  }
+  document.body.classList.toggle("embedded", Boolean(only));
   app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute);
@@ -79,13 +80,10 @@ function start(payload) {
     app.ask(); // not before: a new look cancels the last one
     const difference = Math.max(...logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
     const points = (100 * models[0].rounding).toFixed(1);
-    setText(
-      check,
-      difference < MAX_DIFFERENCE
-        ? `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}` +
-            (points === "0.0" ? "" : `; 8-bit weights change the probabilities here by at most ${points} points`)
-        : `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`,
-    );
+    const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
+    const right = `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}`;
+    const wrong = `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`;
+    setText(check, difference < MAX_DIFFERENCE ? right + (points === "0.0" ? "" : rounded) : wrong);
   }
 }
 
@@ -140,11 +138,9 @@ function announce(app, element) {
       if (!look) return;
       const probabilities = softmax(look.logits);
       const top = probabilities.indexOf(Math.max(...probabilities));
-      setText(
-        element,
-        `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. ` +
-          `Expected next: “${app.vocabulary.show(top)}”, ${Math.round(100 * probabilities[top])} percent.`,
-      );
+      const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;
+      const share = Math.round(100 * probabilities[top]);
+      setText(element, `${letter}Expected next: “${app.vocabulary.show(top)}”, ${share} percent.`);
     }, 400);
   };
 }

@@ -4,6 +4,10 @@ import { color, h, paint, percent } from "./dom.js";
 import { openSheet } from "./sheet.js";
 
 const STAGES = /** @type {const} */ ({ weights: "attention weights", scaled: "scores ÷ √D", scores: "scores q · k" });
+const LETTER = 10;
+/** Pixels of a letter beside the matrix. Where cells are smaller, letters take turns in several lanes. */
+const AROUND = 240;
+/** Pixels of the window above and below the matrix. */
 
 /** @param {import("./app.js").App} app */
 export function openMatrix(app) {
@@ -11,73 +15,69 @@ export function openMatrix(app) {
   const { look } = app;
   if (!head || !look) return;
   app.askOnce({ kind: "matrix", ...head }, (reply) => {
-    if (reply.kind !== "matrix") return app.set({ message: reply.message });
+    if (reply.kind !== "matrix") return app.say(reply.message);
     const T = look.ids.length;
-    const size = Math.max(1, Math.floor(Math.min(720, window.innerWidth - 80) / T));
-    const canvas = h("canvas", {
-      class: "matrix",
-      role: "img",
-      "aria-label": `Attention of head ${head.layer}·${head.head}: a row per letter, a column per letter attended to`,
-    });
-    const readout = h(
-      "p.readout",
-      { role: "status" },
-      "Move over the matrix to read a weight. Click to select the letter of the row.",
-    );
-    const select = h(
-      "select",
-      { "aria-label": "Stage", onchange: () => draw() },
-      ...Object.entries(STAGES).map(([value, name]) => h("option", { value }, name)),
-    );
-    const sheet = openSheet(
-      `Head ${head.layer}·${head.head} at all letters`,
-      h(
-        "p",
-        "Each row is a letter, from the top. Each column is a letter that it can attend to. " +
-          "The future is hidden: that is the causal mask.",
-      ),
-      h("p.controls", h("label", "show ", select)),
-      readout,
-      h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas),
-    );
-    canvas.style.width = canvas.style.height = `${size * T}px`;
+    const room = Math.min(720, window.innerWidth - 130, window.innerHeight - AROUND);
+    const size = Math.max(1, Math.floor(room / T));
+    const lanes = size > 1 ? Math.ceil(LETTER / size) : 0;
+    const edge = lanes * LETTER + 4;
+    const label = `Attention of head ${head.layer}·${head.head}: a row per letter, a column per letter attended to`;
+    const canvas = h("canvas.matrix", { role: "img", "aria-label": label });
+    const hint = "Move over the matrix to read a weight. Click to select the letter of the row.";
+    const readout = h("p.readout", { role: "status" }, hint);
+    const options = Object.entries(STAGES).map(([value, name]) => h("option", { value }, name));
+    const select = h("select", { "aria-label": "Stage", onchange: () => draw() }, ...options);
+    const axes =
+      "Each row is a letter, and each column a letter that it can attend to. The causal mask hides the future. " +
+      "The frame is the row of the selected letter.";
+    const controls = h("p.controls", h("label", "show ", select));
+    const scroll = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas);
+    const sheet = openSheet(`Head ${head.layer}·${head.head} at all letters`, h("p", axes), controls, readout, scroll);
+    canvas.style.width = canvas.style.height = `${edge + size * T}px`;
 
     const scale = Math.sqrt(app.model.config.n_embd / app.model.config.n_head);
     const value = (/** @type {number} */ row, /** @type {number} */ column) =>
       select.value === "weights"
         ? reply.weights[row * T + column]
         : reply.scores[row * T + column] / (select.value === "scaled" ? scale : 1);
+    const symbol = (/** @type {number} */ t) => app.vocabulary.show(look.ids[t]);
 
     function draw() {
-      const context = paint(canvas, size * T, size * T);
+      const context = paint(canvas, edge + size * T, edge + size * T);
+      context.font = `${LETTER}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace`;
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      for (let t = 0; t < T && lanes; t++) {
+        const lane = ((t % lanes) + 0.5) * LETTER;
+        context.fillStyle = color(t === look?.at ? "--ink" : "--soft");
+        context.fillText(symbol(t), lane, edge + (t + 0.5) * size);
+        context.fillText(symbol(t), edge + (t + 0.5) * size, lane);
+      }
+      context.translate(edge, edge);
       let largest = 1e-12;
       for (let row = 0; row < T; row++)
         for (let column = 0; column <= row; column++) largest = Math.max(largest, Math.abs(value(row, column)));
+      const hues = [`--head-${(head?.head ?? 0) % 8}`, "--warm", "--cool"].map(color);
       for (let row = 0; row < T; row++) {
         for (let column = 0; column <= row; column++) {
           const part = value(row, column) / largest;
           context.globalAlpha = select.value === "weights" ? Math.sqrt(Math.max(0, part)) : Math.abs(part);
-          context.fillStyle = color(
-            select.value === "weights" ? `--head-${(head?.head ?? 0) % 8}` : part > 0 ? "--warm" : "--cool",
-          );
+          context.fillStyle = hues[select.value === "weights" ? 0 : part > 0 ? 1 : 2];
           context.fillRect(column * size, row * size, size, size);
         }
       }
+      context.globalAlpha = 1;
+      context.strokeStyle = color("--ink");
+      context.strokeRect(0, (look?.at ?? 0) * size - 0.5, T * size - 0.5, size + 1);
     }
     /** @param {MouseEvent} event */
-    const cell = (event) => [
-      Math.min(T - 1, Math.floor(event.offsetY / size)),
-      Math.min(T - 1, Math.floor(event.offsetX / size)),
-    ];
-    const symbol = (/** @type {number} */ t) => app.vocabulary.show(look.ids[t]);
+    const cell = (event) =>
+      [event.offsetY, event.offsetX].map((at) => Math.max(0, Math.min(T - 1, Math.floor((at - edge) / size))));
     canvas.addEventListener("pointermove", (event) => {
       const [row, column] = cell(event);
-      const shown =
-        column > row
-          ? "hidden by the mask"
-          : select.value === "weights"
-            ? percent(value(row, column))
-            : value(row, column).toFixed(2);
+      const weight = value(row, column);
+      const known = select.value === "weights" ? percent(weight) : weight.toFixed(2);
+      const shown = column > row ? "hidden by the mask" : known;
       readout.textContent = `“${symbol(row)}” at ${row} attends to “${symbol(column)}” at ${column}: ${shown}`;
     });
     canvas.addEventListener("click", (event) => {

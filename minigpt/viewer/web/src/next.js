@@ -5,8 +5,10 @@ import { glyph } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
 const ROWS = 7;
+const BEST = 3;
+/** Letters to name where the bars are out of view. */
 const SLIDERS = /** @type {const} */ ([
-  ["temperature", "temperature", 0, 2, 0.05, "0 always takes the most likely letter."],
+  ["temperature", "temperature", 0, 2, 0.05, "Pale bars: at temperature 1, without filters."],
   ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
   ["top_p", "top-p", 0.05, 1, 0.05, "Keep the most likely letters that together reach this probability."],
   ["min_p", "min-p", 0, 0.5, 0.01, "Keep letters that are at least this likely, relative to the most likely one."],
@@ -15,7 +17,8 @@ const SLIDERS = /** @type {const} */ ([
 /** @param {import("./app.js").App} app */
 export function nextPanel(app) {
   const title = h("h2");
-  const rows = Array.from({ length: ROWS + 1 }, () => row(app));
+  const strip = h("p.note");
+  const rows = Array.from({ length: ROWS }, () => row(app));
   const list = h("ol.bars", ...rows.map(({ element }) => element));
   const note = h("p.note");
   const sliders = SLIDERS.map(([name, label, min, max, stepSize, help]) => {
@@ -29,42 +32,26 @@ export function nextPanel(app) {
       oninput: () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } }),
     });
     const output = h("output", { for: `set-${name}` });
-    const element = h(
-      "div.slider",
-      h("label", { for: `set-${name}` }, label),
-      input,
-      output,
-      h("span.hint", { id: `help-${name}` }, help),
-    );
+    const hint = h("span.hint", { id: `help-${name}` }, help);
+    const element = h("div.slider", h("label", { for: `set-${name}` }, label), input, output, hint);
     return { name, input, output, element };
   });
   const [temperature, ...filters] = sliders;
-  const element = h(
-    "section.card.next",
-    { "aria-label": "Next letter" },
-    title,
-    list,
-    note,
-    temperature.element,
-    h("details", h("summary", "Filters"), ...filters.map((slider) => slider.element)),
-  );
+  const more = h("details", h("summary", "Filters"), ...filters.map((slider) => slider.element));
+  const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, temperature.element, more);
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
     const { letters, selected, sampling } = state;
     const look = app.look;
-    const line = letters
-      .slice(0, selected + 1)
-      .map((letter) => letter.text)
-      .join("")
-      .split("\n");
-    const tail = letters[selected].text === "\n" ? "\n" : [...line[line.length - 1]].slice(-6).join("");
-    setText(title, `Next letter after “${[...tail].map(glyph).join("")}”`);
     for (const { name, input, output } of sliders) {
       input.value = String(sampling[name]);
       setText(output, input.step === "1" ? String(sampling[name]) : sampling[name].toFixed(2));
     }
-    element.classList.toggle("waiting", !look);
+    if (look?.id !== app.asked[state.model]?.id) return; // the title and the bars change together
+    const tail = letters.slice(Math.max(0, selected - 5), selected + 1).map(({ text }) => glyph(text));
+    const after = `after “${tail.join("").replace(/.*↵(?=.)/, "")}”`;
+    setText(title, `Next letter ${after}`);
     if (!look) return;
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
@@ -73,14 +60,17 @@ export function nextPanel(app) {
     const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
     const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
     const shown = order.slice(0, ROWS);
-    if (came >= 0 && !shown.includes(came)) shown.push(came);
+    if (came >= 0 && !shown.includes(came)) shown[ROWS - 1] = came;
+    const best = order.slice(0, BEST).map((id) => `${app.vocabulary.show(id)} ${percent(chosen[id])}`);
+    setText(strip, `${after}: ${best.join(", ")}`);
     rows.forEach((bar, index) => {
       bar.element.hidden = index >= shown.length;
       if (index < shown.length) bar.draw(shown[index], plain, chosen, otherPlain, shown[index] === came);
     });
     const nats = entropy(plain);
     note.replaceChildren(
-      "Click a letter to continue with it. Entropy ",
+      came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.",
+      " Entropy ",
       nats.toFixed(2),
       " ",
       term("nats"),
@@ -88,7 +78,7 @@ export function nextPanel(app) {
       otherPlain ? ` Outlined bars: ${app.payload.models[/** @type {number} */ (state.other)].name}.` : "",
     );
   }
-  return { element, draw };
+  return { element, draw, strip };
 }
 
 /** @param {import("./app.js").App} app */
@@ -97,17 +87,11 @@ function row(app) {
   const letter = h("b");
   const before = h("span.before");
   const bar = h("span.bar");
-  const otherBar = h("span.other");
+  const otherBar = h("span.other", { hidden: true });
   const value = h("span.value");
-  const mark = h("span.came", "came");
-  const button = h(
-    "button",
-    { onclick: () => app.continueWith(token) },
-    letter,
-    h("span.track", before, bar, otherBar),
-    value,
-    mark,
-  );
+  const mark = h("span.came", { hidden: true }, "came");
+  const track = h("span.track", before, bar, otherBar);
+  const button = h("button", { onclick: () => app.continueWith(token) }, letter, track, value, mark);
   const element = h("li", button);
 
   /**
@@ -125,10 +109,8 @@ function row(app) {
     setText(value, chosen[id] === 0 ? "out" : percent(chosen[id]));
     mark.hidden = !came;
     element.classList.toggle("filtered", chosen[id] === 0);
-    button.setAttribute(
-      "aria-label",
-      `Continue with ${name}, ${percent(chosen[id])}${came ? ", the letter that came" : ""}`,
-    );
+    const cameToo = came ? ", the letter that came" : "";
+    button.setAttribute("aria-label", `Continue with ${name}, ${percent(chosen[id])}${cameToo}`);
     button.disabled = !app.model.weights;
   }
   return { element, draw };

@@ -8,12 +8,8 @@ import { h, table } from "./dom.js";
  * @returns {{close: () => void}}
  */
 export function openSheet(title, ...content) {
-  const dialog = h(
-    "dialog.sheet",
-    { "aria-label": title },
-    h("div.row", h("h2", title), h("button.quiet", { onclick: () => dialog.close(), "aria-label": "Close" }, "✕")),
-    ...content,
-  );
+  const close = h("button.quiet", { onclick: () => dialog.close(), "aria-label": "Close" }, "✕");
+  const dialog = h("dialog.sheet", { "aria-label": title }, h("div.row", h("h2", title), close), ...content);
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);
@@ -33,13 +29,7 @@ export function openHelp() {
     ["C", "compute this letter"],
     ["Esc", "leave the text, or close this sheet"],
   ];
-  openSheet(
-    "Keys",
-    h("p", "They work everywhere but in the text. There, keys type; Esc leaves it."),
-    table(
-      "keys",
-      [],
-      keys.map(([key, does]) => [h("kbd", key), does]),
-    ),
-  );
+  const rows = keys.map(([key, does]) => [h("kbd", key), does]);
+  const where = h("p", "They work everywhere but in the text. There, keys type; Esc leaves it.");
+  openSheet("Keys", where, table("keys", [], rows));
 }

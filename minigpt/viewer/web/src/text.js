@@ -6,15 +6,9 @@ import { h, percent, setText, term } from "./dom.js";
 /** @param {import("./app.js").App} app */
 export function textPanel(app) {
   const isRecorded = !app.model.weights;
-  const area = h("textarea", {
-    id: "text",
-    "aria-label": "Text",
-    spellcheck: "false",
-    autocapitalize: "off",
-    autocomplete: "off",
-    rows: "1",
-    readonly: isRecorded || matchMedia("(pointer: coarse)").matches,
-  });
+  const readonly = isRecorded || matchMedia("(pointer: coarse)").matches;
+  const help = { spellcheck: "false", autocapitalize: "off", autocomplete: "off" };
+  const area = h("textarea", { id: "text", "aria-label": "Text", rows: "1", readonly, ...help });
   const before = h("span.unseen");
   const windowed = h("span");
   const after = h("span.after");
@@ -25,31 +19,30 @@ export function textPanel(app) {
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
   const edit = h("button.touch", { onclick: startEditing }, "Edit");
-  const shade = h(
-    "select",
-    { "aria-label": "Shade the text by", onchange: () => app.set({ shade: /** @type {any} */ (shade.value) }) },
-    h("option", { value: "head" }, "the chosen head"),
-    h("option", { value: "surprise" }, "surprise"),
-    h("option", { value: "nothing" }, "nothing"),
-  );
+  const shades = Object.entries({ head: "the chosen head", surprise: "surprise", nothing: "nothing" });
+  const options = shades.map(([value, name]) => h("option", { value }, name));
+  const onchange = () => app.set({ shade: /** @type {any} */ (shade.value) });
+  const shade = h("select", { "aria-label": "Shade the text by", onchange }, ...options);
   const message = h("p.message", { role: "status" });
   const legend = h("p.note");
+  const notice = h("div.notice", message, legend);
   const lead = ["Click any letter: you see what the model expected ", h("b", "next"), ", and where its "];
   const rest = [" ", h("b", "looked"), isRecorded ? "." : ". Type to change the text."];
   const buttons = isRecorded ? [] : [write, step, undo, edit];
   const controls = h("div.controls", ...buttons, h("label", "shade by ", shade));
   const intro = h("p.lead", ...lead, term("heads"), ...rest);
-  const element = h("section.card.text", { "aria-label": "Text" }, intro, paper, controls, message, legend);
+  const element = h("section.card.text", { "aria-label": "Text" }, intro, paper, controls, notice);
 
   function startEditing() {
     area.readOnly = false;
     area.focus();
   }
-  element.addEventListener("click", (event) => {
-    if (event.target === element || event.target === paper) area.focus(); // below the text as well
+  element.addEventListener("click", ({ target }) => {
+    if (!(/** @type {Element} */ (target).closest(".controls, .term"))) area.focus();
   });
   area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
   area.addEventListener("beforeinput", (event) => {
+    if (area.selectionStart !== area.selectionEnd) app.lastGroup = ""; // to replace a selection is a step of Undo
     if (event.inputType !== "historyUndo") return;
     event.preventDefault();
     app.undo();
@@ -60,6 +53,7 @@ export function textPanel(app) {
       .elementsFromPoint(event.clientX, event.clientY)
       .find((e) => e instanceof HTMLElement && e.dataset.index);
     if (letter instanceof HTMLElement) app.select(Number(letter.dataset.index));
+    else if (event.offsetY > drawn.offsetHeight) app.select(Infinity); // below the text
   });
   document.addEventListener("selectionchange", () => {
     if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text)
@@ -70,6 +64,7 @@ export function textPanel(app) {
 
   /** @type {HTMLSpanElement[]} */
   const spans = [];
+  let seen = -1;
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
@@ -92,40 +87,37 @@ export function textPanel(app) {
     ghost.hidden = top < 0 || selected < letters.length - 1 || isRecorded;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
     if (spans[selected + 1 - first] && top >= 0) {
-      spans[selected + 1 - first].classList.add(
-        "next",
-        app.state.ids[letters[selected + 1].first] === top ? "hit" : "miss",
-      );
+      const isHit = state.ids[letters[selected + 1].first] === top;
+      spans[selected + 1 - first].classList.add("next", isHit ? "hit" : "miss");
     }
-    paper.style.setProperty(
-      "--hue",
-      state.shade === "head" && state.head ? `var(--head-${state.head.head % 8})` : "var(--red)",
-    );
+    const isByHead = state.shade === "head" && state.head;
+    paper.style.setProperty("--hue", isByHead ? `var(--head-${isByHead.head % 8})` : "var(--red)");
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
-    write.classList.toggle("playing", state.isWriting);
     undo.disabled = app.history.length === 0;
     setText(message, state.message);
-    message.style.visibility = state.message ? "visible" : "hidden"; // so that nothing moves
+    message.hidden = !state.message;
+    legend.hidden = !message.hidden; // one line for both, so that nothing moves
     setText(legend, describe(state, look, first));
-    if (state.isWriting) paper.scrollTop = paper.scrollHeight;
+    const at = spans[selected - first]?.getBoundingClientRect();
+    const view = paper.getBoundingClientRect();
+    const isHidden = at && (at.top < view.top || at.bottom > view.bottom);
+    if (isHidden && selected !== seen) paper.scrollTop += at.top - view.top - view.height / 2;
+    seen = selected;
   }
 
   /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first */
   function describe(state, look, first) {
-    const unseen =
-      first > 0
-        ? `The grey start lies beyond the context of ${app.model.config.context} letters: the model does not see it. `
-        : "";
+    const { context } = app.model.config;
+    const unseen = first ? `The model does not see the grey start: its context is ${context} letters. ` : "";
     if (state.shade === "surprise") return `${unseen}The darker a letter, the less the model expected it.`;
     if (state.shade === "nothing" || !state.head || !look) return unseen;
     const name = `${state.head.layer}·${state.head.head}`;
     const shares = shading(state, look);
     const strongest = shares.indexOf(Math.max(...shares.filter((share) => share >= 0)));
     const letter = strongest >= 0 && state.letters[strongest] ? glyph(state.letters[strongest].text) : "";
-    return letter
-      ? `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`
-      : unseen;
+    const share = percent(shares[strongest]);
+    return unseen + (letter && `At this letter, head ${name} attends most to “${letter}”: ${share}.`);
   }
 
   /**

@@ -25,6 +25,8 @@ test("a look comes first, then the effect of each head from the last layer to th
   assert.deepEqual(order, ["look", "1.1", "0.0", "0.1", "done"]); // 1.0 is muted
   const expected = finish(engine.run(LOOK.ids, { muted: [2, 1] })).logits(2);
   assert.deepEqual(found[3].logits, expected.slice());
+  const whole = run.logits(2);
+  assert.equal(found[3].expected, whole.indexOf(Math.max(...whole))); // with all heads on
   assert.ok(found.every(({ id }) => id === 1));
 });
 
