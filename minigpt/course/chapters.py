@@ -145,10 +145,15 @@ CHAPTERS = (
         8,
         "The block",
         {
-            **{f"after {n}": Number(f"loss if the model stops after layer {n}") for n in range(networks.LAYERS)},
+            **{
+                f"after {n}": Number(f"loss if the model stops after {n} of {networks.LAYERS} layers")
+                for n in range(networks.LAYERS)
+            },
             "whole": Number("loss of the whole model"),
-            **{f"attention {n}": Number(f"rise without the attention of layer {n}") for n in range(networks.LAYERS)},
-            **{f"mlp {n}": Number(f"rise without the MLP of layer {n}") for n in range(networks.LAYERS)},
+            **{
+                f"attention {n}": Number(f"rise without the attention of layer {n + 1}") for n in range(networks.LAYERS)
+            },
+            **{f"mlp {n}": Number(f"rise without the MLP of layer {n + 1}") for n in range(networks.LAYERS)},
         },
         networks.block,
     ),
