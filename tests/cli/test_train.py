@@ -307,7 +307,7 @@ def test_a_start_that_fails_before_its_first_step_removes_only_what_it_wrote(
         Path("runs/b/notes.txt").touch() if Path("runs/b").exists() else None
         raise UserError("too large")
 
-    monkeypatch.setattr(loop, "prepare", out_of_memory)
+    monkeypatch.setattr(loop, "prepare_learner", out_of_memory)
     for name in "ab":
         assert cli("train", verse, "--name", name, *SMALL).error == "too large"
     assert [path.name for path in Path("runs").rglob("*")] == ["b", "notes.txt"]
@@ -319,7 +319,7 @@ def test_a_start_that_fails_later_than_its_first_save_can_be_resumed(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(loop, "prepare", full)
+    monkeypatch.setattr(loop, "prepare_learner", full)
     error = cli("train", verse, "--name", "a", *SMALL).error
     assert error.endswith("No space left on device; to resume from step 0: minigpt train --resume a")
     assert checkpoint_steps(Path("runs/a")) == [0]
