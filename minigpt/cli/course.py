@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.options import GROUP
-from minigpt.cli.output import notice, table
+from minigpt.cli.output import check_writable, notice, table, write
 from minigpt.errors import UserError
 from minigpt.files import write_atomically
 from minigpt.paths import RUNS
@@ -28,6 +28,7 @@ def course(context: typer.Context) -> None:
 
     Examples:
       minigpt course                       the chapters, and what you have done
+      minigpt course text                  write the text that all chapters use
       minigpt course run 1                 measure the numbers of a chapter
       minigpt course check 1 mygpt.py      compare your code with minigpt's
     """
@@ -41,6 +42,19 @@ def course(context: typer.Context) -> None:
         key = str(chapter.number)
         rows.append([key, chapter.title, "run" * (key in done["run"]), "checked" * (key in done["check"])])
     table(["", "chapter", "", ""], rows)
+
+
+@course_app.command()
+def text(
+    out: Annotated[Path, Argument(help="Where to write it.", metavar="FILE")] = Path("stories.txt"),
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write the text of the course, `builtin:stories`, to a file."""
+    from minigpt.text.sources import STORIES
+    from minigpt.text.stories import stories
+
+    check_writable(out, force=force)
+    write("".join(stories(*STORIES)), out)
 
 
 @course_app.command()

@@ -20,15 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigpt.config.schema import ModelConfig
 from minigpt.course import letters
 from minigpt.course.claims.by_hand import W_K, W_Q, X
+from minigpt.course.claims.small_models import small_config
 from minigpt.model.gpt import GPT, Block, attention_weights, causal_mask, rope_cos_sin
 from minigpt.model.gpt import Attention as GPTAttention
 from minigpt.model.kernels import apply_rope
 from minigpt.paths import RUNS, is_run
 
 TOLERANCE = 1e-4
+CLASSIC: dict[str, Any] = {"n_embd": 8, "context": 16, "position": "learned", "bias": True}
+"""The shape of a small `classic` model, for `small_config`."""
 CLASSIC_RUN = "course-8"
 Case = tuple[str, Callable[[], Any], Any]
 """What the reader would type, the call, and the expected result."""
@@ -125,23 +127,16 @@ def positions(my: Any) -> Iterator[Case]:
 def heads(my: Any) -> Iterator[Case]:
     """Check chapter 7."""
     x = randn(2, 6, 8)
-    own = GPTAttention(small())
+    own = GPTAttention(small_config(**CLASSIC))
     mine = my.Attention(8, 4)
     mine.load_state_dict(own.state_dict())
     yield "Attention(8, 4)(x)", lambda: mine(x), own(x)
 
 
-def small(**changes: Any) -> ModelConfig:
-    """Return the settings of a small `classic` model."""
-    gpt2: dict[str, Any] = {"family": "classic", "norm": "layernorm", "activation": "gelu", "qk_norm": False}
-    shape = {"n_layer": 2, "n_head": 4, "n_embd": 8, "context": 16, "position": "learned", "bias": True}
-    return ModelConfig(**{**gpt2, **shape, "zero_init": False, "dropout": 0.0, **changes})
-
-
 def classic() -> GPT:
     """Return a small `classic` model with large random weights, so that each part matters."""
     torch.manual_seed(2)
-    model = GPT(small(), 9).eval()
+    model = GPT(small_config(**CLASSIC), 9).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     return model

@@ -15,11 +15,10 @@ from tqdm import tqdm
 
 from minigpt.course.claims.by_hand import W_K, W_Q, WORDS, X
 from minigpt.model.gpt import attention_weights, causal_mask
+from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
 from minigpt.text.tokenizer import CharTokenizer
 
-LENGTH = 1_000_000
-"""Characters of the text: `builtin:stories`."""
 VALIDATION = 20_000
 """Characters at its end on which losses are measured."""
 CONTEXT, BATCH, WIDTH = 64, 16, 64
@@ -33,7 +32,7 @@ PROMPT = 'Jakob has a new boat.\nAnna has a red kite.\nShe says: "I am '
 @cache
 def text() -> tuple[CharTokenizer, Tensor, Tensor]:
     """Return the tokenizer of the stories, and the ids of their training and validation text."""
-    letters = "".join(stories(LENGTH, 0))
+    letters = "".join(stories(*STORIES))
     tokenizer = CharTokenizer(sorted(set(letters)))
     ids = torch.from_numpy(tokenizer.encode(letters).astype("int64"))
     return tokenizer, ids[:-VALIDATION], ids[-VALIDATION:]

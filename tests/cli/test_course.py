@@ -40,3 +40,12 @@ def test_mistakes_get_a_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert "runs/course.json is damaged; remove it to start again" in cli("course").error
     Path("runs/course.json").write_text(json.dumps({"run": {}, "check": ["2"]}))
     assert "Average the past" in cli("course").out
+
+
+def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli("course", "text")
+    own, theirs = (cli("data", "info", text, "--json").json for text in ("stories.txt", "builtin:stories"))
+    assert own["fingerprint"] == theirs["fingerprint"]
+    assert "it exists; to replace it, add --force" in cli("course", "text").error
+    assert cli("course", "text", "--force").code == 0

@@ -2,10 +2,12 @@
 
 import json
 import re
+import signal
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from minigpt.course.cases import check as check_here
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
 from minigpt.course.check import check
 from minigpt.errors import UserError
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.training.loop import Training
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ROOT / "docs/course"
@@ -178,3 +182,25 @@ def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.
         networks.trained("8", 1, {"train.steps": 3, "model.n_layer": 1})
     again = networks.trained("8", 1, {"train.steps": 2, "model.n_layer": 1})
     assert again.metadata.step == 2
+
+
+def test_an_interrupted_chapter_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = {"train.steps": 4, "train.eval_every": 1, "model.n_layer": 1}
+    whole = networks.trained("8", 1, changes)
+    evaluate = Training.evaluate
+
+    def interrupt(training: Training, *probes: Any) -> bool:
+        is_best = evaluate(training, *probes)
+        if training.state.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        return is_best
+
+    monkeypatch.setattr(Training, "evaluate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        networks.trained("8", 2, changes)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    stopped = load_checkpoint("course-8-seed-2", "last")
+    assert 0 < stopped.metadata.step < 4
+    assert networks.trained("8", 2, changes).metadata.step == whole.metadata.step == 4
