@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minigpt.course import letters, networks
-from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
+from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter
 from minigpt.course.claims.by_hand import COMPONENTS, WORDS, compute
 from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance
@@ -38,10 +38,7 @@ def _number(name: str, chapter: Chapter) -> str:
         chapter, name = CHAPTERS[int(other[1]) - 1], name[other.end() :]
     key = name.removesuffix(" range")
     number, values = chapter.numbers[key], chapter.recorded()[key]
-    if key == name:
-        return number.show(statistics.fmean(values))
-    low, high = map(number.show, book_range(values))
-    return low if low == high else f"{low} to {high}"
+    return number.show(statistics.fmean(values)) if key == name else number.show_range(values)
 
 
 def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:

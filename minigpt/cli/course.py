@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -12,9 +12,6 @@ from minigpt.cli.output import check_writable, notice, table, write
 from minigpt.errors import UserError
 from minigpt.files import write_atomically
 from minigpt.paths import RUNS
-
-if TYPE_CHECKING:
-    pass
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
 DONE = RUNS / "course.json"
@@ -59,31 +56,33 @@ def text(
 
 @course_app.command()
 def run(
-    number: ChapterNumber,
+    chapter_number: ChapterNumber,
     seed: Annotated[int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0)] = 1,
 ) -> None:
     """Train what a chapter needs, and print its numbers beside those of the book.
 
     The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command goes on.
     """
-    from minigpt.course.chapters import CHAPTERS, book_range
+    from minigpt.course.chapters import CHAPTERS
 
-    chapter = CHAPTERS[number - 1]
+    chapter = CHAPTERS[chapter_number - 1]
     values = chapter.measure(seed)
     done = _done()
-    done["run"][str(number)] = values
+    done["run"][str(chapter_number)] = values
     _save(done)
-    recorded, rows, outside = chapter.recorded(), [], 0
-    for name, kind in chapter.numbers.items():
-        low, high = map(kind.show, book_range(recorded[name]))
-        yours = kind.show(values[name])
-        is_outside = not book_range(recorded[name])[0] - 1e-9 <= values[name] <= book_range(recorded[name])[1] + 1e-9
-        is_outside = is_outside and yours not in (low, high)
-        outside += is_outside
-        rows.append([kind.label, low if low == high else f"{low} to {high}", yours, "outside" * is_outside])
+    recorded = chapter.recorded()
+    rows = [
+        [
+            number.label,
+            number.show_range(recorded[name]),
+            number.show(values[name]),
+            "outside" * number.is_outside(values[name], recorded[name]),
+        ]
+        for name, number in chapter.numbers.items()
+    ]
     table(["", "book", "yours", ""], rows)
-    if outside:
-        notice(f"{outside} of {len(rows)} outside the range of the book: see docs/course/index.md, 'Your numbers'")
+    if outside := sum(bool(row[-1]) for row in rows):
+        notice(f"{outside} of {len(rows)} outside the range of the book: see 'Your numbers' on the first page")
 
 
 @course_app.command()
@@ -97,11 +96,12 @@ def check(
     """
     from minigpt.course.check import check as compare
 
-    for chapter, names in compare(number, file).items():
+    passed = compare(number, file)
+    for chapter, names in passed.items():
         print(f"{chapter:>2}  agrees: {', '.join(names)}")
-        done = _done()
-        done["check"] = sorted({*done["check"], str(chapter)}, key=int)
-        _save(done)
+    done = _done()
+    done["check"] = sorted({*done["check"], *map(str, passed)}, key=int)
+    _save(done)
 
 
 def _done() -> dict[str, Any]:

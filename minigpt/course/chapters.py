@@ -24,6 +24,16 @@ class Number:
         """Return the value as text."""
         return f"{value:{self.style}}"
 
+    def show_range(self, values: list[float]) -> str:
+        """Return the range of the book for the values of its seeds, as text."""
+        low, high = map(self.show, book_range(values))
+        return low if low == high else f"{low} to {high}"
+
+    def is_outside(self, value: float, values: list[float]) -> bool:
+        """Return whether a reader's value is outside the range of the book, and looks so."""
+        low, high = book_range(values)
+        return not low <= value <= high and self.show(value) not in (self.show(low), self.show(high))
+
 
 @dataclass(frozen=True)
 class Chapter:
