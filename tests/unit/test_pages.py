@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs/index.md",
+    ROOT / "docs/course/worksheet.md",
     *(page for page in sorted(ROOT.glob("docs/start/*.md")) if page.stem != "first-run"),
     *(page for page in sorted(ROOT.glob("docs/guides/*.md")) if page.stem != "class"),
 ]
