@@ -62,7 +62,11 @@ def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
             {"name": "loss above four heads", "rows": [[k, round(v - four, 4)] for k, v in loss_of_heads["rows"]]},
         ],
         "layers": [
-            series("stop after", 8, {f"after {n}": f"{n} layers" for n in layers} | {"whole": "the whole model"}),
+            series(
+                "stop after",
+                8,
+                {f"after {n}": f"{n} layer{'s' * (n != 1)}" for n in layers} | {"whole": "the whole model"},
+            ),
             *(series(f"rise without {w}", 8, {f"{p} {n}": f"layer {n + 1}" for n in layers}) for p, w in PARTS),
         ],
     }
