@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from minigpt.cli.options import GROUP
 from minigpt.cli.output import check_writable, notice, table, write
-from minigpt.errors import UserError
+from minigpt.errors import UserError, escape
 from minigpt.files import write_atomically
 from minigpt.paths import RUNS
 
@@ -96,6 +96,8 @@ def check(
     """
     from minigpt.course.check import check as compare
 
+    if not file.is_file():
+        raise UserError(f"{escape(file)} is not a file; to check another one: minigpt course check {number} FILE")
     passed = compare(number, file)
     for chapter, names in passed.items():
         print(f"{chapter:>2}  agrees: {', '.join(names)}")

@@ -21,7 +21,7 @@ def check(chapter: int, path: Path, time_limit: float = TIME_LIMIT) -> dict[int,
             first difference.
     """
     if not path.is_file():
-        raise UserError(f"{escape(path)} is not a file; give the path of yours: minigpt course check {chapter} FILE")
+        raise UserError(f"{escape(path)} is not a file")
     command = [sys.executable, "-m", "minigpt.course.cases", str(chapter), str(path)]
     try:
         result = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=time_limit)
