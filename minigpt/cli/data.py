@@ -32,15 +32,15 @@ def data_info(
     as_json: JsonOption = False,
 ) -> None:
     """Print the size and characters of a text, and the settings that fit it."""
-    from minigpt.config.presets import fit
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
+    from minigpt.training.fit import WORK, fit
 
     corpus = open_corpus(text, encoding)
     found = scan(corpus)
     notice(*corpus.notices)
-    _, fitted = fit(found.characters, gpu=False)
     counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
+    fitted = fit(found.characters, len(counts), WORK["cpu"])
     if as_json:
         facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts)}
         write(json_text({**facts, "fingerprint": found.fingerprint, "counts": counts, "fitted": fitted}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import validation_tokens
+from minigpt.cli.input import run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -26,7 +26,8 @@ from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserEr
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.storage.metadata import Metadata
-    from minigpt.text.tokenizer import Ids
+    from minigpt.text.dataset import TokenDataset
+    from minigpt.text.tokenizer import Ids, Tokenizer
     from minigpt.training.evaluate import EvalResult
 
 MOST = 0.9
@@ -81,7 +82,7 @@ def evaluate(
     configure_torch(runtime)
     model = load_model(loaded).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
-    tokens, name, is_validation = _choose_tokens(loaded, text or [], unknown, encoding)
+    tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -102,29 +103,34 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
-    if is_validation and windows == protocol(loaded.config.model.context, None):
+    if training is not None and windows == protocol(loaded.config.model.context, None):
         _print_recorded(loaded.metadata, result.loss)
     print(f"checkpoint          {escape(loaded.path)}")
+    if training is not None:
+        _print_simple(training, tokens, loaded.tokenizer, result)
     if by_position:
         _print_by_position(result.by_position)
 
 
-def _choose_tokens(loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str) -> tuple["Ids", str, bool]:
-    """Return the tokens (N,) of the text, or else of the validation split, their name, and if they are that split."""
+def _choose_tokens(
+    loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str
+) -> tuple["Ids", str, "Ids | None"]:
+    """Return the tokens (N,) of the text and its name, by default of the validation split, with the training split."""
     from minigpt.text.dataset import encode
     from minigpt.text.sources import open_corpus
 
     if not text:
-        return validation_tokens(loaded), "validation split", True
+        data = run_dataset(loaded)
+        return data.validation, "validation split", data.train
     if (own := _own_validation(loaded, text, encoding)) is not None:
         notice("this is the text that the run was trained on; using its validation split")
-        return own, "validation split", True
+        return own.validation, "validation split", own.train
     corpus = open_corpus(text, encoding)
     notice(*corpus.notices)
     name = corpus.name
     if unknown != "error":
         name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
-    return encode(corpus, loaded.tokenizer, unknown), name, False
+    return encode(corpus, loaded.tokenizer, unknown), name, None
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:
@@ -140,6 +146,23 @@ def _print_recorded(metadata: "Metadata", loss: float) -> None:
     best = metadata.state.best_loss
     if best is not None and metadata.step == metadata.state.best_step and f"{best:.4f}" != f"{loss:.4f}":
         print(f"in training         {best:.4f} nats: another precision or device rounds differently")
+
+
+def _print_simple(train: "Ids", validation: "Ids", tokenizer: "Tokenizer", result: "EvalResult") -> None:
+    """Print what simple methods reach on the same text, to judge the loss."""
+    from minigpt.text.simple import ngram_losses, xz_loss
+
+    losses, unit = ngram_losses(train, validation, tokenizer.vocab_size), tokenizer.unit
+    rows = [
+        (f"equal guesses among {tokenizer.vocab_size}", math.log(tokenizer.vocab_size)),
+        (f"frequency of each {unit}", losses[0]),
+        (f"pairs of {unit}s", losses[1]),
+        (f"5-grams of {unit}s", losses[4]),
+        ("xz, which also learns from this text", xz_loss(train, validation, tokenizer)),
+        ("this model", result.loss),
+    ]
+    print()
+    table(("method", "loss"), [(name, f"{loss:.4f}") for name, loss in sorted(rows, key=lambda row: -row[1])])
 
 
 def _print_by_position(by_position: Sequence[float]) -> None:
@@ -158,8 +181,8 @@ def _print_by_position(by_position: Sequence[float]) -> None:
     print(f"the loss falls by {gain:.4f} from position 1 to {names[-1]}, {MOST:.0%} of that within {most} tokens")
 
 
-def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) -> "Ids | None":
-    """Return the validation tokens (N,) of the run if files named by `text` are its training text, else None.
+def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) -> "TokenDataset | None":
+    """Return the dataset of the run if files named by `text` are its training text, else None.
 
     The loss on the training part would say nothing about new text.
     """
@@ -171,6 +194,6 @@ def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) ->
     update = {"source": tuple(text), "val_source": (), "encoding": encoding}
     data = checkpoint.config.data.model_copy(update=update)
     try:
-        return reload_dataset(data, checkpoint.metadata.fingerprint, checkpoint.tokenizer).validation
+        return reload_dataset(data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     except TextMismatchError:
         return None

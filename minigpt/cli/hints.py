@@ -144,7 +144,7 @@ def _run_hint(error: UserError, command: str) -> str:
         case CheckpointError(intact=steps) if steps and command != "train":
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NoOptimizerError(run=run):
-            return f"to train it further, start a new run: minigpt train --from {as_argument(run)}"
+            return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"
         case DivergedError():
             return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
         case TrainingError():

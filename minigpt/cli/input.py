@@ -6,6 +6,7 @@ from minigpt.errors import TextMismatchError
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.text.dataset import TokenDataset
     from minigpt.text.tokenizer import Ids
 
 
@@ -18,10 +19,15 @@ def read_text(path: str, encoding: str = "utf-8") -> str:
 
 def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
     """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
+    return run_dataset(checkpoint).validation
+
+
+def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
+    """Return the text of a run. Raises UserError if it is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
     try:
-        return reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer).validation
+        return reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     except TextMismatchError as error:
         error.checkpoint = checkpoint.path  # for the hint
         raise

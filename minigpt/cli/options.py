@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 from typer.core import TyperArgument, TyperOption
 
-from minigpt.errors import UserError
+from minigpt.errors import UserError, escape
 
 GROUP: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
 """Arguments of every `typer.Typer` group."""
@@ -38,6 +38,9 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
 ]
+MinutesOption = Annotated[
+    float | None, Option(help="Choose what fits into so many minutes on this machine.", metavar="N")
+]
 RunArgument = Annotated[
     str,
     Argument(
@@ -61,6 +64,16 @@ def only_config(given: list[str] | None) -> str | None:
     if given and len(given) > 1:
         raise UserError("give one --config; to override a preset, put `preset: NAME` first in your YAML file")
     return given[0] if given else None
+
+
+def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
+    """Raise UserError if `minutes` is not a duration, or not the only length."""
+    if minutes is None:
+        return
+    if not 0 < minutes <= 1_000_000:
+        raise UserError(f"--minutes must be more than 0 and at most 1,000,000, got {minutes:g}")
+    if lengths := [given for given in assignments or [] if given.startswith(("train.steps=", "train.epochs="))]:
+        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the length; remove one of them")
 
 
 def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:

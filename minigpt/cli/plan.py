@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from minigpt.cli.hints import set_options, shell_quote
-from minigpt.cli.options import TEXT, ConfigOption, JsonOption, SetOption, add_setting, only_config
+from minigpt.cli.options import (
+    TEXT,
+    ConfigOption,
+    JsonOption,
+    MinutesOption,
+    SetOption,
+    add_setting,
+    check_minutes,
+    only_config,
+)
 from minigpt.cli.output import duration, json_text, notice, table, write
+from minigpt.errors import UserError
 
 if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig
@@ -21,6 +31,7 @@ def plan(
     text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    minutes: MinutesOption = None,
     processes: Annotated[int, Option(min=1, max=1024, help="Number of processes.", metavar="N")] = 1,
     device: Annotated[str | None, Option(help="Device to plan for: auto, cpu, cuda or mps.", metavar="NAME")] = None,
     vocab_size: Annotated[
@@ -36,18 +47,18 @@ def plan(
     With TEXT, plan `minigpt train TEXT`. Without, read no text. Measure steps of a small part of the model.
 
     Examples:
-      minigpt plan my.txt
+      minigpt plan my.txt --minutes 10
       minigpt plan -c shakespeare --set runtime.activation_checkpointing=true
       minigpt plan -c shakespeare --processes 2
     """
     from minigpt.training.plan import make_plan
 
     assignments = add_setting(set_, "runtime.device", device, "--device")
-    settings, known_size = _settings(text or [], only_config(config), assignments, processes)
+    settings, known_size = _settings(text or [], only_config(config), assignments, processes, minutes)
     size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
     found = make_plan(settings, size, processes)
-    steps, minutes, each = settings.train.steps, settings.train.minutes, found.seconds_per_step
-    total = 60 * minutes if minutes else steps * each if steps and each else None
+    steps, each = settings.train.steps, found.seconds_per_step
+    total = steps * each if steps and each else None
     if as_json:
         facts = {"vocab_size": size, "processes": processes, **asdict(found), "steps": steps, "seconds": total}
         write(json_text(facts))
@@ -68,18 +79,26 @@ def plan(
 
 
 def _settings(
-    text: list[str], config: str | None, assignments: list[str], processes: int
+    text: list[str], config: str | None, assignments: list[str], processes: int, minutes: float | None
 ) -> tuple["RunConfig", int | None]:
     """Return the settings of the run, and its vocabulary size. A text gives this size, and turns epochs into steps."""
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import parse_overrides, resolve
-    from minigpt.training.schedule import RunLength
-    from minigpt.training.setup import prepare_run
+    from minigpt.training.dial import fit_time
+    from minigpt.training.schedule import run_steps
+    from minigpt.training.setup import describe, prepare_run
 
+    check_minutes(minutes, assignments)
+    if minutes and not text:
+        raise UserError("--minutes needs a text: minigpt plan TEXT --minutes N")
     if text:
         prepared = prepare_run(text, config, assignments, processes=processes)
+        if minutes:
+            prepared = fit_time(prepared, 60 * minutes, processes)
+        elif prepared.is_fitted:
+            notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
         notice(*prepared.notices)
-        length = {"steps": RunLength.of(prepared.config, len(prepared.data.train)).steps, "epochs": None}
+        length = {"steps": run_steps(prepared.config, len(prepared.data.train)), "epochs": None}
         settings = prepared.config.model_copy(update={"train": prepared.config.train.model_copy(update=length)})
         return settings, prepared.data.tokenizer.vocab_size
     sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)

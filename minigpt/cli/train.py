@@ -1,8 +1,10 @@
 """`minigpt train`."""
 
+import math
 import shutil
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +13,16 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
-from minigpt.cli.options import TEXT, ConfigOption, SetOption, add_setting, complete_run, only_config
+from minigpt.cli.options import (
+    TEXT,
+    ConfigOption,
+    MinutesOption,
+    SetOption,
+    add_setting,
+    check_minutes,
+    complete_run,
+    only_config,
+)
 from minigpt.cli.output import duration, notice
 from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
 from minigpt.paths import RUNS, is_run
@@ -26,11 +37,15 @@ if TYPE_CHECKING:
     from minigpt.training.parallel import Processes
     from minigpt.training.setup import PreparedRun
 
+STARTED = time.perf_counter()
+"""About when the command was started. Importing PyTorch and reading the text count for --minutes."""
+
 
 def train(
     text: Annotated[list[str] | None, Argument(help=TEXT, metavar="TEXT")] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    minutes: MinutesOption = None,
     name: Annotated[
         str | None,
         Option(help="Name of the run. Default: the name of the text or preset, and a number.", metavar="NAME"),
@@ -61,13 +76,14 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a model on TEXT, with settings that fit its size.
+    """Train a model on TEXT, with settings that fit its size and the time.
 
-    Without TEXT, train on a built-in text with the quickstart preset. Ctrl-C saves and stops.
+    Without --minutes, train for about a minute. Without TEXT, train on a built-in text with the quickstart preset.
+    Ctrl-C saves and stops.
 
     Examples:
       minigpt train
-      minigpt train my.txt --name mine
+      minigpt train my.txt --minutes 10 --name mine
       minigpt train --config shakespeare-cpu --set train.steps=500
       minigpt train other.txt --from mine
       minigpt train --resume mine
@@ -89,7 +105,7 @@ def train(
 
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
-        joined.together(lambda: _check(text, config, name, from_, unknown, resume))
+        joined.together(lambda: _check(text, config, set_, name, from_, unknown, resume, minutes))
         if processes not in (None, joined.size) and joined.is_main:
             notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
         is_auto = resume == "auto"
@@ -98,24 +114,29 @@ def train(
         if resume is not None:
             code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_), is_auto)
         else:
-            code = _start(joined, text or [], config_name, assignments, name, from_)
+            code = _start(joined, text or [], config_name, assignments, name, from_, minutes)
     raise typer.Exit(code)
 
 
 def _check(
     text: list[str] | None,
     config: list[str] | None,
+    set_: list[str] | None,
     name: str | None,
     from_: str | None,
     unknown: str | None,
     resume: str | None,
+    minutes: float | None,
 ) -> None:
     """Raise UserError if the arguments contradict each other."""
+    check_minutes(minutes, set_)
     if resume == "auto":
         if name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
     elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
+    elif resume is not None and minutes:
+        raise UserError("--resume keeps the length of the run; to change it, add --set train.steps=N")
     if unknown and from_ is None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
     if from_ is not None and not (text or config):
@@ -152,10 +173,12 @@ def _start(
     assignments: list[str],
     name: str | None,
     from_: str | None,
+    minutes: float | None,
 ) -> int:
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.training.setup import prepare_run
+    from minigpt.training.dial import fit_minutes
+    from minigpt.training.setup import describe, prepare_run
 
     def prepare() -> "PreparedRun":
         if name is not None:
@@ -164,6 +187,10 @@ def _start(
         return prepare_run(text, config, assignments, start, processes.size)
 
     prepared = processes.together(prepare)
+    if prepared.is_fitted and not minutes and processes.is_main:
+        notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
+    if minutes:
+        prepared = fit_minutes(prepared, 60 * minutes - (time.perf_counter() - STARTED), processes)
     processes.connect(prepared.config)
     with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as run:
         return _train(processes.share(run or Path()), prepared, processes)
@@ -192,14 +219,14 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     try:
         outcome = train(
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            processes=processes,
+            processes=processes, seconds=prepared.seconds,
         )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
         raise
-    return _report(run, outcome, data.tokenizer, has_attention=not config.model.is_recurrent)
+    return _report(run, outcome, prepared)
 
 
 def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
@@ -230,11 +257,11 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
     return probe
 
 
-def _report(run: Path, outcome: "Outcome", tokenizer: "Tokenizer", has_attention: bool) -> int:
+def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     """Print how the run ended and what to type next. Return the exit code."""
-    from minigpt.training.outcome import explain_loss
+    from minigpt.training.outcome import explain_loss, simple_losses
 
-    state, name = outcome.state, as_argument(run)
+    state, name, data, source = outcome.state, as_argument(run), prepared.data, prepared.config.data.source
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
@@ -244,8 +271,11 @@ def _report(run: Path, outcome: "Outcome", tokenizer: "Tokenizer", has_attention
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    notice(explain_loss(state.best_loss or 0.0, tokenizer))
+    notice(explain_loss(state.best_loss or 0.0, data.tokenizer), simple_losses(data))
     longer = {"longer": resume_command(run, outcome.resume_settings)}
+    if prepared.is_fitted and prepared.start is None and "-" not in source:
+        text = " ".join(map(shell_quote, source))
+        longer = {"longer": f"minigpt train {text} --minutes {math.ceil(5 * state.seconds / 60)}"}
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
         notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
@@ -253,7 +283,9 @@ def _report(run: Path, outcome: "Outcome", tokenizer: "Tokenizer", has_attention
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
-        look=f"minigpt inspect {name} --open" if has_attention else f"minigpt eval {name} --by-position",
+        look=f"minigpt inspect {name} --open"
+        if not prepared.config.model.is_recurrent
+        else f"minigpt eval {name} --by-position",
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         **longer,
     )

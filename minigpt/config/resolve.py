@@ -17,13 +17,13 @@ from minigpt.config.aliases import ALIASES
 from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig, one_or_many
 from minigpt.errors import ConfigError, did_you_mean, escape
 
-LENGTHS = ("train.steps", "train.epochs", "train.minutes")
+LENGTHS = ("train.steps", "train.epochs")
 DEFAULT_STEPS = 2000
 UNUSED = "not used"
 """The source of settings that the family of the model does not use."""
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
-    "train.steps", "train.epochs", "train.minutes", "train.patience", "train.log_every", "train.eval_every",
+    "train.steps", "train.epochs", "train.patience", "train.log_every", "train.eval_every",
     "train.save_every", "train.keep_last", "train.attention", "train.histograms", "train.hparams",
     "train.micro_batch_size", "train.on_nonfinite", "train.max_skipped",
 )  # fmt: skip
@@ -110,7 +110,7 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
 def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
-    A source that sets the length of the run (train.steps, epochs or minutes) replaces the length of earlier sources.
+    A source that sets the length of the run (train.steps or epochs) replaces the length of earlier sources.
     If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
@@ -264,9 +264,15 @@ def to_yaml(config: RunConfig) -> str:
     return text
 
 
-def from_yaml(text: str, origin: str) -> RunConfig:
-    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid."""
-    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
+def from_yaml(text: str, origin: str, steps: int = 1) -> RunConfig:
+    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid.
+
+    Older runs may have a length in minutes. They count as finished after `steps`.
+    """
+    values = dotted(plain_yaml.parse(text, origin), origin)
+    if values.pop("train.minutes", None) is not None:
+        values["train.steps"] = steps
+    return resolve((origin, values)).config
 
 
 def schema() -> dict[str, Any]:

@@ -139,14 +139,12 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """Length, batches, evaluations and checkpoints. Set one of `steps`, `epochs` or `minutes`. Default: 2000 steps."""
+    """Length, batches, evaluations and checkpoints. Set `steps` or `epochs`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    """Length of the run in optimizer steps. 2000 if neither `epochs` nor `minutes` is set."""
+    """Length of the run in optimizer steps. 2000 if `epochs` is not set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Length of the run in epochs (passes over the training text)."""
-    minutes: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in minutes, including evaluations and saves. Such a run is not reproducible."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)

@@ -142,7 +142,7 @@ def _training_notes(groups: Sequence[Group]) -> Iterator[str]:
         yield f"do not compare training times, because the machines or threads differ ({machines})"
     for group in groups:
         ends = {run.name: int(run.curve.steps[-1]) for run in group.runs if len(run.curve.steps)}
-        if len({*ends.values()}) > 1 and group.runs[0].settings["train.minutes"] is None:
+        if len({*ends.values()}) > 1:
             steps = ", ".join(f"{name} to step {end:,}" for name, end in ends.items())
             yield f"the seeds of {group.name} were not trained equally long ({steps})"
 

@@ -79,16 +79,13 @@ class Runtime:
         )
 
 
-def choose_runtime(
-    config: RuntimeConfig, saved: Environment | None = None, *, flops: float = 0.0, seconds: float = 0.0
-) -> Runtime:
+def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, flops: float = 0.0) -> Runtime:
     """Fill in the settings that are "auto".
 
     Args:
         config: The settings.
         saved: The environment of a run that resumes. Its decisions replace "auto" if its device is available.
-        flops: The work of the whole run, which decides if compilation pays.
-        seconds: The length of the run, if it is known instead of the work.
+        flops: The work of this process in the whole run, which decides if compilation pays.
 
     Raises:
         DeviceError: The device is not available.
@@ -110,9 +107,8 @@ def choose_runtime(
     runtime = Runtime(device, dtype, False, threads, kernels)
     if compile == "auto" and kept:
         compile = kept.compile
-    elif compile == "auto" and (flops or seconds) and has_compiler(kind):
-        seconds = seconds or flops / (measure_matmul(runtime) / 3)  # training reaches a third of this speed
-        compile = seconds >= COMPILE_FROM_SECONDS
+    elif compile == "auto" and flops and has_compiler(kind):
+        compile = 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS  # training reaches a third of this speed
     return replace(runtime, compile=compile is True)
 
 

@@ -219,7 +219,8 @@ def _load(path: Path) -> Checkpoint:
 
 def read_settings(path: Path, metadata: Metadata) -> RunConfig:
     """Return the settings of a checkpoint. Raises UserError if they are missing, changed or invalid."""
-    return from_yaml(_read_text(path, "config.yaml", metadata), str(path / "config.yaml"))
+    text = _read_text(path, "config.yaml", metadata)
+    return from_yaml(text, str(path / "config.yaml"), steps=max(1, metadata.step))
 
 
 def _read_text(path: Path, name: str, metadata: Metadata) -> str:

@@ -26,7 +26,6 @@ from minigpt.training.compilation import Loss
 from minigpt.training.dtensors import local, whole
 from minigpt.training.optim import Optimizer
 from minigpt.training.parallel import ONE, Processes, add_shards, choose_fsdp
-from minigpt.training.schedule import RunLength
 
 
 class Learner:
@@ -35,7 +34,7 @@ class Learner:
     Args:
         config: The settings of the run.
         vocab_size: The number of tokens that the model knows.
-        length: The length of the run. It decides whether compiling pays.
+        steps: The length of the run. It decides whether compiling pays.
         saved: The environment of a run that resumes. Its decisions replace "auto".
         start: A checkpoint whose weights replace the random ones.
         processes: The processes that train together.
@@ -49,7 +48,7 @@ class Learner:
         self,
         config: RunConfig,
         vocab_size: int,
-        length: RunLength,
+        steps: int,
         *,
         saved: Environment | None = None,
         start: Checkpoint | None = None,
@@ -59,8 +58,9 @@ class Learner:
         self.parameters = count_parameters(config.model, vocab_size)
         self.flops_per_token = training_flops(config.model, vocab_size)
         device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
-        self.is_fsdp = processes.together(lambda: choose_fsdp(processes.size, config, self.parameters, device))
-        self.runtime = self._choose_runtime(device, length, saved)
+        needs_fsdp = processes.together(lambda: choose_fsdp(processes.size, config, self.parameters, device))
+        self.is_fsdp = any(processes.gather(needs_fsdp))  # each looked at the memory of its own device
+        self.runtime = self._choose_runtime(device, steps, saved)
         configure_torch(self.runtime)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         with torch.device("meta" if self.is_fsdp and not processes.is_main else "cpu"):
@@ -76,10 +76,10 @@ class Learner:
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled."""
 
-    def _choose_runtime(self, device: str, length: RunLength, saved: Environment | None) -> Runtime:
+    def _choose_runtime(self, device: str, steps: int, saved: Environment | None) -> Runtime:
         train, own = self.config.train, self.config.runtime.model_copy(update={"device": device})
         per_step = train.batch_size * self.config.model.context * self.flops_per_token
-        chosen = self.processes.share(choose_runtime(own, saved, **length.work(per_step)))
+        chosen = self.processes.share(choose_runtime(own, saved, flops=steps * per_step / self.processes.size))
         return replace(chosen, device=device, compile=chosen.compile and not self.is_fsdp)
 
     def _place(self, built: Model) -> Model:

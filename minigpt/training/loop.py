@@ -2,7 +2,6 @@
 
 Steps share no random state: the batch and dropout masks of a step depend only on the seed and the step. So a resumed
 run ends with the same weights, and evaluating, sampling or saving never changes a weight.
-The exception is a run with a length in minutes: its learning rate follows the clock.
 """
 
 import math
@@ -37,10 +36,12 @@ from minigpt.training.outcome import (
 )
 from minigpt.training.parallel import ONE, Processes
 from minigpt.training.preparation import prepare_learner
-from minigpt.training.schedule import Clock, RunLength, lr_factor
+from minigpt.training.schedule import Clock, eval_steps, lr_factor, run_steps
 from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
 
+LATE = 1.15
+"""Say that training takes longer than it should, from this ratio on."""
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 
@@ -55,6 +56,7 @@ def train(
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     processes: Processes = ONE,
+    seconds: float = math.inf,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
@@ -63,7 +65,8 @@ def train(
 
     Args:
         command: Recorded in the run.
-        processes: The connected processes. Each calls this function; the main one logs and saves.
+        processes: The connected processes. Each calls this function, and the main one logs.
+        seconds: How long training should take. If it will take much longer, a line says so early.
 
     Raises:
         RunFinishedError: There is nothing left to do.
@@ -75,7 +78,7 @@ def train(
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
-        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
+        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner, seconds=seconds)
         quarantined = training.repair()
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
@@ -102,6 +105,7 @@ class Training:
         start: Checkpoint | None = None,
         metrics: Metrics | None = None,
         learner: Learner | None = None,
+        seconds: float = math.inf,
     ) -> None:
         self.config, self.run, self.data = config, run, data
         self.learner = learner or make_learner(config, data, checkpoint, start=start)
@@ -112,14 +116,13 @@ class Training:
         self.origin = start.origin if start else None
         if checkpoint:
             self.origin = checkpoint.metadata.origin
-        self.length, self.clock = RunLength.of(config, len(data.train)), Clock(self.state.seconds)
+        self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         every, tokens = config.train.eval_every, config.train.batch_size * config.model.context
-        self.eval_steps = self.length.eval_steps(tokens, len(data.validation)) if every == "auto" else every
-        """Steps between evaluations. None: they follow the clock."""
+        self.eval_steps = eval_steps(self.steps, tokens, len(data.validation)) if every == "auto" else every
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
-        self.speed, self.was_busy = "", False
+        self.speed, self.seconds, self.was_slow = "", seconds, False
 
     def repair(self) -> list[Path]:
         """Remove what a killed save left, then quarantine checkpoints of later steps. Return their paths.
@@ -129,7 +132,7 @@ class Training:
         """
         if self.processes.is_main and newest_step(self.run) == self.state.step:
             repair(self.run, self.state)  # even if the run is finished: there is nothing to quarantine
-        refuse_if_finished(self.config, self.run, self.length, self.state)
+        refuse_if_finished(self.config, self.run, self.steps, self.state)
         return repair(self.run, self.state) if self.processes.is_main else []
 
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
@@ -149,7 +152,7 @@ class Training:
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
-        """Train until the length is reached, validation stops improving, or a signal arrives (collective)."""
+        """Train until the last step, validation stops improving, or a signal arrives (collective)."""
         config, state = self.config.train, self.state
         with Interrupts(is_silent=not self.processes.is_main) as interrupts:
             self.matmul_speed = measure_matmul(self.learner.runtime)
@@ -161,11 +164,11 @@ class Training:
             is_done, signal = False, None
             while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
-                is_done = self.length.is_reached(state.step, self._main_clock(self.clock.total))
+                is_done = state.step >= self.steps
                 if is_done or state.step % config.log_every == 0:
                     self.log()
                 is_best = False
-                if is_done or self._is_evaluation_due():
+                if is_done or state.step % self.eval_steps == 0:
                     is_best = self.evaluate(probes)
                     is_done = is_done or is_out_of_patience(self.config, state)
                 if is_done or is_best or state.step % config.save_every == 0:
@@ -175,8 +178,7 @@ class Training:
                 self.save()
         if config.hparams and is_done:
             self.metrics.add_hparams(hparams(self.config), state)
-        is_early = is_done and not self.length.is_reached(state.step, state.seconds)
-        settings = resume_settings(self.config, self.length, state)
+        is_early, settings = is_done and state.step < self.steps, resume_settings(self.config, self.steps, state)
         return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early, settings)
 
     def step(self) -> None:
@@ -186,8 +188,7 @@ class Training:
             DivergedError: The loss or gradient is not finite. The weights are as before.
         """
         state = self.state
-        progress = self.length.progress(state.step, self._main_clock(self.clock.total))
-        self.lr_factor = lr_factor(progress, self.config.optim)
+        self.lr_factor = lr_factor((state.step + 0.5) / self.steps, self.config.optim)  # the middle of the step
         loss, self.gradient_norm = self.learner.backward(self.data.train, state.step)
         state.step += 1
         state.tokens_seen += self.config.train.batch_size * self.config.model.context
@@ -239,9 +240,12 @@ class Training:
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         self.speed = f"{characters_per_second:,.0f} chars/s"
-        if is_busy() and not self.was_busy:  # say it once
-            self.was_busy = True
-            self.metrics.message("other programs keep the processor busy: training is slower, with the same result")
+        left = (self.steps / state.step - 1) * state.tokens_seen / tokens_per_second
+        is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.seconds
+        if (is_busy() or is_late) and not self.was_slow:  # say it once
+            self.was_slow = True
+            why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
+            self.metrics.message(f"{why}: training takes about {left / 60:.2g} more minutes, with the same result")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
@@ -265,19 +269,8 @@ class Training:
         if self.config.train.histograms and not self.learner.is_fsdp:
             self.metrics.add_histograms(self.learner.model, state.step)
         self._show_progress()
-        self.clock.count_evaluation(self.clock.session - started)
+        self.clock.evaluating += self.clock.session - started
         return is_best
-
-    def _is_evaluation_due(self) -> bool:
-        """Return whether to evaluate after the current step."""
-        if self.eval_steps is not None:
-            return self.state.step % self.eval_steps == 0
-        pause = self._main_clock(self.clock.training - self.clock.evaluated_at)
-        return pause >= self.length.eval_seconds(self._main_clock(self.clock.last_evaluation))
-
-    def _main_clock(self, seconds: float) -> float:
-        """Return the seconds of the main process, if the run follows the clock: all must decide the same."""
-        return seconds if self.length.steps is not None else self.processes.share(seconds)
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""
@@ -305,8 +298,7 @@ class Training:
         if state.validation_loss is not None:
             status.append(f"val {state.validation_loss:.3f}")
         status.append(self.speed)
-        position = self.length.position(state.step, self.clock.total)
-        self.metrics.progress(position, self.length.total, self.length.unit, ", ".join(filter(None, status)))
+        self.metrics.progress(state.step, self.steps, ", ".join(filter(None, status)))
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""

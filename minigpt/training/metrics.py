@@ -36,7 +36,7 @@ LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per ch
 FLUSH_SECONDS = 10
 QUIET_SECONDS = 30
 """Without a terminal, print the progress if nothing was printed for so long."""
-BAR = "{percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}s [{elapsed}<{remaining}]{postfix}"
+BAR = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}<{remaining}]{postfix}"
 
 
 class Metrics:
@@ -55,8 +55,8 @@ class Metrics:
         self.bar: tqdm[Any] | None = None
         self.printed = time.monotonic()
         """When the last line was printed."""
-        self.began: tuple[float, float] | None = None
-        """When `progress` was first called, and the position then."""
+        self.began: tuple[float, int] | None = None
+        """When `progress` was first called, and the step then."""
         self.pending, self.is_failing = b"", False
         self.size, self.digest = 0, hashlib.sha256()
         """The size and the SHA-256 of metrics.jsonl, including pending lines."""
@@ -131,30 +131,30 @@ class Metrics:
             self.printed = time.monotonic()
             tqdm.write(f"{escape(line)}\n", file=STDERR, end="")
 
-    def progress(self, position: float, total: float, unit: str, status: str) -> None:
-        """Move the progress bar to `position` of `total` `unit`s, and show `status` beside it.
+    def progress(self, step: int, steps: int, status: str) -> None:
+        """Move the progress bar to `step` of `steps`, and show `status` beside it.
 
         Without a terminal, as in a log file, print a line instead if nothing was printed for a while.
         """
         if self.is_silent:
             return
         if not sys.stderr.isatty():
-            self._print_progress(position, total, unit, status)
+            self._print_progress(step, steps, status)
             return
         if self.bar is None:
-            self.bar = tqdm(initial=position, total=total, unit=unit, file=STDERR, dynamic_ncols=True, bar_format=BAR)
+            self.bar = tqdm(initial=step, total=steps, unit="step", file=STDERR, dynamic_ncols=True, bar_format=BAR)
         self.bar.set_postfix_str(status, refresh=False)
-        self.bar.n = position
+        self.bar.n = step
         self.bar.refresh()
 
-    def _print_progress(self, position: float, total: float, unit: str, status: str) -> None:
+    def _print_progress(self, step: int, steps: int, status: str) -> None:
         now = time.monotonic()
-        began, start = self.began = self.began or (now, position)
+        began, start = self.began = self.began or (now, step)
         if now < self.printed + QUIET_SECONDS:
             return
-        line = f"{position:,.0f} of {total:,.0f} {unit}s"
-        if position > start:
-            seconds = (now - began) * max(0.0, total - position) / (position - start)
+        line = f"{step:,} of {steps:,} steps"
+        if step > start:
+            seconds = (now - began) * (steps - step) / (step - start)
             line += f", {tqdm.format_interval(seconds)} left"
         self.message(f"{line}, {status}")
 

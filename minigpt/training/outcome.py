@@ -15,9 +15,9 @@ from minigpt.model.memory import as_memory_error
 from minigpt.storage.metadata import TrainState
 from minigpt.storage.runs import newest_step
 from minigpt.text.dataset import TokenDataset
+from minigpt.text.simple import ngram_losses
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.parallel import LOST_CONTACT, is_lost
-from minigpt.training.schedule import RunLength
 
 
 @dataclass(frozen=True)
@@ -76,31 +76,34 @@ def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
 
 
+def simple_losses(data: TokenDataset) -> str:
+    """Return what simple methods reach on the validation text, as one line."""
+    losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
+    unit = data.tokenizer.unit
+    return f"Counting what follows each {unit} would give {losses[1]:.2f}, and each four {unit}s {losses[4]:.2f}."
+
+
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
     """Return whether validation has not improved for `train.patience` evaluations."""
     return 0 < config.train.patience <= state.evaluations_since_best
 
 
-def refuse_if_finished(config: RunConfig, run: Path, length: RunLength, state: TrainState) -> None:
+def refuse_if_finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> None:
     """Raise RunFinishedError if the run has nothing left to do."""
-    if length.steps is not None and state.step > length.steps:
-        problem = f"run {run.name} is at step {state.step}, past its length of {length.steps} steps"
-    elif length.is_reached(state.step, state.seconds):
+    if state.step > steps:
+        problem = f"run {run.name} is at step {state.step}, past its length of {steps} steps"
+    elif state.step == steps:
         problem = f"run {run.name} is finished at step {state.step}"
     elif is_out_of_patience(config, state):
         problem = f"run {run.name} stopped early at step {state.step}, because validation no longer improved"
     else:
         return
-    raise RunFinishedError(problem, run, resume_settings(config, length, state))
+    raise RunFinishedError(problem, run, resume_settings(config, steps, state))
 
 
-def resume_settings(config: RunConfig, length: RunLength, state: TrainState) -> tuple[str, ...]:
+def resume_settings(config: RunConfig, steps: int, state: TrainState) -> tuple[str, ...]:
     """Return settings, as KEY=VALUE, that give a finished run twice its length and no early stop."""
-    is_reached, settings = length.is_reached(state.step, state.seconds), []
-    if is_reached and length.steps is None:
-        settings.append(f"train.minutes={math.ceil(2 * max(length.seconds, state.seconds) / 60)}")
-    elif is_reached:
-        settings.append(f"train.steps={2 * state.step}")
+    settings = [f"train.steps={2 * state.step}"] if state.step >= steps else []
     if config.train.patience:  # a longer schedule starts at a higher rate, which raises the loss at first
         settings.append("train.patience=0")
     return tuple(settings)

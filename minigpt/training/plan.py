@@ -14,7 +14,6 @@ from minigpt.model.device import Runtime, choose_runtime, measure_matmul
 from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.training.parallel import check_count
-from minigpt.training.schedule import RunLength
 from minigpt.training.step_cost import count_step, measure_step
 
 HEAP = {False: 1.45, True: 2.9}
@@ -66,6 +65,16 @@ class Plan:
     """False if two layers take too long. The time is then estimated: a third of the speed of matrix products."""
 
 
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a run's parts, in seconds."""
+
+    step: float
+    evaluated_token: float
+    """Evaluating a token takes about a third of the time of training on it."""
+    is_measured: bool
+
+
 def process_memory(
     config: RunConfig,
     sequences: int,
@@ -106,32 +115,39 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     train, each = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
     per_step = each * train.batch_size * config.model.context
-    cores, program = torch.get_num_threads(), peak_memory() or 0  # before this process computes anything
-    runtime, is_here = _runtime(config.runtime, max(1, cores // processes), RunLength.of(config, 0).work(per_step))
+    program = peak_memory() or 0  # before this process computes anything
+    runtime, is_here = plan_runtime(config.runtime, processes, per_step * (train.steps or 0))
     is_cpu = runtime.device == "cpu"
     program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
     free = free // processes if free and is_cpu else free  # processes on GPUs have one each
-    kinds = ("data", "fsdp") if processes > 1 else ("data",)
+    kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)
     common: dict[str, Any] = {"vocab_size": vocab_size, "runtime": runtime, "processes": processes, "program": program}
     parallel = {kind: _fit(config, free, partial(process_memory, **common, kind=kind)) for kind in kinds}
-    step_seconds, is_measured = None, False
-    if is_here:
-        sequences = train.shards // processes * (train.batch_size // train.shards)
-        measured = measure_step(config, vocab_size, runtime, seconds)
-        is_measured = measured is not None
-        sequence, update = measured or (3 * each * config.model.context / measure_matmul(runtime), 0.0)
-        waiting = max(1.0, processes * runtime.threads / cores) if is_cpu else 1.0
-        step_seconds = waiting * (sequences * sequence + update)
+    time = time_step(config, vocab_size, runtime, processes, seconds) if is_here else None
     parameters = count_parameters(config.model, vocab_size)
+    step_seconds, is_measured = (time.step, time.is_measured) if time else (None, False)
     return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
 
 
-def _runtime(config: RuntimeConfig, threads: int, work: dict[str, float]) -> tuple[Runtime, bool]:
-    """Return what the run would compute with, and whether its device is available."""
+def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:
+    """Measure the time of a step for about `seconds`, or estimate it if that takes too long."""
+    sequence, context = training_flops(config.model, vocab_size) * config.model.context, config.model.context
+    measured = measure_step(config, vocab_size, runtime, seconds)
+    each, update = measured or (3 * sequence / measure_matmul(runtime), 0.0)
+    cores = torch.get_num_threads()
+    waiting = max(1.0, processes * runtime.threads / cores) if runtime.device == "cpu" else 1.0
+    sequences = config.train.batch_size // processes
+    return StepTime(waiting * (sequences * each + update), waiting * each / context / 3 / processes, bool(measured))
+
+
+def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
+    """Return what each process of a run of so many FLOP would compute with, and whether its device is available."""
+    threads = max(1, torch.get_num_threads() // processes)
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
+    flops /= processes
     try:
-        return choose_runtime(chosen, None, **work), True
+        return choose_runtime(chosen, None, flops=flops), True
     except DeviceError:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         return Runtime(config.device, dtype, False, threads), False

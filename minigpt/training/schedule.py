@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import dataclass
 
 from minigpt.config.schema import OptimConfig, RunConfig
 
@@ -10,80 +9,37 @@ LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 """Bounds of `train.eval_every: auto`: the number of evaluations and, with lower priority, their share of the time."""
 
 
-@dataclass(frozen=True)
-class RunLength:
-    """The length of a run in steps, or in seconds if the configuration gives minutes."""
+def run_steps(config: RunConfig, train_tokens: int) -> int:
+    """Return the length of a run on so many training tokens, in steps."""
+    train = config.train
+    if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
+        return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
+    assert train.steps is not None, "`resolve` sets steps or epochs"
+    return train.steps
 
-    steps: int | None
-    seconds: float
 
-    @classmethod
-    def of(cls, config: RunConfig, train_tokens: int) -> "RunLength":
-        """Return the length that `config` gives a run on so many training tokens."""
-        train = config.train
-        if train.minutes is not None:
-            return cls(None, 60 * train.minutes)
-        if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
-            return cls(math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context)), 0.0)
-        return cls(train.steps, 0.0)
+def eval_steps(steps: int, tokens_per_step: int, validation_tokens: int) -> int:
+    """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
 
-    def work(self, flops_per_step: float) -> dict[str, float]:
-        """Return the length as `choose_runtime` needs it, which decides whether to compile."""
-        return {"flops": flops_per_step * (self.steps or 0), "seconds": self.seconds}
-
-    @property
-    def total(self) -> float:
-        """The length, in `unit`s."""
-        return self.seconds if self.steps is None else self.steps
-
-    @property
-    def unit(self) -> str:
-        return "second" if self.steps is None else "step"
-
-    def position(self, step: int, seconds: float) -> float:
-        """Return where the run is, in `unit`s."""
-        return seconds if self.steps is None else step
-
-    def is_reached(self, step: int, seconds: float) -> bool:
-        """Return whether the run is complete."""
-        return self.position(step, seconds) >= self.total
-
-    def progress(self, step: int, seconds: float) -> float:
-        """Return the completed fraction of the run. If the length is in steps, use the middle of the next step."""
-        half = 0.0 if self.steps is None else 0.5
-        return min(1.0, (self.position(step, seconds) + half) / self.total)
-
-    def eval_steps(self, tokens_per_step: int, validation_tokens: int) -> int | None:
-        """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
-
-        Return None if the length is in seconds. Evaluating a token takes about a third of the time of training on it.
-        """
-        if self.steps is None:
-            return None
-        affordable = 3 * EVALUATION_SHARE * self.steps * tokens_per_step / validation_tokens
-        target = self.steps / min(max(affordable, LEAST_EVALUATIONS), MOST_EVALUATIONS)
-        round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
-        return min(self.steps, next(number for number in round_numbers if number >= target))
-
-    def eval_seconds(self, last_evaluation: float) -> float:
-        """Return the seconds of training between evaluations, for a length in seconds."""
-        pause = max(self.seconds / MOST_EVALUATIONS, last_evaluation / EVALUATION_SHARE)
-        return min(pause, self.seconds / LEAST_EVALUATIONS)
+    Evaluating a token takes about a third of the time of training on it.
+    """
+    affordable = 3 * EVALUATION_SHARE * steps * tokens_per_step / validation_tokens
+    target = steps / min(max(affordable, LEAST_EVALUATIONS), MOST_EVALUATIONS)
+    round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
+    return min(steps, next(number for number in round_numbers if number >= target))
 
 
 class Clock:
-    """Seconds of training: `total` over all processes of the run, `session` in this one."""
+    """Seconds of training: `total` over all sessions of the run, `session` in this one."""
 
     def __init__(self, before: float) -> None:
         self.before = before
-        self.last_evaluation = 0.0
-        """Duration of the last evaluation."""
         self.restart()
 
     def restart(self) -> None:
         """Start this session now: do not count what came before, such as compiling."""
         self.began = time.perf_counter()
-        self.evaluating = self.evaluated_at = 0.0
+        self.evaluating = 0.0
 
     @property
     def session(self) -> float:
@@ -97,11 +53,6 @@ class Clock:
     def training(self) -> float:
         """Seconds of this session without its evaluations."""
         return self.session - self.evaluating
-
-    def count_evaluation(self, seconds: float) -> None:
-        """Record the duration of the evaluation that has just ended."""
-        self.evaluating += seconds
-        self.last_evaluation, self.evaluated_at = seconds, self.training
 
 
 def lr_factor(progress: float, config: OptimConfig) -> float:

@@ -1,8 +1,9 @@
 """Preparation of a new or resumed run: its configuration and its text."""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkp
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
+from minigpt.training.fit import WORK, fit
 from minigpt.training.parallel import check_count
+from minigpt.training.schedule import run_steps
 
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
@@ -47,6 +50,12 @@ class PreparedRun:
     """The checkpoint to resume from."""
     start: Checkpoint | None = None
     """The checkpoint whose weights a new run starts from."""
+    layers: tuple[ConfigSource, ...] = ()
+    """What the settings of a new run come from, with the highest priority last."""
+    is_fitted: bool = False
+    """Whether the first layer was fitted to the text."""
+    seconds: float = math.inf
+    """How long training should take."""
 
 
 def prepare_run(
@@ -90,24 +99,38 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
     if is_fitted:
-        fitted = presets.fit(data.characters, gpu=pick_device(resolved.config.runtime.device) != "cpu")
-        layers.insert(0, fitted)
-        resolved = resolve.resolve(*layers)
-        data = data.resplit(resolved.config.data.val_fraction)
-        model, train = resolved.config.model, resolved.config.train
-        length = f"{train.steps:,} steps of {train.batch_size} sequences" if train.steps else "the length that you set"
-        layers_and_width = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
-        notices.append(f"fitted settings: {layers_and_width}, {length}")
+        work = WORK["cpu" if pick_device(resolved.config.runtime.device) == "cpu" else "gpu"]
+        layers.insert(0, ("fitted to the text", fit(data.characters, data.tokenizer.vocab_size, work)))
+        data = data.resplit(resolve.resolve(*layers).config.data.val_fraction)
     notices += _warn_of_little_text(data)
-    longest, context = len(data.train) - 1, resolved.config.model.context
+    stem = name_stem(preset or (text[0] if text else "quickstart"))
+    prepared = PreparedRun(resolved.config, data, stem, tuple(notices), start=start, is_fitted=is_fitted)
+    return with_layers(prepared, layers)
+
+
+def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> PreparedRun:
+    """Return a new run with the settings of `layers`. If the text is shorter than the context, shrink the context."""
+    data, start = prepared.data, prepared.start
+    config = resolve.resolve(*layers).config
+    longest, context = len(data.train) - 1, config.model.context
     if longest < context and start:
         needs = f"the context of the model is {context} tokens, and the text has {longest + 1} training tokens"
         raise TextError(f"cannot start from run {escape(start.run_name)}: {needs}")
+    notices = dict.fromkeys(prepared.notices)
     if longest < context:
-        notices.append(f"the text has {longest + 1} training tokens: model.context shrinks from {context} to {longest}")
-        resolved = resolve.resolve(*layers, ("fitted to the text", {"model.context": longest}))
-    stem = name_stem(preset or (text[0] if text else "quickstart"))
-    return PreparedRun(resolved.config, data, stem, tuple(notices), start=start)
+        layers = (*layers, ("fitted to the text", {"model.context": longest}))
+        config = resolve.resolve(*layers).config
+        line = f"the text has {longest + 1} training tokens: model.context shrinks from {context} to {longest}"
+        notices |= {line: None}
+    return replace(prepared, config=config, layers=tuple(layers), notices=tuple(notices))
+
+
+def describe(config: RunConfig, data: TokenDataset) -> str:
+    """Return the shape and length of a run as one line."""
+    model, steps, size = config.model, run_steps(config, len(data.train)), config.train.batch_size
+    shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
+    epochs = f"{steps * size * model.context / len(data.train):,.2g}"
+    return f"{shape}; {count(steps, 'step')} of {count(size, 'sequence')}, {epochs} epoch{'s' * (epochs != '1')}"
 
 
 def _warn_of_little_text(data: TokenDataset) -> list[str]:

@@ -16,7 +16,7 @@ from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.dtensors import is_dtensor, local
 from minigpt.training.learner import Learner
 from minigpt.training.parallel import ONE, Processes
-from minigpt.training.schedule import RunLength
+from minigpt.training.schedule import run_steps
 
 RAW = "weights/"
 """Prefix of the raw weights in the state of the optimizer, if the saved weights are their moving average."""
@@ -31,10 +31,10 @@ def make_learner(
     processes: Processes = ONE,
 ) -> Learner:
     """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
-    length, vocab_size = RunLength.of(config, len(data.train)), data.tokenizer.vocab_size
+    steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
     if checkpoint is None:
-        return Learner(config, vocab_size, length, start=start, processes=processes)
-    learner = Learner(config, vocab_size, length, saved=checkpoint.metadata.runtime, processes=processes)
+        return Learner(config, vocab_size, steps, start=start, processes=processes)
+    learner = Learner(config, vocab_size, steps, saved=checkpoint.metadata.runtime, processes=processes)
     restore(learner, checkpoint)
     return learner
 

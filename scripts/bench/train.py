@@ -72,7 +72,7 @@ def build_minigpt(config: RunConfig, known: Known, seconds: float, folder: Path,
     learner.use(choose_loss(learner, data.train, 0, log))
 
     def step() -> None:
-        if training.length.is_reached(training.state.step, training.clock.total):
+        if training.state.step >= training.steps:
             training.state.step = 0  # the learning rate is undefined past the end of the run
             training.clock.restart()
         training.step()

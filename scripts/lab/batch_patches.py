@@ -36,7 +36,7 @@ def sequence_length_warmup(run: Any, stages: list[list[float]]) -> None:
     """Split sequences into shorter parts at first. `stages` lists [end as a fraction of the run, parts] in order."""
 
     def change(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        progress = run.state.step / run.length.steps
+        progress = run.state.step / run.steps
         parts = next((int(parts) for share, parts in stages if progress < share), 1)
         return x.reshape(len(x) * parts, -1), y.reshape(len(y) * parts, -1)
 
@@ -48,7 +48,7 @@ def batch_size_warmup(run: Any, stages: list[list[float]]) -> None:
     batch_size, whole_step = run.config.train.batch_size, run.step
 
     def kept(sequences: int) -> int:
-        progress = run.state.step / run.length.steps
+        progress = run.state.step / run.steps
         return max(1, round(sequences * next((part for share, part in stages if progress < share), 1.0)))
 
     def step() -> None:
@@ -80,7 +80,7 @@ def multi_token_prediction(run: Any, weight: float) -> None:
         with run.learner.runtime.autocast():
             logits = model(x)
             ahead = F.linear(hidden[0][:, :-1], model.ahead)  # (B, T - 1, V)
-        share: float = weight * (1 - run.state.step / run.length.steps)
+        share: float = weight * (1 - run.state.step / run.steps)
         next_token: Tensor = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
         return next_token + share * F.cross_entropy(ahead.float().flatten(0, 1), y[:, 1:].flatten())
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from command_line import Cli
 
-from minigpt.config.presets import fit
 from minigpt.text.download import downloads
 from minigpt.text.sources import BUILTINS
+from minigpt.training.fit import WORK, fit
 
 
 def test_list_prints_every_named_text(cli: Cli) -> None:
@@ -26,7 +26,7 @@ def test_info_prints_rare_characters_and_fitted_settings(cli: Cli) -> None:
     text = b"ab" * 50 + b"z"
     shown = cli("data", "info", "-", stdin=text).out
     assert "'z'" in next(line for line in shown.splitlines() if line.startswith("rare "))
-    fitted = fit(101, gpu=False)[1]
+    fitted = fit(101, len({*text}), WORK["cpu"])
     assert all(f"{key.split('.')[1]} {value}" in shown for key, value in fitted.items())
     assert cli("data", "info", "-", "--json", stdin=text).json["fitted"] == fitted
 

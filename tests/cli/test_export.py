@@ -28,7 +28,7 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     losses = [cli("eval", name, "--json").json["loss"] for name in ("verse-1", "back")]
     assert losses[0] == losses[1]
     assert cli("inspect", "back", "-o", "page.html").code == 0
-    assert "minigpt train --from back" in cli("train", "--resume", "back").error
+    assert "minigpt train TEXT --from back" in cli("train", "--resume", "back").error
     Path("other.txt").write_text("Ω", encoding="utf-8")
     assert "name the text" in cli("import", "hf", "again", "--text", "other.txt").error
 

@@ -64,7 +64,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: str, probl
         ("train -s model.n_layr=2", r"model\.n_layer"),
         ("train -s model.n_layer=two", r"model\.n_layer.*two"),
         ("train -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),
-        ("train -s train.steps=1 -s train.minutes=1", r"train\.steps.*train\.minutes"),
+        ("train -s train.steps=1 -s train.epochs=1", r"train\.steps.*train\.epochs"),
         ("train -s optim.lr=nan", r"optim\.lr"),
         ("train good.txt -s runtime.device=cuda:77", "cuda:77"),
         ("train good.txt --name ../x", "x"),

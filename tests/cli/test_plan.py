@@ -43,12 +43,11 @@ def test_json_has_numbers_for_each_kind(cli: Cli) -> None:
     assert out.endswith("not measured: communication between processes\n")
 
 
-def test_lengths_in_epochs_and_minutes(cli: Cli) -> None:
+def test_a_length_in_epochs(cli: Cli) -> None:
     base = ("plan", "-c", "tiny", "-s", "runtime.device=cpu", "--json")
     assert cli(*base, "-s", "train.epochs=2").json["seconds"] is None
     said = cli(*base[:-1], "-s", "train.epochs=2").err.splitlines()[-1]
     assert said == "the steps of train.epochs depend on the text, which was not read; to read it, add builtin:pydoc"
-    assert cli(*base, "-s", "train.minutes=2").json["seconds"] == 120
 
 
 def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> None:
@@ -58,7 +57,19 @@ def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> 
     steps = -(-2 * int(0.9 * len(VERSE)) // (4 * 16))
     assert re.search(rf"3 s per step, 3 min for {steps} steps without evaluations\n", done.out)
     found = cli("plan", "verse.txt", "--json").json
-    assert (found["vocab_size"], found["steps"], found["seconds"]) == (26, 250, 250 * found["seconds_per_step"])
+    assert (found["vocab_size"], found["steps"], found["seconds"]) == (26, 107, 107 * found["seconds_per_step"])
+
+
+def test_a_plan_shows_what_minutes_would_choose(cli: Cli) -> None:
+    Path("verse.txt").write_text(VERSE * 20, encoding="utf-8")
+    base = ("plan", "verse.txt", "-s", "runtime.device=cpu", "--minutes")
+    done = cli(*base, "50")
+    chosen = r"^\d layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs: a step takes"
+    assert re.search(chosen, done.err, re.MULTILINE), done.err
+    for wrong in ("0", "-1", "nan", "1e9"):
+        assert "--minutes must be more than 0" in cli(*base, wrong).error
+    assert "--minutes and --set train.epochs=2 both give the length" in cli(*base, "5", "-s", "train.epochs=2").error
+    assert cli("plan", "--minutes", "5").error.startswith("--minutes needs a text")
 
 
 def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import SMALL, VERSE, Cli, environment, process
-from several import Job, at_step, fast_clock, file_limit, other_argument, together
+from several import Job, at_step, file_limit, other_argument, together
 from small_runs import ending
 
 from minigpt.errors import CheckpointError
@@ -111,14 +111,6 @@ def test_without_shards_each_process_gets_one_and_the_run_says_so(folder: Path) 
     assert main.code == 0, main
     assert "train.shards=2, one for each process: the run cannot be resumed on more processes" in main.err
     assert load_checkpoint(folder / "runs/run").config.train.shards == 2
-
-
-def test_a_run_in_minutes_follows_the_clock_of_the_main_process(folder: Path) -> None:
-    """The other process has a clock that is a minute fast."""
-    minutes = ["-s", "train.steps=null", "-s", "train.minutes=0.02"]
-    ranks = train(folder, "run", *minutes, setup=fast_clock, argument=1)
-    assert [rank.code for rank in ranks] == [0, 0], ranks
-    assert load_checkpoint(folder / "runs/run", "last").metadata.state.seconds < 30
 
 
 def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:

@@ -105,11 +105,27 @@ def test_a_text_of_a_few_characters_trains_or_is_too_short(cli: Cli, length: int
 
 def test_a_text_gets_fitted_settings_below_those_of_the_user(cli: Cli, verse: str) -> None:
     done = cli("train", verse, *ONE_STEP, "-s", "model.dropout=0.5")
-    assert "\nfitted settings: 1 layer, 16 wide, context 16, 1 steps of 4 sequences\n" in f"\n{done.err}"
+    assert "\nfitted settings: 1 layer, 16 wide, context 16; 1 step of 4 sequences, 0.039 epochs\n" in f"\n{done.err}"
     settings = Path("runs/verse-1/config.yaml").read_text(encoding="utf-8")
     assert "dropout: 0.5" in settings
     assert re.search("patience: [1-9]", settings), "fitted settings stop early"
     assert "fitted" not in cli("train", verse, "-c", "tiny", *ONE_STEP).err
+
+
+def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock only chooses the length, so the settings in the run repeat it. `--resume` keeps the length."""
+    monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 6)
+    at = SMALL.index("train.steps=4")
+    done = cli("train", verse, *SMALL[: at - 1], *SMALL[at + 1 :], "--minutes", "0.5", "--name", "timed")
+    assert done.code == 0, done.err
+    assert "; 6 steps of 4 sequences" in done.err
+    cli("train", verse, "-c", "runs/timed/config.yaml", "--name", "again")
+    first, second = (Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8") for name in ("timed", "again"))
+    losses = [re.findall(r'"loss/validation": [\d.]+', text) for text in (first, second)]
+    assert losses[0] == losses[1] != []
+    assert "--resume keeps the length of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
+    both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
+    assert "--minutes and --set train.steps=4 both give the length" in both.error
 
 
 def test_settings_are_checked_together_with_the_fitted_ones(cli: Cli, verse: str) -> None:

@@ -1,7 +1,6 @@
 """Several processes that train together in a test, as torchrun would start them."""
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 import resource
@@ -141,20 +140,6 @@ def at_step(rank: int, argument: tuple[int, int, str]) -> None:
         return batch_at(*arguments, **named)
 
     learner.batch_at = disturbed
-
-
-def fast_clock(rank: int, victim: int) -> None:
-    """In process `victim`, let each reading of the clock say that another second has passed."""
-    import minigpt.training.schedule as schedule
-
-    class Fast:
-        seconds = itertools.count()
-
-        def perf_counter(self) -> float:
-            return float(next(self.seconds))
-
-    if rank == victim:
-        schedule.time = Fast()  # type: ignore[assignment]
 
 
 def file_limit(rank: int, argument: tuple[int, int]) -> None:

@@ -1,7 +1,6 @@
 """The configuration: reading, checking, merging, explaining and saving."""
 
 import dataclasses
-import json
 import string
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from minigpt.config import resolve as c
 from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
-from minigpt.config.presets import fit, presets, read_preset
+from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
 from minigpt.config.schema import MOST_THREADS, NO_ATTENTION, RECURRENT, ModelConfig, RunConfig, TrainConfig
 from minigpt.errors import ConfigError, UserError
@@ -80,7 +79,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "optim.grad_clip": ("1.e1", 10.0),
     "train.steps": ("1e4", 10_000),
     "train.epochs": ("2", 2.0),
-    "train.minutes": ("1.5", 1.5),
     "train.batch_size": ("1000", 1000),
     "train.micro_batch_size": ("8", 8),
     "train.shards": ("2", 2),
@@ -187,7 +185,7 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("model.n_layer=010", "model.n_layer is 010, but should be a valid integer"),  # in YAML 1.1: 8
         ("model.n_layer=0", "model.n_layer is 0, but should be greater than or equal to 1"),
         ("model.n_layer=10000", "model.n_layer is 10000, but should be less than or equal to 1000"),
-        ("train.minutes=1:30", "train.minutes is 1:30, but should be a valid number"),  # in YAML 1.1: 90
+        ("train.epochs=1:30", "train.epochs is 1:30, but should be a valid number"),  # in YAML 1.1: 90
         ("optim.lr=.nan", "optim.lr is .nan, but should be a valid number"),
         ("optim.lr=1e999", "optim.lr is Infinity, but should be a finite number"),
         ("optim.lr=0", "optim.lr is 0, but should be greater than 0"),
@@ -225,9 +223,9 @@ def test_no_number_exceeds_64_bits(number: float) -> None:
     numeric = [
         key for key, field in c.fields().items() if {int, float} & {field.annotation, *get_args(field.annotation)}
     ]
-    problems = refused(*(f"{key}={number}" for key in numeric if key not in ("train.epochs", "train.minutes")))
+    problems = refused(*(f"{key}={number}" for key in numeric if key != "train.epochs"))
     assert len(numeric) > 30
-    assert problems.count("should be less than 2^63") == len(numeric) - 2
+    assert problems.count("should be less than 2^63") == len(numeric) - 1
 
 
 def test_contradictions_between_several_settings() -> None:
@@ -237,7 +235,7 @@ def test_contradictions_between_several_settings() -> None:
     assert "optim.warmup and optim.decay must not add up" in refused(
         "optim.schedule=wsd", "optim.warmup=0.7", "optim.decay=0.4"
     )
-    assert "train.steps and train.minutes cannot be set together" in refused("train.steps=5", "train.minutes=5")
+    assert "train.steps and train.epochs cannot be set together" in refused("train.steps=5", "train.epochs=5")
 
 
 def test_all_problems_are_reported_at_once_in_one_line() -> None:
@@ -390,7 +388,7 @@ def test_values_resolve_as_defaults_family_preset_command_line() -> None:
     assert rows["train.seed"] == ("6", "command line")
     assert rows["model.dropout"] == ("0.1", "command line")
     assert rows["train.steps"] == ("2000", "default")
-    assert rows["train.minutes"] == ("null", "default")
+    assert rows["train.epochs"] == ("null", "default")
     assert rows["sample.prompt"] == ('"\\n"', "default")
 
 
@@ -406,12 +404,12 @@ def test_the_classic_family_is_gpt2() -> None:
     assert (model.qk_norm, model.zero_init) == (False, False)
 
 
-@pytest.mark.parametrize("length", ["steps=7", "epochs=2.5", "minutes=3"])
+@pytest.mark.parametrize("length", ["steps=7", "epochs=2.5"])
 def test_a_later_length_replaces_an_earlier_one(length: str) -> None:
     key, value = length.split("=")
-    for earlier in ("steps", "epochs", "minutes"):
+    for earlier in ("steps", "epochs"):
         resolved = resolve(("preset p", {f"train.{earlier}": 11}), parse_overrides([f"train.{length}"]))
-        lengths = {name: getattr(resolved.config.train, name) for name in ("steps", "epochs", "minutes")}
+        lengths = {name: getattr(resolved.config.train, name) for name in ("steps", "epochs")}
         assert {name: found for name, found in lengths.items() if found is not None} == {key: float(value)}
         assert resolved.sources[f"train.{key}"] == "command line"
         assert all(resolved.sources[f"train.{name}"] == "default" for name in lengths if name != key)
@@ -454,9 +452,9 @@ def test_what_the_user_says_of_a_text_stays_with_the_preset_of_another(tmp_path:
 
 
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
-    resolved = resolve(*read_preset(file(tmp_path, "preset: tiny\ntrain: {minutes: 1}\nmodel: {n_layer: 3}")))
+    resolved = resolve(*read_preset(file(tmp_path, "preset: tiny\ntrain: {epochs: 1}\nmodel: {n_layer: 3}")))
     config, tiny = resolved.config, resolve(*read_preset("tiny")).config
-    assert (config.train.steps, config.train.minutes, config.model.n_layer) == (None, 1, 3)
+    assert (config.train.steps, config.train.epochs, config.model.n_layer) == (None, 1, 3)
     assert (config.data, config.model.n_embd) == (tiny.data, tiny.model.n_embd)
     assert resolved.sources["model.n_embd"] == "preset tiny"
 
@@ -598,53 +596,11 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
             assert len(changed) == 1
             assert changed[0].startswith(f"{key} is ")
             assert changed[0].endswith(f" {shown} now") or " " in shown
-    rhythm = ("steps", "epochs", "minutes", "log_every", "eval_every", "save_every", "keep_last", "patience")
+    rhythm = ("steps", "epochs", "log_every", "eval_every", "save_every", "keep_last", "patience")
     safe = ("attention", "histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
     expected = {f"train.{key}" for key in (*rhythm, *safe)}
     expected |= {"data.source", "data.val_source", "data.encoding"}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
-
-
-# --- presets fitted to a text --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_fitted_preset_is_valid_and_grows_with_the_text(gpu: bool) -> None:
-    sizes = sorted({int(base * 10**power) for power in range(1, 10) for base in (1, 1.999, 2, 5)} | {10**9})
-    parameters = []
-    for characters in sizes:
-        label, values = fit(characters, gpu)
-        config = resolve((label, values)).config
-        parameters.append(config.model.n_layer * config.model.n_embd**2)
-        assert f"{characters:,} characters" in label
-        assert config.train.steps is not None
-        assert config.train.eval_every <= config.train.steps
-    assert parameters == sorted(parameters)
-    assert parameters[0] < parameters[-1]
-
-
-@pytest.mark.parametrize(
-    ("question", "characters", "variant"),
-    [
-        ("fit-5k", 5_000, "context 32"),
-        ("fit-20k", 20_000, "baseline"),
-        ("length-150k", 150_000, "750 steps"),
-        ("fit-200k", 200_000, "momentum 0.9"),
-        ("fit-2m", 2_000_000, "momentum 0.9, decay 0.3"),
-    ],
-)
-def test_fitted_settings_were_measured(question: str, characters: int, variant: str) -> None:
-    """The lab notebook has a run with the same settings."""
-    path = Path(__file__).resolve().parents[3] / "docs/project/lab/runs.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    asked = {"question": question, "variant": variant}
-    measured = next(line["settings"] for line in lines if line.items() >= asked.items())
-    config = resolve(fit(characters, gpu=False)).config
-    for key, value in flatten(config).items():
-        if key.startswith(("model.", "optim.")):
-            assert measured.get(key, flatten(RunConfig())[key]) == value, key
-    for key in ("train.batch_size", "train.steps"):
-        assert measured[key] == flatten(config)[key]
 
 
 # --- frozen --------------------------------------------------------------------------------------------
@@ -656,6 +612,11 @@ def test_a_configuration_is_frozen() -> None:
         config.model.n_layer = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolve().config = config  # type: ignore[misc]
+
+
+def test_older_runs_with_a_length_in_minutes_count_as_finished() -> None:
+    assert from_yaml("train: {minutes: null, steps: 7}", "saved").train.steps == 7
+    assert from_yaml("train: {minutes: 5, steps: null}", "saved", steps=30).train.steps == 30
 
 
 def test_settings_that_could_not_be_read_again_are_refused() -> None:

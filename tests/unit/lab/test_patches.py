@@ -267,7 +267,7 @@ def test_batch_size_warmup_counts_only_the_tokens_used() -> None:
 
     run.step = step
     patches.apply(run, {"batch_size_warmup": [[0.3, 0.25], [0.5, 0.5]]})
-    for _ in range(run.length.steps):
+    for _ in range(run.steps):
         run.step()
     assert [len(x) for x, _ in batches] == [batch // 4] * 3 + [batch // 2] * 2 + [batch] * 5
     assert run.state.tokens_seen == context * sum(len(x) for x, _ in batches)

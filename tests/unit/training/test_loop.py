@@ -140,37 +140,9 @@ def test_the_average_is_evaluated_and_saved_while_the_raw_weights_train(go: Any)
 def test_by_default_a_run_evaluates_a_few_times(go: Any) -> None:
     run, _ = go(train__eval_every="auto", train__steps=20, train__save_every=100)
     assert list(curve(run, "loss/validation")) == [0, 5, 10, 15, 20]
-    run, done = go("timed", train__eval_every="auto", train__minutes=0.5 / 60, train__save_every=10_000)
-    assert 4 <= len(curve(run, "loss/validation")) <= 22
-    assert done.state.step in curve(run, "loss/validation")
 
 
 # --- when it ends ------------------------------------------------------------------------------------
-
-
-@pytest.mark.alone
-def test_a_run_in_minutes_ends_near_its_time_and_can_be_resumed(go: Any) -> None:
-    length = {"train__minutes": 1.2 / 60, "train__eval_every": 20, "train__save_every": 10_000, "train__log_every": 1}
-    run, stopped = go(probes=(stop_at(20),), **length)
-    assert (stopped.signal, stopped.state.step) == (signal.SIGINT, 20)
-    assert 0 < stopped.state.seconds < 1.2
-    _, done = go(resume=True, **length)
-    assert done.signal is None
-    assert 1.2 <= done.state.seconds < 1.2 + 1
-    assert curve(run, "optimizer/learning_rate")[done.state.step] < 0.1 * 3e-3
-    with pytest.raises(RunFinishedError, match=r"is finished at step \d+"):
-        go(resume=True, **length)
-
-
-@pytest.mark.alone
-def test_compiling_and_the_first_evaluation_take_no_time_from_a_run_in_minutes(
-    go: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = loop.prepare_learner
-    monkeypatch.setattr(loop, "prepare_learner", lambda *given: (time.sleep(0.5), prepare(*given))[1])
-    slow_at_first: Probe = lambda step, model, metrics: time.sleep(0.5 * (step == 0))  # noqa: E731
-    _, outcome = go(train__minutes=0.4 / 60, probes=(slow_at_first,))
-    assert outcome.state.step > 5
 
 
 def test_a_finished_run_is_refused_and_unchanged_until_it_gets_longer(go: Any) -> None:

@@ -207,7 +207,7 @@ def test_metrics_without_a_run_write_nothing(tmp_path: Path, capsys: Any, monkey
     with Metrics() as metrics:
         metrics.log(1, 0.5, {"a": 0.5})
         metrics.to_tensorboard("add_text", "a", "b", 1)
-        metrics.progress(1, 2, "step", "")
+        metrics.progress(1, 2, "")
         metrics.message("a line")
     assert capsys.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
@@ -280,8 +280,8 @@ def printed(tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", stream)
     with Metrics(tmp_path) as metrics:
         metrics.message("a line")
-        metrics.progress(500, 1000, "step", "")
-        metrics.progress(750, 1000, "step", "loss 1.5")
+        metrics.progress(500, 1000, "")
+        metrics.progress(750, 1000, "loss 1.5")
         assert not stream.isatty() or stream.getvalue().rstrip().endswith(", loss 1.5"), "the loss is shown at once"
         metrics.message("another\nline")
     return stream.getvalue()
@@ -298,7 +298,7 @@ def test_a_pipe_gets_a_line_if_nothing_was_printed_for_a_while(
     monkeypatch.setattr("minigpt.training.metrics.time.monotonic", lambda: now)
     with Metrics(tmp_path) as metrics:
         for position in range(500, 1000, 100):
-            metrics.progress(position, 1000, "step", f"loss {position / 1000}")
+            metrics.progress(position, 1000, f"loss {position / 1000}")
             if position == 600:
                 metrics.message("step 600: an evaluation")
             now += 20

@@ -10,7 +10,7 @@ from minigpt.errors import RunFinishedError
 from minigpt.storage.metadata import TrainState
 from minigpt.training import schedule
 from minigpt.training.outcome import refuse_if_finished, resume_settings
-from minigpt.training.schedule import Clock, RunLength
+from minigpt.training.schedule import Clock, eval_steps, run_steps
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from minigpt.training.schedule import Clock, RunLength
 )
 def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
     """A batch here has 4 x 16 = 64 tokens. A part of a step counts as a step."""
-    assert RunLength.of(make_config(train__epochs=epochs), tokens) == RunLength(steps, 0.0)
+    assert run_steps(make_config(train__epochs=epochs), tokens) == steps
 
 
 @pytest.mark.parametrize(
@@ -35,28 +35,11 @@ def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
     ],
 )
 def test_evaluations_are_few_enough_and_at_round_steps(steps: int, validation: int, every: int) -> None:
-    assert RunLength(steps, 0.0).eval_steps(32 * 128, validation) == every
-
-
-def test_evaluations_of_a_run_in_minutes_follow_the_clock() -> None:
-    length = RunLength(None, 600.0)
-    assert length.eval_steps(1, 1) is None
-    assert [length.eval_seconds(last) for last in (0.0, 1.5, 3.0, 60.0)] == [30.0, 30.0, 60.0, 120.0]
-
-
-def test_progress_is_taken_in_the_middle_of_a_step() -> None:
-    length = RunLength.of(make_config(train__steps=10), 1000)
-    assert [length.progress(step, 0.0) for step in (0, 4, 9, 10, 99)] == [0.05, 0.45, 0.95, 1.0, 1.0]
-    minutes = RunLength.of(make_config(train__minutes=2), 1000)
-    assert [minutes.progress(7, seconds) for seconds in (0.0, 30.0, 120.0, 130.0)] == [0.0, 0.25, 1.0, 1.0]
-    assert not minutes.is_reached(10**9, 119.0)
-    assert minutes.is_reached(0, 120.0)
+    assert eval_steps(steps, 32 * 128, validation) == every
 
 
 CASES = {
     "steps": ({}, {"step": 12}, ("train.steps=24",)),
-    "minutes": ({"train__minutes": 3}, {"step": 9, "seconds": 181.0}, ("train.minutes=7",)),
-    "fewer minutes than it has": ({"train__minutes": 1}, {"step": 9, "seconds": 600.0}, ("train.minutes=20",)),
     "early": ({"train__patience": 2}, {"step": 6, "evaluations_since_best": 2}, ("train.patience=0",)),
     # The learning rate rises again, and with it the loss.
     "patience": ({"train__patience": 3}, {"step": 12}, ("train.steps=24", "train.patience=0")),
@@ -67,14 +50,14 @@ CASES = {
 def test_a_finished_run_says_how_to_resume_it(name: str) -> None:
     changes, facts, settings = CASES[name]
     config, state = make_config(**changes), TrainState(**facts)
-    length = RunLength.of(config, 1000)
-    assert resume_settings(config, length, state) == settings
+    steps = run_steps(config, 1000)
+    assert resume_settings(config, steps, state) == settings
     with pytest.raises(RunFinishedError) as error:
-        refuse_if_finished(config, Path("runs/r"), length, state)
+        refuse_if_finished(config, Path("runs/r"), steps, state)
     assert error.value.settings == settings
     new = dict(setting.replace(".", "__").split("=") for setting in settings)
     changed = make_config(**{**changes, **{key: int(value) for key, value in new.items()}})
-    refuse_if_finished(changed, Path("runs/r"), RunLength.of(changed, 1000), state)
+    refuse_if_finished(changed, Path("runs/r"), run_steps(changed, 1000), state)
 
 
 def test_a_clock_tells_training_from_evaluating(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +65,5 @@ def test_a_clock_tells_training_from_evaluating(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=lambda: now))
     clock = Clock(before=7.0)
     now = 107.0
-    clock.count_evaluation(1.0)
-    assert (clock.session, clock.total, clock.training, clock.evaluated_at) == (7.0, 14.0, 6.0, 6.0)
+    clock.evaluating += 1.0
+    assert (clock.session, clock.total, clock.training) == (7.0, 14.0, 6.0)

@@ -1,0 +1,63 @@
+"""What simple methods reach on a validation text, to compare a loss with."""
+
+import lzma
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.text.tokenizer import Ids, Tokenizer
+
+MOST_TOKENS = 2_000_000
+"""The methods learn from at most so many tokens, those just before the validation text: about a second each."""
+LONGEST = 5
+Counts = NDArray[Any]
+MIX = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number whose multiples spread over 64 bits. Two of 10^7 n-grams then share a key once in 400,000 texts."""
+
+
+def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
+    """Return the losses of n-gram models of 1 to `LONGEST` tokens, in nats per token.
+
+    They count n-grams in `train`, and score every token of `validation` but the first, as `evaluate` does. Each mixes
+    with the next shorter one in proportion to the number of different tokens that followed the context (Witten and
+    Bell 1991, https://doi.org/10.1109/18.87000). The shortest mixes with guessing equally.
+    """
+    tokens: Counts = np.asarray(train[-MOST_TOKENS:], np.uint64)
+    scored: Counts = np.concatenate((tokens[-LONGEST:], np.asarray(validation, np.uint64)))
+    first = len(scored) - len(validation) + 1
+    contexts: Counts = np.zeros_like(tokens)
+    scored_contexts: Counts = np.zeros_like(scored)
+    probability: Counts = np.full(len(validation) - 1, 1 / vocab_size)
+    losses = []
+    for _ in range(LONGEST):
+        grams, scored_grams = (c * MIX + t + np.uint64(1) for c, t in ((contexts, tokens), (scored_contexts, scored)))
+        kinds, at, counts = np.unique(grams, return_index=True, return_counts=True)
+        seen = _lookup(kinds, counts, scored_grams[first:])
+        followed = _lookup(*np.unique(contexts, return_counts=True), scored_contexts[first:])
+        different = _lookup(*np.unique(contexts[at], return_counts=True), scored_contexts[first:])
+        mixed = (seen + different * probability) / np.maximum(1, followed + different)
+        probability = np.where(followed > 0, mixed, probability)
+        losses.append(float(-np.log(probability).mean()))
+        contexts, tokens = grams[:-1], tokens[1:]
+        scored_contexts[1:] = scored_grams[:-1]
+    return losses
+
+
+def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
+    """Return the count of each wanted key, 0 for those that are not in the sorted `keys`."""
+    if not len(keys):  # the text is shorter than the n-gram
+        return np.zeros_like(wanted)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, counts[at], 0)
+
+
+def xz_loss(train: Ids, validation: Ids, tokenizer: Tokenizer) -> float:
+    """Return the nats per token that `xz` adds to the compressed text for the validation text.
+
+    Unlike a model, `xz` also learns from the validation text as it goes.
+    """
+    before, text = (tokenizer.decode(ids).encode() for ids in (train[-MOST_TOKENS:], validation))
+    more = len(lzma.compress(before + text)) - len(lzma.compress(before))
+    return 8 * math.log(2) * more / len(validation)

@@ -1,0 +1,84 @@
+"""`--minutes`: measure this machine, and choose settings that take so long.
+
+The clock chooses the length once and never steers the run, so the run can be resumed and repeated.
+"""
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from minigpt.config.schema import MOST_STEPS, RunConfig
+from minigpt.errors import UserError
+from minigpt.model.device import measure_matmul
+from minigpt.model.size import training_flops
+from minigpt.training.fit import choose_shape, most_epochs, most_steps, settings
+from minigpt.training.parallel import Processes
+from minigpt.training.plan import StepTime, plan_runtime, time_step
+from minigpt.training.schedule import eval_steps
+from minigpt.training.setup import PreparedRun, describe, with_layers
+
+LOOK = 1.5
+"""Seconds of an evaluation besides its loss: a sample, a picture of the attention, usually a checkpoint."""
+SLACK = 1.08
+"""A step of a run takes longer than the few that were measured: the machine warms up, and other programs start."""
+COMPILING, COMPILED = 40.0, 0.85
+"""Seconds that compiling takes, and the time of a compiled step as a share of a plain one."""
+
+
+def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> PreparedRun:
+    """Return `fit_time` of the main process (collective)."""
+    found = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
+    config, notices = processes.share((found.config, found.notices))
+    return replace(prepared, config=config, notices=notices, seconds=seconds)
+
+
+def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> PreparedRun:
+    """Return a new run that takes about `seconds` here, with notices that say why. Measure this machine for some.
+
+    Without a preset, choose all settings. With one, choose only the number of steps.
+
+    Raises:
+        UserError: The time is too short.
+        DeviceError: The device is not available.
+    """
+    data, layers = prepared.data, list(prepared.layers)
+    characters, validation = data.characters, len(data.validation)
+    runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
+    work = seconds * processes * measure_matmul(runtime) / 3  # as training reaches it
+    shape = choose_shape(characters, work)
+    if prepared.is_fitted:
+        layers[0] = layers[0][0], settings(characters, shape, 1)
+        prepared = with_layers(prepared, layers)
+    config = prepared.config
+    time = time_step(config, data.tokenizer.vocab_size, runtime, processes, 3.0)
+    steps = steps_within(seconds, time, config, validation)
+    tokens = config.train.batch_size * config.model.context
+    per_step = training_flops(config.model, data.tokenizer.vocab_size) * tokens
+    if plan_runtime(config.runtime, processes, steps * per_step)[0].compile:
+        compiled = StepTime(COMPILED * time.step, time.evaluated_token, time.is_measured)
+        steps = steps_within(seconds - COMPILING, compiled, config, validation)
+    if not steps:
+        least = total_seconds(1, time, config, validation)
+        raise UserError(f"a step and two evaluations take {least:.0f} s on this machine; give --minutes more")
+    lines = []
+    if prepared.is_fitted and steps > (most := most_steps(characters, tokens)):
+        steps = most
+        lines = [f"{most_epochs(characters)} epochs take less time; for so short a text, more would not lower the loss"]
+    if prepared.is_fitted:
+        layers[0] = layers[0][0], settings(characters, shape, steps)
+    prepared = with_layers(prepared, [*layers, ("--minutes", {"train.steps": steps})])
+    found = f"{describe(prepared.config, data)}: a step takes {time.step:.2g} s here"
+    return replace(prepared, notices=(*prepared.notices, found, *lines), seconds=seconds)
+
+
+def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:
+    """Return the duration of a run: its steps, its evaluations and what belongs to them."""
+    every = config.train.eval_every
+    if every == "auto":
+        every = eval_steps(steps, config.train.batch_size * config.model.context, validation_tokens)
+    evaluations = 1 + -(-steps // every)
+    return SLACK * steps * time.step + evaluations * (LOOK + time.evaluated_token * validation_tokens)
+
+
+def steps_within(seconds: float, time: StepTime, config: RunConfig, validation_tokens: int) -> int:
+    """Return the most steps that take at most so many seconds, 0 if one takes more."""
+    return bisect_right(range(1, MOST_STEPS), seconds, key=lambda n: total_seconds(n, time, config, validation_tokens))
