@@ -43,7 +43,7 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     data, layers = prepared.data, list(prepared.layers)
     characters, validation = data.characters, len(data.validation)
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
-    work = seconds * processes * measure_matmul(runtime) / 3  # as training reaches it
+    work = max(0.0, seconds) * processes * measure_matmul(runtime) / 3  # as training reaches it
     shape = choose_shape(characters, work)
     if prepared.is_fitted:
         layers[0] = layers[0][0], settings(characters, shape, 1)
@@ -58,14 +58,14 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         steps = steps_within(seconds - COMPILING, compiled, config, validation)
     if not steps:
         least = total_seconds(1, time, config, validation)
-        raise UserError(f"a step and two evaluations take {least:.0f} s on this machine; give --minutes more")
+        raise UserError(f"a step and two evaluations take {least:.0f} s here, longer than the time given")
     lines = []
     if prepared.is_fitted and steps > (most := most_steps(characters, tokens)):
         steps = most
         lines = [f"{most_epochs(characters)} epochs take less time; for so short a text, more would not lower the loss"]
     if prepared.is_fitted:
         layers[0] = layers[0][0], settings(characters, shape, steps)
-    prepared = with_layers(prepared, [*layers, ("--minutes", {"train.steps": steps})])
+    prepared = with_layers(prepared, [*layers, ("time", {"train.steps": steps})])
     found = f"{describe(prepared.config, data)}: a step takes {time.step:.2g} s here"
     return replace(prepared, notices=(*prepared.notices, found, *lines), seconds=seconds)
 

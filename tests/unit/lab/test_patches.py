@@ -53,7 +53,7 @@ def fake_run(**settings: Any) -> Any:
         learner=SimpleNamespace(model=gpt, runtime=SimpleNamespace(autocast=nullcontext, torch_dtype=torch.float32)),
         config=RunConfig(model=gpt.config, **settings),
         state=SimpleNamespace(step=0, tokens_seen=0),
-        length=SimpleNamespace(steps=10),
+        steps=10,
         data=SimpleNamespace(train=np.arange(1000, dtype=np.uint16)),
         step=lambda: None,
     )

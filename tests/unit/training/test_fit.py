@@ -52,7 +52,7 @@ def test_the_steps_fill_the_time_with_their_evaluations() -> None:
     config = resolve(("test", {"train.batch_size": 16, "model.context": 64})).config
     for seconds in (10.0, 60.0, 600.0, 86_400.0):
         steps = steps_within(seconds, time(), config, 20_000)
-        assert 0.9 * seconds <= total_seconds(steps, time(), config, 20_000) <= seconds
+        assert 0.8 * seconds <= total_seconds(steps, time(), config, 20_000) <= seconds
     assert steps_within(1.0, time(), config, 20_000) == 0
     assert steps_within(60.0, time(0.2), config, 20_000) < steps_within(60.0, time(), config, 20_000)
 
@@ -98,7 +98,7 @@ def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:
 
 
 def test_too_little_time_is_refused_with_what_it_takes(prepared: Any) -> None:
-    with pytest.raises(UserError, match=r"a step and two evaluations take \d+ s on this machine; give --minutes more"):
+    with pytest.raises(UserError, match=r"a step and two evaluations take \d+ s here, longer than the time given"):
         fit_time(prepared(), 1.0)
 
 
