@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.storage.metadata import Metadata
     from minigpt.text.dataset import TokenDataset
-    from minigpt.text.tokenizer import Ids, Tokenizer
+    from minigpt.text.tokenizer import Ids
     from minigpt.training.evaluate import EvalResult
 
 MOST = 0.9
@@ -73,6 +73,7 @@ def evaluate(
     from minigpt.model.gpt import use_kernels
     from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.text.simple import simple_losses
     from minigpt.training.evaluate import evaluate, protocol
 
     if os.path.isfile(run):
@@ -93,8 +94,9 @@ def evaluate(
     if by_position and not result.by_position:
         raise TextError(f"the text is shorter than one window of {count(loaded.config.model.context, 'token')}")
     windows = protocol(loaded.config.model.context, stride)
+    simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
-        document = _document(result, by_position)
+        document = _document(result, by_position) | {"simple": simple}
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
         write(json_text(document))
         return
@@ -106,8 +108,10 @@ def evaluate(
     if training is not None and windows == protocol(loaded.config.model.context, None):
         _print_recorded(loaded.metadata, result.loss)
     print(f"checkpoint          {escape(loaded.path)}")
-    if training is not None:
-        _print_simple(training, tokens, loaded.tokenizer, result)
+    if simple:
+        print()
+        rows = sorted({**simple, "this model": result.loss}.items(), key=lambda row: -row[1])
+        table(("method", "loss"), [(method, f"{loss:.4f}") for method, loss in rows])
     if by_position:
         _print_by_position(result.by_position)
 
@@ -146,23 +150,6 @@ def _print_recorded(metadata: "Metadata", loss: float) -> None:
     best = metadata.state.best_loss
     if best is not None and metadata.step == metadata.state.best_step and f"{best:.4f}" != f"{loss:.4f}":
         print(f"in training         {best:.4f} nats: another precision or device rounds differently")
-
-
-def _print_simple(train: "Ids", validation: "Ids", tokenizer: "Tokenizer", result: "EvalResult") -> None:
-    """Print what simple methods reach on the same text, to judge the loss."""
-    from minigpt.text.simple import ngram_losses, xz_loss
-
-    losses, unit = ngram_losses(train, validation, tokenizer.vocab_size), tokenizer.unit
-    rows = [
-        (f"equal guesses among {tokenizer.vocab_size}", math.log(tokenizer.vocab_size)),
-        (f"frequency of each {unit}", losses[0]),
-        (f"pairs of {unit}s", losses[1]),
-        (f"5-grams of {unit}s", losses[4]),
-        ("xz, which also learns from this text", xz_loss(train, validation, tokenizer)),
-        ("this model", result.loss),
-    ]
-    print()
-    table(("method", "loss"), [(name, f"{loss:.4f}") for name, loss in sorted(rows, key=lambda row: -row[1])])
 
 
 def _print_by_position(by_position: Sequence[float]) -> None:

@@ -78,7 +78,7 @@ def train(
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
-    Without --minutes, train for about a minute. Without TEXT, train on a built-in text with the quickstart preset.
+    Without --minutes, train for one or two minutes. Without TEXT, train on a built-in text with the quickstart preset.
     Ctrl-C saves and stops.
 
     Examples:
@@ -259,9 +259,10 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     """Print how the run ended and what to type next. Return the exit code."""
-    from minigpt.training.outcome import explain_loss, simple_losses
+    from minigpt.training.outcome import compare_loss, explain_loss
 
-    state, name, data, source = outcome.state, as_argument(run), prepared.data, prepared.config.data.source
+    state, name, data = outcome.state, as_argument(run), prepared.data
+    look = f"eval {name} --by-position" if prepared.config.model.is_recurrent else f"inspect {name} --open"
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
@@ -271,10 +272,10 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    notice(explain_loss(state.best_loss or 0.0, data.tokenizer), simple_losses(data))
+    notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
     longer = {"longer": resume_command(run, outcome.resume_settings)}
-    if prepared.is_fitted and prepared.start is None and "-" not in source:
-        text = " ".join(map(shell_quote, source))
+    if prepared.is_only_text:
+        text = " ".join(map(shell_quote, prepared.config.data.source))
         longer = {"longer": f"minigpt train {text} --minutes {math.ceil(5 * state.seconds / 60)}"}
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
@@ -283,9 +284,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
-        look=f"minigpt inspect {name} --open"
-        if not prepared.config.model.is_recurrent
-        else f"minigpt eval {name} --by-position",
+        look=f"minigpt {look}",
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         **longer,
     )

@@ -10,11 +10,26 @@ from numpy.typing import NDArray
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from at most so many tokens, those just before the validation text: about a second each."""
+"""The methods learn from the last so many training tokens, and score no longer text, so they take seconds."""
 LONGEST = 5
+"""Tokens of the longest n-gram."""
 Counts = NDArray[Any]
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd number whose multiples spread over 64 bits. Two of 10^7 n-grams then share a key once in 400,000 texts."""
+
+
+def simple_losses(train: Ids, validation: Ids, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return the loss of each method by name, in nats per token. Empty if the validation text is too long."""
+    if len(validation) > MOST_TOKENS:
+        return {}
+    ngrams, unit = ngram_losses(train, validation, tokenizer.vocab_size), tokenizer.unit
+    return {
+        f"equal guesses among {tokenizer.vocab_size}": math.log(tokenizer.vocab_size),
+        f"frequency of each {unit}": ngrams[0],
+        f"pairs of {unit}s": ngrams[1],
+        f"{LONGEST}-grams of {unit}s": ngrams[-1],
+        "xz, which also learns from this text": xz_loss(train, validation, tokenizer),
+    }
 
 
 def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:

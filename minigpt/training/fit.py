@@ -1,7 +1,7 @@
 """Settings that fit a text and an amount of computation.
 
-They are pure functions, so the same text gets the same settings on every machine.
-docs/project/lab/small-and-large-texts.md has the measurements.
+They do not depend on the machine. The measurements are in
+docs/project/lab/small-and-large-texts.md.
 """
 
 from typing import Any, NamedTuple
@@ -44,9 +44,9 @@ SHAPES = (
 )
 """The least FLOP of a run and the least characters of its text for each shape. The last is for GPUs, not measured."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose length the user leaves to minigpt: about a minute on two cores."""
+"""FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores. On a GPU, not measured."""
 MANY_EPOCHS = 20
-"""From here on, a run needs more regularization."""
+"""Epochs from which a run needs more regularization."""
 ENOUGH_VALIDATION = 50_000
 """Number of characters needed to measure the validation loss to two digits."""
 
@@ -56,14 +56,9 @@ def choose_shape(characters: int, work: float) -> Shape:
     return [shape for least, fewest, shape in SHAPES if work >= least and characters >= fewest][-1]
 
 
-def most_epochs(characters: int) -> int:
-    """Return the epochs after which the loss falls no further. Small networks, which tiny texts get, need more."""
-    return 60 if characters < TINY else 30
-
-
 def most_steps(characters: int, tokens_per_step: int) -> int:
-    """Return the steps of `most_epochs`."""
-    return max(1, most_epochs(characters) * characters // tokens_per_step)
+    """Return the steps after which no measured loss fell further. The small networks of tiny texts need more epochs."""
+    return max(1, (60 if characters < TINY else 30) * characters // tokens_per_step)
 
 
 def settings(characters: int, shape: Shape, steps: int) -> dict[str, Any]:

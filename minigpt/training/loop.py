@@ -41,7 +41,7 @@ from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
 
 LATE = 1.15
-"""Say that training takes longer than it should, from this ratio on."""
+"""How many times as long as expected a run may take before a line says so."""
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 
@@ -122,7 +122,7 @@ class Training:
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
-        self.speed, self.seconds, self.was_slow = "", seconds, False
+        self.speed, self.expected_seconds, self.was_slow = "", seconds, False
 
     def repair(self) -> list[Path]:
         """Remove what a killed save left, then quarantine checkpoints of later steps. Return their paths.
@@ -241,7 +241,7 @@ class Training:
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         self.speed = f"{characters_per_second:,.0f} chars/s"
         left = (self.steps / state.step - 1) * state.tokens_seen / tokens_per_second
-        is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.seconds
+        is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.expected_seconds
         if (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"

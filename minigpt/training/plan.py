@@ -132,13 +132,13 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
 
 def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:
     """Measure the time of a step for about `seconds`, or estimate it if that takes too long."""
-    sequence, context = training_flops(config.model, vocab_size) * config.model.context, config.model.context
+    context, is_cpu = config.model.context, runtime.device == "cpu"
     measured = measure_step(config, vocab_size, runtime, seconds)
-    each, update = measured or (3 * sequence / measure_matmul(runtime), 0.0)
-    cores = torch.get_num_threads()
-    waiting = max(1.0, processes * runtime.threads / cores) if runtime.device == "cpu" else 1.0
-    sequences = config.train.batch_size // processes
-    return StepTime(waiting * (sequences * each + update), waiting * each / context / 3 / processes, bool(measured))
+    flops = training_flops(config.model, vocab_size) * context
+    sequence, update = measured or (3 * flops / measure_matmul(runtime), 0.0)
+    waiting = max(1.0, processes * runtime.threads / torch.get_num_threads()) if is_cpu else 1.0
+    step = config.train.batch_size // processes * sequence + update
+    return StepTime(waiting * step, waiting * sequence / (3 * context * processes), measured is not None)
 
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:

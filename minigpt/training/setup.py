@@ -57,6 +57,12 @@ class PreparedRun:
     seconds: float = math.inf
     """How long training should take."""
 
+    @property
+    def is_only_text(self) -> bool:
+        """Whether the user gave nothing but texts that can be read again, so that `minigpt train TEXT` repeats it."""
+        chosen = {key for _, values in self.layers[1:] for key in values}
+        return self.is_fitted and chosen == {"data.source"} and "-" not in self.config.data.source
+
 
 def prepare_run(
     text: Sequence[str] = (),

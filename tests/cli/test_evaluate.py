@@ -54,6 +54,24 @@ def test_the_training_text_of_a_run_gives_the_loss_of_its_validation_split(cli: 
     assert cli("eval", "verse-1", copy, "--json").json["characters"] == len(VERSE) - 2
 
 
+def test_simple_methods_are_compared_on_the_validation_split_only(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = cli("eval", "verse-1", "--json").json
+    losses = list(found["simple"].values())
+    assert losses[0] == math.log(26)
+    assert len(losses) == 5
+    shown = cli("eval", "verse-1").out
+    rows = shown[shown.index("method ") :].splitlines()[1:]
+    assert [float(row.split()[-1]) for row in rows] == sorted(
+        (round(loss, 4) for loss in [*losses, found["loss"]]), reverse=True
+    )
+    (tmp_path / "other.txt").write_text("summer winds ", encoding="utf-8")
+    assert "method" not in cli("eval", "verse-1", tmp_path / "other.txt").out
+    monkeypatch.setattr("minigpt.text.simple.MOST_TOKENS", 10)
+    assert cli("eval", "verse-1", "--json").json["simple"] == {}
+
+
 def test_several_texts_are_evaluated_as_one(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("summer winds ", encoding="utf-8")
     (tmp_path / "b.txt").write_text("shake the buds", encoding="utf-8")

@@ -72,6 +72,11 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli) -> None:
     assert cli("plan", "--minutes", "5").error.startswith("--minutes needs a text")
 
 
+def test_a_recurrent_model_is_not_split(cli: Cli) -> None:
+    arguments = ("plan", "-c", "shakespeare-lstm", "-s", "runtime.device=cpu", "--processes", "2", "--json")
+    assert set(cli(*arguments).json["parallel"]) == {"data"}
+
+
 def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
     arguments = ("plan", "-c", "tiny", "--device", "cuda:77")
     assert cli(*arguments, "--json").json["seconds_per_step"] is None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import SMALL, VERSE, Cli, environment, process
-from several import Job, at_step, file_limit, other_argument, together
+from several import Job, at_step, file_limit, little_memory, other_argument, own_steps, together
 from small_runs import ending
 
 from minigpt.errors import CheckpointError
@@ -111,6 +111,24 @@ def test_without_shards_each_process_gets_one_and_the_run_says_so(folder: Path) 
     assert main.code == 0, main
     assert "train.shards=2, one for each process: the run cannot be resumed on more processes" in main.err
     assert load_checkpoint(folder / "runs/run").config.train.shards == 2
+
+
+def test_the_main_process_chooses_what_fits_into_minutes(folder: Path) -> None:
+    """Each process would measure another time."""
+    pairs = zip(TRAIN[2::2], TRAIN[3::2], strict=True)
+    own = [word for pair in pairs if "--resume" not in pair and "train.steps" not in pair[1] for word in pair]
+    arguments = [*TRAIN[:2], *own]
+    ranks = together(folder, *arguments, "--name", "run", "--minutes", "5", setup=own_steps)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert load_checkpoint(folder / "runs/run").config.train.steps == 5
+    assert ending(folder / "runs/run")["state"]["step"] == 5
+
+
+def test_all_processes_split_the_model_if_one_must(folder: Path) -> None:
+    """A copy fits into the memory of the main process, but not of the other one."""
+    ranks = train(folder, "run", "-s", "train.shards=2", setup=little_memory, argument=1)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert "fsdp: no samples" in ranks[0].err
 
 
 def test_fine_tuning_starts_from_the_same_weights(folder: Path) -> None:

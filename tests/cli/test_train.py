@@ -25,6 +25,7 @@ from minigpt.model.gpt import GPT
 from minigpt.paths import VALIDATION
 from minigpt.storage.runs import checkpoint_steps
 from minigpt.training import loop
+from minigpt.training.fit import Shape, settings
 from minigpt.training.loop import Training
 from minigpt.training.setup import name_stem
 
@@ -128,6 +129,26 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     assert "--resume keeps the length of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
     both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
     assert "--minutes and --set train.steps=4 both give the length" in both.error
+
+
+def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other settings, the command that resumes the run keeps them."""
+    monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 3)
+    monkeypatch.setattr("minigpt.training.setup.fit", lambda *given: settings(1000, Shape(1, 1, 16, 16, 4), 2))
+    Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
+    done = cli("train", "one line.txt")
+    assert re.search(r"longer: +minigpt train 'one line.txt' --minutes 1$", done.err, re.MULTILINE)
+    assert pasted(cli, done, "longer").code == 0
+    done = cli("train", "one line.txt", "-s", "model.n_embd=8")
+    assert re.search(r"longer: +minigpt train --resume one-line-3 --set train.steps=4", done.err, re.MULTILINE)
+
+
+def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = r"^On the same text, a table of pairs has a loss of (\d\.\d\d), and one of 5-grams (\d\.\d\d)\.$"
+    pairs, longest = re.search(told, cli("train", verse, *ONE_STEP).err, re.MULTILINE).groups()  # type: ignore[union-attr]
+    assert float(longest) < float(pairs) < 3
+    monkeypatch.setattr("minigpt.training.outcome.MOST_TOKENS", 10)
+    assert "On the same text" not in cli("train", verse, *ONE_STEP).err
 
 
 def test_settings_are_checked_together_with_the_fitted_ones(cli: Cli, verse: str) -> None:
@@ -240,7 +261,8 @@ def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:
     done = cli("train", "one line.txt", "--name", "one line", *SMALL)
     assert (done.code, done.out) == (0, "")
     assert pasted(cli, done, "sample").code == 0
-    assert re.search(r"longer: +minigpt train 'one line.txt' --minutes 1$", done.err, re.MULTILINE)
+    longer = pasted(cli, done, "longer")
+    assert (longer.code, checkpoint_steps(Path("runs/one line"))[-1]) == (0, 8)
     assert re.search(r"curves: +minigpt board$", done.err, re.MULTILINE)
     (finished,) = re.findall(r"minigpt (train --resume .*)", cli("train", "--resume", "one line").error)
     assert cli(*shlex.split(finished)).code == 0

@@ -142,6 +142,21 @@ def at_step(rank: int, argument: tuple[int, int, str]) -> None:
     learner.batch_at = disturbed
 
 
+def own_steps(rank: int, argument: None) -> None:
+    """Let the dial choose 5 steps in the main process, and more in the others."""
+    import minigpt.training.dial as dial
+
+    dial.steps_within = lambda *given: 5 + rank
+
+
+def little_memory(rank: int, victim: int) -> None:
+    """Let process `victim` find that a copy of the model does not fit."""
+    import minigpt.training.learner as learner
+
+    if rank == victim:
+        learner.choose_fsdp = lambda *given: True
+
+
 def file_limit(rank: int, argument: tuple[int, int]) -> None:
     """In process `argument[0]`, make files of more than `argument[1]` bytes fail, as on a full disk."""
     victim, size = argument

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,13 @@ def curve(run: Path, tag: str) -> dict[int, float]:
 def go(tmp_path: Path) -> Callable[..., tuple[Path, Outcome]]:
     """Train in a folder called `name`. The arguments are settings, or arguments of `train`."""
 
-    def start(name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> Any:
+    def start(
+        name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), seconds: float = inf, **changes: Any
+    ) -> Any:
         run = tmp_path / name
         run.mkdir(exist_ok=True)
         checkpoint = load_checkpoint(step_folder(run, checkpoint_steps(run)[-1])) if resume else None
-        return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes)
+        return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes, seconds=seconds)
 
     return start
 
@@ -330,6 +333,25 @@ def test_a_busy_machine_is_reported_once(go: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loop, "is_busy", lambda: is_busy)
     go(train__log_every=1)
     assert capsys.readouterr().err.count("other programs keep the processor busy") == is_busy
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e9])
+def test_a_run_that_will_take_longer_than_it_should_says_so_early_and_once(
+    go: Any, capsys: Any, seconds: float
+) -> None:
+    go(train__log_every=1, seconds=seconds)
+    lines = capsys.readouterr().err.splitlines()
+    late = [at for at, line in enumerate(lines) if line.startswith("the machine is slower than when measured: ")]
+    assert len(late) == (seconds < 1)
+    evaluated = [at for at, line in enumerate(lines) if line.startswith("step ")]
+    assert all(at < evaluated[1] for at in late)  # evaluated[0] is step 0
+    assert all("more minutes, with the same result" in lines[at] for at in late)
+
+
+def test_the_learning_rate_is_that_of_the_middle_of_a_step(go: Any) -> None:
+    run, _ = go(train__steps=10, train__log_every=1, optim__name="adamw", optim__warmup=0.0, optim__schedule="linear")
+    rates = curve(run, "optimizer/learning_rate")
+    assert [rates[step] / 3e-3 for step in (1, 5, 10)] == pytest.approx([0.95, 0.55, 0.05])
 
 
 # --- the cost of resuming ----------------------------------------------------------------------------
