@@ -39,7 +39,7 @@ SetOption = Annotated[
     list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
 ]
 MinutesOption = Annotated[
-    float | None, Option(help="Choose what fits into so many minutes on this machine.", metavar="N")
+    float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
 ]
 RunArgument = Annotated[
     str,

@@ -3,11 +3,12 @@
 The clock chooses the length once and never steers the run, so the run can be resumed and repeated.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import replace
 
 from minigpt.config.schema import MOST_STEPS, RunConfig
-from minigpt.errors import UserError
+from minigpt.errors import UserError, count
 from minigpt.model.device import measure_matmul
 from minigpt.model.size import training_flops
 from minigpt.training.fit import choose_shape, most_steps, settings
@@ -58,16 +59,18 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         steps = steps_within(seconds - COMPILING, compiled, config, validation)
     if not steps:
         least = total_seconds(1, time, config, validation)
-        raise UserError(f"a step and two evaluations take {least:.0f} s here, longer than the time given")
-    lines = []
-    if prepared.is_fitted and steps > (most := most_steps(characters, tokens)):
-        steps = most
-        lines = ["this takes less time: for so short a text, more epochs would not lower the loss"]
+        enough = math.ceil(least / 60 + 0.5)  # with the time to start
+        raise UserError(f"a step and two evaluations take {least:.0f} s here: give at least {count(enough, 'minute')}")
+    why = [f"a step takes {time.step:.3g} s here"]
     if prepared.is_fitted:
+        if steps > (most := most_steps(characters, tokens)):
+            steps = most
+            why.append("for so short a text, more epochs would not lower the loss")
         layers[0] = layers[0][0], settings(characters, shape, steps)
     prepared = with_layers(prepared, [*layers, ("time", {"train.steps": steps})])
-    found = f"{describe(prepared.config, data)}: a step takes {time.step:.2g} s here"
-    return replace(prepared, notices=(*prepared.notices, found, *lines), seconds=seconds)
+    regularization = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
+    lines = (f"chosen: {describe(prepared.config, data)}; {regularization}", f"because {', and '.join(why)}")
+    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds)
 
 
 def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:

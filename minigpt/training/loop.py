@@ -245,7 +245,7 @@ class Training:
         if (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
-            self.metrics.message(f"{why}: training takes about {left / 60:.2g} more minutes, with the same result")
+            self.metrics.message(f"{why}: training takes about {left / 60:,.1f} more minutes, with the same result")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:

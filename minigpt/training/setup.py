@@ -135,8 +135,8 @@ def describe(config: RunConfig, data: TokenDataset) -> str:
     """Return the shape and length of a run as one line."""
     model, steps, size = config.model, run_steps(config, len(data.train)), config.train.batch_size
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
-    epochs = f"{steps * size * model.context / len(data.train):,.2g}"
-    return f"{shape}; {count(steps, 'step')} of {count(size, 'sequence')}, {epochs} epoch{'s' * (epochs != '1')}"
+    epochs = steps * size * model.context / len(data.train)
+    return f"{shape}; {count(steps, 'step')} of {count(size, 'sequence')}, {epochs:,.2f} epochs"
 
 
 def _warn_of_little_text(data: TokenDataset) -> list[str]:

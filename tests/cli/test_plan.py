@@ -64,7 +64,10 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli) -> None:
     Path("verse.txt").write_text(VERSE * 20, encoding="utf-8")
     base = ("plan", "verse.txt", "-s", "runtime.device=cpu", "--minutes")
     done = cli(*base, "50")
-    chosen = r"^\d layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs: a step takes"
+    chosen = (
+        r"^chosen: 4 layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs; "
+        r"dropout 0\.2, weight decay 1\nbecause a step takes 9 s here$"
+    )
     assert re.search(chosen, done.err, re.MULTILINE), done.err
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
