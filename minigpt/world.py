@@ -21,6 +21,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processes_here() -> int:
+    """Return the number of processes that train together on this machine."""
+    number = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(number)) if is_one_of_several() and number.isdecimal() else 1
+
+
 def free_memory() -> int | None:
     """Return the free memory in bytes, or None if the system does not report it."""
     available = bytes_in("/proc/meminfo", "MemAvailable")

@@ -121,6 +121,8 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int |
         DeviceError: The device is not available.
     """
     devices = available_devices()
+    if local_rank is not None:
+        devices = [device for device in devices if device != "mps"]  # gloo cannot add its gradients
     if wanted == "auto":
         device = saved.device if saved and saved.device in devices else devices[0]
     else:

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
-from minigpt.world import bytes_in, free_memory
+from minigpt.world import bytes_in, free_memory, processes_here
 
 SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
@@ -22,10 +22,14 @@ SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def free_memory_bytes(device: str) -> int | None:
-    """Return the free memory of a device, or None if the system does not report it."""
+    """Return the free memory of a device, or None if the system does not report it.
+
+    Processes that train together share the memory of their machine, and have a GPU each.
+    """
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    return free_memory() if device == "cpu" else None
+    free = free_memory() if device == "cpu" else None
+    return free and free // processes_here()
 
 
 def peak_memory(device: str = "cpu") -> int | None:

@@ -54,9 +54,9 @@ class TrainState:
     loss_count: Count = 0
     clipped_count: Count = 0
 
-    def observe(self, validation_loss: float) -> bool:
-        """Record a validation loss. Return whether it is the best so far. The untrained model does not count."""
-        is_best = self.step > 0 and (self.best_loss is None or validation_loss < self.best_loss)
+    def observe(self, validation_loss: float, is_trained: bool) -> bool:
+        """Record a validation loss. Return whether it is the best so far. That of an untrained model does not count."""
+        is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
         self.validation_loss = validation_loss

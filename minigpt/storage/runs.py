@@ -204,7 +204,7 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
             yield folder
         except BaseException as error:
             metrics = folder / "metrics.jsonl"
-            is_trained = metrics.exists() and metrics.stat().st_size
+            is_trained = (metrics.exists() and metrics.stat().st_size) or newest_step(folder)
             is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
             if not (has_moved(folder) or is_trained or is_resumable):
                 for own in filter(is_run_file, names_in(folder)):

@@ -110,7 +110,7 @@ class Training:
         self.config, self.run, self.data = config, run, data
         self.learner = learner or make_learner(config, data, checkpoint, start=start)
         self.processes = self.learner.processes
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or Metrics(None, checkpoint.metadata if checkpoint else None)
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
         self.origin = start.origin if start else None
@@ -259,9 +259,9 @@ class Training:
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
-        is_best = state.observe(result.loss)  # never at step 0
+        is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None)
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
-        best = ", the best so far" if is_best else ""
+        best = ", the best so far" if is_best and state.step else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
             looking = probes if self.processes.is_main and not self.learner.is_fsdp else ()
@@ -285,7 +285,7 @@ class Training:
             runtime=self.learner.environment(),
             state=self.state,
             metrics_bytes=self.metrics.size,
-            metrics_sha256=self.metrics.digest.hexdigest(),
+            metrics_sha256=self.metrics.sha256,
         )
         log = self.metrics.message
         if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, log):

@@ -58,7 +58,7 @@ class Metrics:
         self.began: tuple[float, int] | None = None
         """When `progress` was first called, and the step then."""
         self.pending, self.is_failing = b"", False
-        self.size, self.digest = 0, hashlib.sha256()
+        self.size, self.digest = resumed.metrics_bytes if resumed else 0, hashlib.sha256()
         """The size and the SHA-256 of metrics.jsonl, including pending lines."""
         self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
         self.lines: Any = None
@@ -77,9 +77,14 @@ class Metrics:
         self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(len(kept))
         self.size, self.digest = len(kept), hashlib.sha256(kept)
-        if self.resumed and self.digest.hexdigest() != self.resumed.metrics_sha256:
+        if self.resumed and self.sha256 != self.resumed.metrics_sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
         return self
+
+    @property
+    def sha256(self) -> str:
+        """The hash of metrics.jsonl. If nothing is reported, that of the checkpoint from which the run was resumed."""
+        return self.resumed.metrics_sha256 if self.is_silent and self.resumed else self.digest.hexdigest()
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""

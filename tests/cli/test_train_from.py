@@ -1,6 +1,7 @@
 """`minigpt train --from`: a new run starts from the weights and the vocabulary of another."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,17 @@ def test_a_run_starts_from_the_weights_that_sample_uses(cli: Cli, name: str) -> 
     assert [row["origin"] and row["origin"]["run"] for row in cli("runs", "--json").json][-1] == name
     assert f"{name} step {old.metadata.step}" in cli("runs", "--diff").out
     assert cli("runs", "--verify").code == 0
+
+
+def test_a_run_that_only_gets_worse_keeps_the_weights_it_started_from(cli: Cli) -> None:
+    """Also if it is killed and resumed, and if only the last checkpoint is to be kept."""
+    worse = (*NEW, "-s", "optim.lr=10.0", "-s", "optim.warmup=0.0", "-s", "train.keep_last=1")
+    done = cli("train", "verse.txt", "--from", "modern", "--name", "new", *worse)
+    assert done.code == 0, done.err
+    assert re.search(r"Finished at step 4 after .* s: validation loss .*, best .* at step 0\.", done.err)
+    assert checkpoint_steps(Path("runs/new")) == [0, 4]
+    assert load_checkpoint("new").metadata.step == 0
+    assert cli("eval", "new").code == cli("sample", "new").code == 0
 
 
 def test_a_resumed_run_ends_in_the_same_bits(cli: Cli) -> None:

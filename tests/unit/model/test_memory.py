@@ -48,6 +48,16 @@ def test_a_container_can_have_less_free_memory(limit: str | None, free: int, mon
     assert free_memory_bytes("cpu") == pytest.approx(free, rel=1e-3)
 
 
+@pytest.mark.parametrize(("world", "here", "share"), [("4", "2", 2), ("1", "2", 1), ("4", None, 1), (None, "2", 1)])
+def test_processes_of_a_machine_share_its_memory(
+    world: str | None, here: str | None, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 8_000)
+    for name, value in (("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", here)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    assert free_memory_bytes("cpu") == 8_000 // share
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="not reported on this system")
 def test_peak_memory_includes_what_was_freed() -> None:
     """In a process of its own, because this one may have used more before."""

@@ -216,6 +216,14 @@ def test_a_new_run_gets_the_next_free_number() -> None:
     assert start("läuft 2") == Path("runs/läuft 2")
 
 
+def test_a_failed_run_without_metrics_keeps_a_trained_checkpoint() -> None:
+    for step, is_kept in ((0, False), (5, True)):
+        with pytest.raises(KeyboardInterrupt), new_run(f"at-{step}", "tiny") as folder:
+            make_checkpoint(step_folder(folder, step), step)
+            raise KeyboardInterrupt
+        assert folder.exists() is is_kept
+
+
 @pytest.mark.parametrize(
     "name", ["last", "best", "auto", "", ".", "a/b", "../a", ".hidden", "a\n", "-x", "a\\b", "a:b", " a"]
 )

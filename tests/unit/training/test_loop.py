@@ -378,6 +378,17 @@ def test_resuming_replays_nothing(go: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert (read, outcome.state.step) == ([1_000_000, 1_000_001], 1_000_002)
 
 
+def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
+    run, _ = go(train__steps=4)
+    before = (run / "metrics.jsonl").read_bytes()
+    checkpoint = load_checkpoint(step_folder(run, 4))
+    training = Training(checkpoint.config, run, make_data(), checkpoint)
+    training.step()
+    training.save()
+    go(resume=True, train__steps=8)
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+
+
 # --- kernels and compilation -------------------------------------------------------------------------
 
 
