@@ -24,7 +24,7 @@ from minigpt.cli.options import (
     only_config,
 )
 from minigpt.cli.output import duration, notice
-from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError
+from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError, count
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle, unhandled
 from minigpt.world import is_one_of_several
@@ -259,6 +259,7 @@ def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
 
 def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     """Print how the run ended and what to type next. Return the exit code."""
+    from minigpt.training.fit import LONGER, forecast
     from minigpt.training.outcome import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
@@ -275,8 +276,14 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
     longer = {"longer": resume_command(run, outcome.resume_settings)}
     if prepared.is_only_text:
-        text = " ".join(map(shell_quote, prepared.config.data.source))
-        longer = {"longer": f"minigpt train {text} --minutes {math.ceil(5 * state.seconds / 60)}"}
+        longer = {}
+        tokens = prepared.config.train.batch_size * prepared.config.model.context
+        reached = forecast(state.best_loss or 0.0, data.characters, tokens, state.step)
+        if reached is not None and not outcome.is_early:
+            minutes = math.ceil(LONGER * state.seconds / 60)
+            notice(f"{count(minutes, 'minute')} would reach about {reached:.2f}.")
+            text = " ".join(map(shell_quote, prepared.config.data.source))
+            longer = {"longer": f"minigpt train {text} --minutes {minutes}"}
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
         notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")

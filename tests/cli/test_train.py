@@ -137,10 +137,17 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     monkeypatch.setattr("minigpt.training.setup.fit", lambda *given: settings(1000, Shape(1, 1, 16, 16, 4), 2))
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
     done = cli("train", "one line.txt")
-    assert re.search(r"longer: +minigpt train 'one line.txt' --minutes 1$", done.err, re.MULTILINE)
+    assert re.search(
+        r"^1 minute would reach about [12]\.\d\d\.\n(.*\n)+  longer: .*'one line.txt' --minutes 1$", done.err, re.M
+    )
     assert pasted(cli, done, "longer").code == 0
     done = cli("train", "one line.txt", "-s", "model.n_embd=8")
     assert re.search(r"longer: +minigpt train --resume one-line-3 --set train.steps=4", done.err, re.MULTILINE)
+    monkeypatch.setattr("minigpt.training.fit.most_steps", lambda *given: 2)
+    done = cli("train", "one line.txt")
+    assert "Finished at step 2" in done.err
+    assert "would reach" not in done.err
+    assert "longer:" not in done.err
 
 
 def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:

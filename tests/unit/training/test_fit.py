@@ -10,7 +10,7 @@ from minigpt.config.resolve import resolve
 from minigpt.errors import UserError
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
-from minigpt.training.fit import WORK, Shape, fit, most_steps
+from minigpt.training.fit import WORK, Shape, fit, forecast, most_steps
 from minigpt.training.plan import StepTime
 from minigpt.training.setup import PreparedRun, prepare_run
 
@@ -56,6 +56,22 @@ def test_the_choice_was_measured_and_is_close_to_the_best(characters: int, work:
     }
     losses = [line["loss"] for line in affordable if same.items() <= line.items()]
     assert min(losses) <= min(line["loss"] for line in affordable) + 0.02
+
+
+@pytest.mark.parametrize(("characters", "longest"), [(200_000, 1580), (1_003_854, 857), (10_583_935, 750)])
+def test_the_forecast_for_five_times_the_time_was_measured(characters: int, longest: int) -> None:
+    lines = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
+    losses = {
+        steps: min(line["loss"] for line in lines if (line["characters"], line["steps"]) == (characters, steps))
+        for steps in (690, longest)
+    }
+    assert forecast(losses[690], characters, 2048, 690) == pytest.approx(losses[longest], abs=0.015)
+
+
+def test_the_forecast_is_for_runs_that_more_time_would_help() -> None:
+    assert forecast(2.0, 20_000, 1024, most_steps(20_000, 1024)) is None
+    gains = [2.0 - (forecast(2.0, characters, 2048, 690) or 0.0) for characters in (10**5, 10**6, 10**8, 10**9)]
+    assert 0 < gains[0] < gains[1] < gains[2] == gains[3] < 0.25
 
 
 def time(step: float = 0.1, token: float = 1e-5) -> StepTime:
