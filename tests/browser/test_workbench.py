@@ -1,5 +1,6 @@
 """The workbench in a real browser: offline, without errors, by mouse, keyboard and touch, with the right numbers."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +67,9 @@ def text(page: Any) -> str:
 
 def settle(page: Any) -> None:
     """Wait until all effects of heads are known."""
-    page.until("() => !document.querySelector('.heads').textContent.includes('…')")
+    page.until(
+        "() => [...document.querySelectorAll('.without')].every((line) => /[^:…]$/.test(line.textContent.trim()))"
+    )
 
 
 GLYPHS = str.maketrans({" ": "␣", "\n": "↵"})
@@ -134,6 +137,7 @@ def test_notices_stay_and_move_nothing(page: Any) -> None:
     def places() -> list[Any]:
         return [page.tab.locator(name).bounding_box() for name in (".controls .primary", ".heads", ".tile >> nth=4")]
 
+    page.tab.set_viewport_size({"width": 1280, "height": 1200})  # a click need not scroll
     settle(page)
     before = places()
     page.tab.focus("#text")
@@ -226,7 +230,7 @@ def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made
         logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
     share = float(logits.softmax(-1)[made.loaded.tokenizer.encode(before)[0]])
     shown = tile.locator(".without").inner_text()
-    assert "no change" in shown or abs(float(shown.split()[-1][:-1]) - 100 * share) < 0.51
+    assert "no change" in shown or abs(float(shown.split("→ ")[1].split("%")[0]) - 100 * share) < 0.51
     tile.locator(".switch").click()
     assert_shows(page, made, START, ((1, 1),))
     assert tile.locator(".switch").get_attribute("aria-checked") == "false"
@@ -235,6 +239,38 @@ def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made
     assert named <= {before.translate(GLYPHS)}
     page.tab.click("button:text-is('Switch all on')")
     assert_shows(page, made, START)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_head_names_the_letter_that_wins_without_it(made: Made, opened: Opener, width: int) -> None:
+    heads = [(layer, head) for layer in range(2) for head in range(3)]
+    changed = ((end, at) for end in range(59, 9, -1) for at in heads if differs(made, START[:end], at))
+    end, at = next(changed)
+    shown = opened(made.content, viewport={"width": width, "height": 900})
+    shown.press(*["ArrowLeft"] * (60 - end))
+    assert_shows(shown, made, START[:end])
+    settle(shown)
+    letter, share = made.next(START[:end], (at,))
+    line = shown.tab.locator(".without").nth(heads.index(at))
+    found = re.search(r"without it: . [\d.]+% → [\d.]+%, (.) ([\d.]+)% instead", line.inner_text().replace("\n", " "))
+    assert found
+    assert found[1] == letter.translate(GLYPHS)
+    assert abs(float(found[2]) - 100 * share) < 0.51
+    boxes = [part.bounding_box() for part in line.locator("span").all()]
+    switch = shown.tab.locator(".tile .switch").nth(heads.index(at)).bounding_box()
+    for box in boxes:
+        assert box["height"] < 25  # one line
+    assert boxes[-1]["x"] + boxes[-1]["width"] <= switch["x"] + switch["width"] + 10
+    height = shown.tab.locator(".tile").nth(heads.index(at)).bounding_box()["height"]
+    shown.tab.locator(".tile .switch").nth(heads.index(at)).click()
+    assert shown.tab.locator(".tile").nth(heads.index(at)).bounding_box()["height"] == height
+    shown.assert_quiet()
+
+
+def differs(made: Made, prefix: str, head: tuple[int, int]) -> bool:
+    """Whether another letter is the most likely one without a head, clearly."""
+    (before, share), (after, other) = made.next(prefix), made.next(prefix, (head,))
+    return before != after and abs(share - other) > 1e-3
 
 
 def test_the_keyboard_does_everything(page: Any, made: Made) -> None:

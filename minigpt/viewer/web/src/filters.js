@@ -86,6 +86,11 @@ export function softmax(logits) {
   return normalize(weigh(logits, { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }));
 }
 
+/** @param {ArrayLike<number>} values @returns {number} the index of the largest value, the first of equals */
+export function argmax(values) {
+  return Array.prototype.indexOf.call(values, Math.max(...Array.from(values)));
+}
+
 /** @param {ArrayLike<number>} logits (V) @param {number} id @returns {number} the probability of this token alone */
 export function probability(logits, id) {
   let total = 0;

@@ -1,5 +1,6 @@
 /** The panel of heads: where each one looks for the selected letter, and what the model would say without it. */
 
+import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { color, h, paint, percent, setText, table, term } from "./dom.js";
 import { attentionRow } from "./text.js";
@@ -132,7 +133,7 @@ function tile(app, head, phrase) {
     if (!look || !plain) return;
     const row = attentionRow(app, look, head);
     strip(canvas, row, look.ids.length, `--head-${head.head % 8}`);
-    const strongest = row.indexOf(Math.max(...row));
+    const strongest = argmax(row);
     setText(looks, `here: “${glyphAt(app, look, strongest)}” ${percent(row[strongest])}`);
     effect(without, state, look, plain, isMuted);
   }
@@ -143,14 +144,18 @@ function tile(app, head, phrase) {
     const logits = look.effects.get(index);
     if (isMuted) return setText(out, "switched off");
     if (!logits) return setText(out, state.isWriting || look.done ? "" : "without it: …");
-    const top = look.expected ?? plain.indexOf(Math.max(...plain));
-    const changed = app.probabilities(logits)[top];
-    const difference = changed - plain[top];
-    if (Math.abs(difference) < SMALL) return setText(out, "without it: no change");
-    out.replaceChildren(
-      `without it: ${app.vocabulary.show(top)} ${percent(plain[top])} → `,
-      h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed)),
-    );
+    const changed = app.probabilities(logits);
+    const best = argmax(plain);
+    const top = look.expected ?? best;
+    const winner = argmax(changed);
+    const isOther = winner !== top && winner !== best;
+    const difference = changed[top] - plain[top];
+    if (Math.abs(difference) < SMALL && !isOther) return setText(out, "without it: no change");
+    const share = h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed[top]));
+    const before = `${app.vocabulary.show(top)} ${percent(plain[top])} → `;
+    const instead = `${app.vocabulary.show(winner)} ${percent(changed[winner])} instead`;
+    out.replaceChildren("without it: ", h("span", before, share, isOther && ","), " ");
+    if (isOther) out.append(h("span", instead));
   }
   return { element, draw };
 }
