@@ -100,6 +100,16 @@ export class App {
     return this.state.looks[this.state.model];
   }
 
+  /** The heads that are switched off, as layer * n_head + head. */
+  get muted() {
+    return this.state.muted[this.state.model];
+  }
+
+  /** @param {Head} head @returns {number} layer * n_head + head */
+  index({ layer, head }) {
+    return layer * this.model.config.n_head + head;
+  }
+
   /** Change the state, and draw it in the next frame. @param {Partial<State>} changes */
   set(changes) {
     Object.assign(this.state, changes);
@@ -222,14 +232,17 @@ export class App {
     this.set({ head, shade: "head" });
   }
 
-  /** Switch heads off or on. @param {number[]} heads layer * n_head + head @param {boolean} isMuted */
-  mute(heads, isMuted) {
-    const muted = this.state.muted.map((set) => new Set(set));
-    for (const head of heads) {
-      if (isMuted) muted[this.state.model].add(head);
-      else muted[this.state.model].delete(head);
-    }
-    this.set({ muted });
+  /** Switch a head off or on. @param {Head} head */
+  toggle(head) {
+    const muted = new Set(this.muted);
+    if (!muted.delete(this.index(head))) muted.add(this.index(head));
+    this.mute(muted);
+  }
+
+  /** Switch these heads off, and all others on. @param {Iterable<number>} heads layer * n_head + head */
+  mute(heads) {
+    const { model, muted } = this.state;
+    this.set({ muted: muted.map((set, index) => (index === model ? new Set(heads) : set)) });
     this.ask();
   }
 

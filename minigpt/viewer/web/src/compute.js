@@ -16,7 +16,9 @@ export function openCompute(app) {
   app.askOnce({ kind: "detail", ...head }, (reply) => {
     if (reply.kind !== "detail") return app.say(reply.message);
     const name = `${head.layer}·${head.head}`;
-    openSheet(`How head ${name} computes at “${letter}”`, ...steps(app, reply, head, letter));
+    const isOff = app.muted.has(app.index(head));
+    const title = `How head ${name}${isOff ? " (switched off)" : ""} computes at “${letter}”`;
+    openSheet(title, ...steps(app, reply, head.layer, letter, isOff));
     for (const draw of drawings.splice(0)) draw();
   });
 }
@@ -25,10 +27,10 @@ export function openCompute(app) {
 const drawings = [];
 
 /**
- * @param {import("./app.js").App} app @param {any} reply
- * @param {import("./app.js").Head} head @param {string} letter
+ * @param {import("./app.js").App} app @param {any} reply of the engine
+ * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off
  */
-function steps(app, reply, { layer }, letter) {
+function steps(app, reply, layer, letter, isOff) {
   const { n_embd: C, n_head: H } = app.model.config;
   const D = C / H;
   const symbol = (/** @type {number} */ t) => app.vocabulary.show(/** @type {any} */ (app.look).ids[t]);
@@ -80,8 +82,10 @@ function steps(app, reply, { layer }, letter) {
     ],
     [
       ["It writes its finding down"],
-      `A matrix turns the sum into ${C} numbers, which are added to the vector of the letter.`,
-      vector(reply.written),
+      isOff
+        ? "This head is switched off, so it adds nothing to the vector of the letter."
+        : `A matrix turns the sum into ${C} numbers, which are added to the vector of the letter.`,
+      !isOff && vector(reply.written),
     ],
     [
       ["After each layer"],

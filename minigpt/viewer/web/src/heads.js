@@ -22,8 +22,7 @@ const EXPLANATION =
  */
 export function headsPanel(app, strip, open) {
   const title = h("h2");
-  const switchAllOn = () => app.mute([...app.state.muted[app.state.model]], false);
-  const all = h("button.quiet", { onclick: switchAllOn }, "Switch all on");
+  const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
   const intro = h("p.note", "Bars: where each one looks. Switch one off to see what it is for.");
   const grid = h("div.layers");
   const chosen = h("div.chosen", { role: "region", "aria-label": "The chosen head" });
@@ -60,7 +59,7 @@ export function headsPanel(app, strip, open) {
   function draw(state) {
     if (built !== state.model) build(state.model);
     const look = app.look;
-    all.style.visibility = state.muted[state.model].size ? "visible" : "hidden"; // so that nothing moves
+    all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
     const plain = look && app.probabilities(look.logits);
     for (const one of tiles) one.draw(state, look, plain);
     drawChosen(state);
@@ -103,7 +102,7 @@ function figure(value, label) {
 
 /** @param {import("./app.js").App} app @param {import("./app.js").Head} head @param {string} phrase */
 function tile(app, head, phrase) {
-  const index = head.layer * app.model.config.n_head + head.head;
+  const index = app.index(head);
   const canvas = h("canvas", { "aria-hidden": "true" });
   const looks = h("span.looks");
   const without = h("span.without");
@@ -113,7 +112,7 @@ function tile(app, head, phrase) {
     role: "switch",
     "aria-label": `Head ${head.layer}·${head.head}`,
     title: "Switch this head off or on",
-    onclick: () => app.mute([index], !app.state.muted[app.state.model].has(index)),
+    onclick: () => app.toggle(head),
   });
   const element = h("div.tile", button, power);
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
@@ -124,7 +123,7 @@ function tile(app, head, phrase) {
    * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain
    */
   function draw(state, look, plain) {
-    const isMuted = state.muted[state.model].has(index);
+    const isMuted = app.muted.has(index);
     const isChosen = state.head?.layer === head.layer && state.head.head === head.head;
     element.classList.toggle("chosen", isChosen);
     element.classList.toggle("muted", isMuted);

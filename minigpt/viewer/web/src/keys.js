@@ -23,17 +23,16 @@ export function listen(app, compute) {
  * @returns {Record<string, (() => void) | false | null>}
  */
 function actions(app, compute) {
-  const { selected, head, muted, model } = app.state;
+  const { selected, head } = app.state;
   const { config, heads, weights } = app.model;
-  const index = head ? head.layer * config.n_head + head.head : 0;
   const next = (/** @type {number} */ layer) => (head?.layer === layer ? (head.head + 1) % config.n_head : 0);
   const layers = heads.map((_, layer) => [layer, () => app.choose({ layer, head: next(layer) })]);
   return {
     ...Object.fromEntries(layers),
     arrowleft: () => app.select(selected - 1),
     arrowright: () => app.select(selected + 1),
-    m: weights && head && (() => app.mute([index], !muted[model].has(index))),
-    a: () => app.mute([...muted[model]], false),
+    m: weights && head && (() => app.toggle(head)),
+    a: () => app.mute([]),
     " ": weights && (() => app.write()),
     s: weights && (() => app.step()),
     z: () => app.undo(),

@@ -155,7 +155,7 @@ function drawLetter(span, letter, index, selected, shares) {
 
 /** The attention weights of a head at the selected letter, (at + 1).
  * @param {import("./app.js").App} app @param {import("./app.js").Look} look @param {import("./app.js").Head} head */
-export function attentionRow(app, look, { layer, head }) {
-  const start = (layer * app.model.config.n_head + head) * (look.at + 1);
+export function attentionRow(app, look, head) {
+  const start = app.index(head) * (look.at + 1);
   return look.attention.subarray(start, start + look.at + 1);
 }
