@@ -222,6 +222,18 @@ def test_temperature_zero_writes_the_most_likely_letters(page: Any, made: Made) 
     assert text(page) == expected
 
 
+def test_the_entropy_follows_the_temperature(page: Any, made: Made) -> None:
+    with torch.no_grad():
+        logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
+    for temperature in (1.0, 0.5, 2.0):
+        page.tab.locator("#set-temperature").fill(str(temperature))
+        nats = float(torch.distributions.Categorical(logits=logits / temperature).entropy())
+        page.until(f"() => document.querySelector('.next .note').textContent.includes('Entropy {nats:.2f} nats')")
+    page.tab.locator("#set-temperature").fill("0")
+    page.until("() => document.querySelector('.next .note').textContent.includes('0.00 nats')")
+    assert "certain" in page.tab.inner_text(".next .note")
+
+
 def test_a_muted_head_changes_the_prediction_as_in_pytorch(page: Any, made: Made) -> None:
     settle(page)
     tile = page.tab.locator(".tile").nth(4)  # layer 1, head 1

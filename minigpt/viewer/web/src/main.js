@@ -4,7 +4,7 @@ import { App } from "./app.js";
 import { openCompute } from "./compute.js";
 import { h, setText, term } from "./dom.js";
 import { connect } from "./engine.js";
-import { softmax } from "./filters.js";
+import { argmax, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
 import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
@@ -136,8 +136,8 @@ function announce(app, element) {
     timer = window.setTimeout(() => {
       const look = app.look;
       if (!look) return;
-      const probabilities = softmax(look.logits);
-      const top = probabilities.indexOf(Math.max(...probabilities));
+      const probabilities = normalize(app.weights(look));
+      const top = argmax(probabilities);
       const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;
       const share = Math.round(100 * probabilities[top]);
       setText(element, `${letter}Expected next: “${app.vocabulary.show(top)}”, ${share} percent.`);

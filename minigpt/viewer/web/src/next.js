@@ -67,7 +67,7 @@ export function nextPanel(app) {
       bar.element.hidden = index >= shown.length;
       if (index < shown.length) bar.draw(shown[index], plain, chosen, otherPlain, shown[index] === came);
     });
-    const nats = entropy(plain);
+    const nats = entropy(chosen);
     note.replaceChildren(
       came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.",
       " Entropy ",
@@ -118,7 +118,7 @@ function row(app) {
 
 /** @param {number} nats */
 function sureness(nats) {
-  if (nats < 0.3) return "the model is sure";
-  if (nats < 1) return "the model is fairly sure";
-  return nats < 2 ? "the model hesitates" : "the model is guessing";
+  if (nats < 0.3) return "the choice is nearly certain";
+  if (nats < 1) return "the choice is fairly certain";
+  return nats < 2 ? "the choice is open" : "the choice is wide open";
 }
