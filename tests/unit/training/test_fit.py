@@ -86,6 +86,7 @@ def test_the_steps_fill_the_time_with_their_evaluations() -> None:
             total_seconds(steps, time(), config, 20_000) <= seconds < total_seconds(steps + 1, time(), config, 20_000)
         )
         assert seconds == 10.0 or total_seconds(steps, time(), config, 20_000) > 0.9 * seconds
+    assert total_seconds(1000, time(), config, 20_000) > 1.05 * 1000 * 0.1, "a step takes longer in a run"
     assert steps_within(1.0, time(), config, 20_000) == 0
     assert steps_within(60.0, time(0.2), config, 20_000) < steps_within(60.0, time(), config, 20_000)
 
@@ -121,6 +122,18 @@ def test_a_preset_keeps_everything_but_its_steps(prepared: Any) -> None:
 def test_the_dial_respects_settings_of_the_user(prepared: Any) -> None:
     config = fit_time(prepared("model.n_embd=32", "train.batch_size=4", "train.eval_every=7"), 60.0).config
     assert (config.model.n_embd, config.train.batch_size, config.train.eval_every) == (32, 4, 7)
+
+
+def test_the_settings_fit_the_steps_that_were_found(prepared: Any) -> None:
+    few, many = (fit_time(prepared(), seconds) for seconds in (30.0, 1e6))
+    assert (few.config.model.dropout, many.config.model.dropout) == (0.0, 0.1)
+    assert few.config.train.save_every < many.config.train.save_every
+    assert "dropout 0.1, weight decay 1" in many.notices[-2]
+
+
+def test_several_processes_have_the_computation_for_a_larger_model(prepared: Any) -> None:
+    one, four = (fit_time(prepared("train.shards=4"), 120.0, processes).config.model for processes in (1, 4))
+    assert one.n_layer < four.n_layer
 
 
 def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:
