@@ -1,0 +1,60 @@
+"""Train a run again, to check that it gives the same weights."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.text.dataset import reload_dataset
+from minigpt.training.learner import Learner
+from minigpt.training.loop import Training
+from minigpt.training.preparation import choose_loss
+from minigpt.training.schedule import run_steps
+
+
+def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterator[int]] = iter) -> list[str]:
+    """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
+
+    Nothing is written. The run may have been interrupted and resumed, but not with other settings.
+
+    Args:
+        steps: Wraps the steps to train, to show progress.
+
+    Raises:
+        TextMismatchError: The text is missing or has changed.
+        UserError: This machine computes other last digits, or the checkpoint was imported.
+        CheckpointError: The run started from a checkpoint that is missing or has changed.
+    """
+    config, metadata = checkpoint.config, checkpoint.metadata
+    if metadata.imported:
+        raise UserError(f"cannot replay run {escape(checkpoint.run_name)}: it was imported from {metadata.imported}")
+    data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer)
+    start = _start(checkpoint)
+    length, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
+    learner = Learner(config, vocab_size, length, saved=metadata.runtime, start=start)
+    if changes := learner.environment().changes(metadata.runtime):
+        raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
+    learner.use(choose_loss(learner, data.train, max(1, metadata.step), lambda line: None))
+    training = Training(config, Path(), data, start=start, learner=learner)
+    for _ in steps(range(metadata.step)):
+        training.step()
+    weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
+    return [name for name, array in checkpoint.weights.items() if not np.array_equal(array, weights[name])]
+
+
+def _start(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return the checkpoint from which a run started, or None if its first weights were random."""
+    origin = checkpoint.metadata.origin
+    if origin is None:
+        return None
+    try:
+        start = load_checkpoint(origin.run, origin.step)
+    except UserError as error:
+        raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
+    if start.origin.sha256 != origin.sha256:
+        raise CheckpointError(
+            f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
+        )
+    return start
