@@ -222,6 +222,18 @@ def test_temperature_zero_writes_the_most_likely_letters(page: Any, made: Made) 
     assert text(page) == expected
 
 
+def test_outlined_bars_show_the_whole_model_while_a_head_is_off(page: Any, made: Made) -> None:
+    settle(page)
+    letter, share = made.next(START)
+    page.press("1", "m")
+    assert_shows(page, made, START, ((1, 0),))
+    page.until("() => document.querySelector('.next .note').textContent.includes('Outlined: with all heads on.')")
+    row = page.tab.locator(f".bars li:has(b:text-is('{letter.translate(GLYPHS)}'))")
+    assert abs(float(row.locator(".other").evaluate("e => parseFloat(e.style.width)")) - 100 * share) < 0.1
+    page.press("a")
+    page.until("() => document.querySelectorAll('.track .other:not([hidden])').length === 0")
+
+
 def test_the_entropy_follows_the_temperature(page: Any, made: Made) -> None:
     with torch.no_grad():
         logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]

@@ -17,7 +17,7 @@ import { isUnfinished, windowStart } from "./letters.js";
  * @property {Float32Array} surprise the probability of each token, given those before it, (T)
  * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
- * @property {number} [expected] the token that the model expects with all heads on
+ * @property {Float32Array} [whole] logits of the next token with all heads on
  * @property {boolean} done whether all effects are known
  * @property {number} id of the request
  */
@@ -304,8 +304,8 @@ export class App {
     if (!look) return;
     if (reply.kind === "effect") {
       look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
-      look.expected = reply.expected;
     }
+    if (reply.kind === "whole") look.whole = reply.logits;
     if (reply.kind === "done") look.done = true;
     this.set({ looks });
     if (reply.kind === "look" && reply.model === this.state.model) this.follow();

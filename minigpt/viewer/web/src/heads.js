@@ -145,7 +145,7 @@ function tile(app, head, phrase) {
     if (!logits) return setText(out, state.isWriting || look.done ? "" : "without it: …");
     const changed = app.probabilities(logits);
     const best = argmax(plain);
-    const top = look.expected ?? best;
+    const top = argmax(look.whole ?? plain);
     const winner = argmax(changed);
     const isOther = winner !== top && winner !== best;
     const difference = changed[top] - plain[top];

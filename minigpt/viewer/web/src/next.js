@@ -1,12 +1,14 @@
 /** The panel of the next letter: its probabilities, what really came, and a click to continue with another letter. */
 
-import { entropy, normalize, softmax } from "./filters.js";
+import { argmax, entropy, normalize, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
 const ROWS = 7;
 const BEST = 3;
 /** Letters to name where the bars are out of view. */
+const SMALL = 0.005;
+/** A probability below which an outline would be as wide as its border. */
 const SLIDERS = /** @type {const} */ ([
   ["temperature", "temperature", 0, 2, 0.05, "Pale bars: at temperature 1, without filters."],
   ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
@@ -55,27 +57,29 @@ export function nextPanel(app) {
     if (!look) return;
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
-    const other = state.other === null ? null : state.looks[state.other];
-    const otherPlain = other && softmax(other.logits);
+    const isOff = state.other === null && app.muted.size > 0;
+    const outlined = isOff ? look.whole && { ...look, logits: look.whole } : state.looks[state.other ?? -1];
+    const other = outlined ? normalize(app.weights(outlined)) : null;
     const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
     const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
     const shown = order.slice(0, ROWS);
-    if (came >= 0 && !shown.includes(came)) shown[ROWS - 1] = came;
+    const needed = [came, other ? argmax(other) : -1].filter((id) => id >= 0 && !shown.includes(id));
+    shown.splice(ROWS - needed.length, needed.length, ...needed);
     const best = order.slice(0, BEST).map((id) => `${app.vocabulary.show(id)} ${percent(chosen[id])}`);
     setText(strip, `${after}: ${best.join(", ")}`);
     rows.forEach((bar, index) => {
       bar.element.hidden = index >= shown.length;
-      if (index < shown.length) bar.draw(shown[index], plain, chosen, otherPlain, shown[index] === came);
+      if (index < shown.length) bar.draw(shown[index], plain, chosen, other, shown[index] === came);
     });
     const nats = entropy(chosen);
+    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
     note.replaceChildren(
-      came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.",
+      other ? `Outlined: ${isOff ? "with all heads on" : app.payload.models[state.other ?? 0].name}.` : hint,
       " Entropy ",
       nats.toFixed(2),
       " ",
       term("nats"),
       `: ${sureness(nats)}.`,
-      otherPlain ? ` Outlined bars: ${app.payload.models[/** @type {number} */ (state.other)].name}.` : "",
     );
   }
   return { element, draw, strip };
@@ -104,7 +108,7 @@ function row(app) {
     setText(letter, name);
     before.style.width = `${100 * plain[id]}%`;
     bar.style.width = `${100 * chosen[id]}%`;
-    otherBar.hidden = !other;
+    otherBar.hidden = !other || other[id] < SMALL;
     if (other) otherBar.style.width = `${100 * other[id]}%`;
     setText(value, chosen[id] === 0 ? "out" : percent(chosen[id]));
     mark.hidden = !came;

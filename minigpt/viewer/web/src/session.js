@@ -14,12 +14,12 @@ import { isRecurrent, unpack } from "./weights.js";
  * @typedef {{id: number, kind: "look", model: number, logits: Float32Array, surprise: Float32Array,
  *   attention: Float32Array}} LookReply   logits (V) after the selected token; the probability (T) that the model gave
  *   to each token, NaN for the first; the attention (L, H, selected + 1) of the selected position
- * @typedef {{id: number, kind: "effect", model: number, layer: number, head: number, expected: number,
- *   logits: Float32Array}} EffectReply   expected: the most likely token if no head is muted
+ * @typedef {{id: number, kind: "whole", model: number, logits: Float32Array}} WholeReply   if no head were muted
+ * @typedef {{id: number, kind: "effect", model: number, layer: number, head: number, logits: Float32Array}} EffectReply
  * @typedef {{id: number, kind: "detail"} & ReturnType<Transformer["detail"]>} DetailReply
  * @typedef {{id: number, kind: "matrix"} & ReturnType<Transformer["matrix"]>} MatrixReply
  * @typedef {{id: number, model: number} & ({kind: "done"} | {kind: "error", message: string})} EndReply
- * @typedef {LookReply | EffectReply | DetailReply | MatrixReply | EndReply} Reply
+ * @typedef {LookReply | WholeReply | EffectReply | DetailReply | MatrixReply | EndReply} Reply
  * @typedef {Generator<void, void, void>} Work
  * @typedef {{model: import("./weights.js").Model, engine?: Transformer | Recurrent, run?: any}} Entry
  */
@@ -112,12 +112,12 @@ export class Session {
   *effectsOf({ id, model, selected }, engine, run) {
     const { n_layer: L, n_head: H } = engine.config, ids = run.ids.slice(0, selected + 1);
     const whole = run.muted.size ? yield* engine.run(ids, { previous: run, lastOnly: true }) : run;
-    const all = whole.logits(selected), expected = all.indexOf(Math.max(...all));
+    this.reply({ id, kind: "whole", model, logits: whole.logits(selected).slice() });
     for (let layer = L - 1; layer >= 0; layer--) {
       for (let head = 0; head < H; head++) {
         if (run.muted.has(layer * H + head)) continue;
         const logits = yield* engine.without(run, layer, head, selected);
-        this.reply({ id, kind: "effect", model, layer, head, expected, logits: logits.slice() });
+        this.reply({ id, kind: "effect", model, layer, head, logits: logits.slice() });
       }
     }
     this.reply({ id, kind: "done", model });

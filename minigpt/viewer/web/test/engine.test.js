@@ -10,7 +10,7 @@ import { randomModel } from "./models.js";
 
 const MODEL = randomModel();
 const LOOK = { id: 1, model: 0, ids: [0, 1, 2], selected: 2, muted: [], effects: true };
-const KINDS = ["look", "effect", "effect", "effect", "effect", "done"];
+const KINDS = ["look", "whole", "effect", "effect", "effect", "effect", "done"];
 const script = await bundle("src/engine.js", [workerSource], "page");
 
 /**

@@ -40,7 +40,7 @@ export function replies(models, requests, answers = requests.length) {
     const found = /** @type {any[]} */ ([]);
     const session = new Session(models, (reply) => {
       found.push(reply);
-      if (reply.kind !== "look" && reply.kind !== "effect" && --answers === 0) setTimeout(resolve, 20, found);
+      if (!["look", "whole", "effect"].includes(reply.kind) && --answers === 0) setTimeout(resolve, 20, found);
     });
     for (const request of requests) session.send(request);
   });
