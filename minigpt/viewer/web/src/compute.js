@@ -26,10 +26,8 @@ export function openCompute(app) {
 /** @type {(() => void)[]} canvases have a width only once they are shown */
 const drawings = [];
 
-/**
- * @param {import("./app.js").App} app @param {any} reply of the engine
- * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off
- */
+/** @param {import("./app.js").App} app @param {any} reply of the engine
+ * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off */
 function steps(app, reply, layer, letter, isOff) {
   const { n_embd: C, n_head: H } = app.model.config;
   const D = C / H;
@@ -109,10 +107,8 @@ function order(values) {
   return Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
 }
 
-/**
- * A vector as a strip of colors: warm above zero, cool below. Its numbers appear on hover, and in a list.
- * @param {Float32Array} values @param {boolean} [isSmall]
- */
+/** A vector as a strip of colors: warm above zero, cool below. Its numbers appear on hover, and in a list.
+ * @param {Float32Array} values @param {boolean} [isSmall] */
 function vector(values, isSmall = false) {
   const canvas = h("canvas", { class: isSmall ? "vector small" : "vector", "aria-hidden": "true" });
   const largest = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-12);

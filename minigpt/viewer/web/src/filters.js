@@ -5,11 +5,9 @@
  * @typedef {{temperature: number, top_k: number, top_p: number, min_p: number}} Filters
  */
 
-/**
- * Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1).
+/** Make the tokens in `seen` less likely (Keskar et al. 2019, https://arxiv.org/abs/1909.05858, section 4.1).
  * @param {ArrayLike<number>} logits (V) @param {Iterable<number>} seen ids of tokens in the window
- * @param {number} penalty @returns {Float64Array} (V)
- */
+ * @param {number} penalty @returns {Float64Array} (V) */
 export function penalize(logits, seen, penalty) {
   const changed = Float64Array.from(logits), largest = Number.MAX_VALUE / 4; // so that differences stay finite
   for (const id of new Set(seen)) {
@@ -19,11 +17,9 @@ export function penalize(logits, seen, penalty) {
   return changed;
 }
 
-/**
- * Return the unnormalized probability of each token. It is zero for filtered tokens. At temperature 0, it is 1 for the
+/** Return the unnormalized probability of each token. It is zero for filtered tokens. At temperature 0, it is 1 for the
  * most likely token, the first of equals, and 0 for all others.
- * @param {ArrayLike<number>} logits (V) @param {Filters} settings @returns {Float64Array} (V)
- */
+ * @param {ArrayLike<number>} logits (V) @param {Filters} settings @returns {Float64Array} (V) */
 export function weigh(logits, { temperature, top_k, top_p, min_p }) {
   const highest = Math.max(...Array.from(logits)), weights = new Float64Array(logits.length);
   if (temperature === 0) {
@@ -61,10 +57,8 @@ function sum(values) {
   return total;
 }
 
-/**
- * Choose a token by a random number in [0, 1).
- * @param {Floats} weights (V), for example from `weigh` @param {number} uniform
- */
+/** Choose a token by a random number in [0, 1).
+ * @param {Floats} weights (V), for example from `weigh` @param {number} uniform */
 export function choose(weights, uniform) {
   const limit = uniform * sum(weights);
   let cumulative = 0;

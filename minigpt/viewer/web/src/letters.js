@@ -73,11 +73,9 @@ export function glyph(letter) {
     : letter;
 }
 
-/**
- * The index of the first token that the model sees, when it predicts what follows `length` tokens.
+/** The index of the first token that the model sees, when it predicts what follows `length` tokens.
  * As in `minigpt sample`, a full window drops its oldest half.
- * @param {number} length @param {number} context
- */
+ * @param {number} length @param {number} context */
 export function windowStart(length, context) {
   const stride = Math.max(1, Math.floor(context / 2));
   return Math.ceil(Math.max(0, length - context) / stride) * stride || 0;

@@ -66,10 +66,8 @@ function multiplyOne(weight, x, y) {
   for (; o < outputs; o++) y[o] = dot(weight, o * inputs, x, 0, inputs);
 }
 
-/**
- * Return the dot product of a[i...] and b[j...].
- * @param {Floats} a @param {number} i @param {Floats} b @param {number} j @param {number} size
- */
+/** Return the dot product of a[i...] and b[j...].
+ * @param {Floats} a @param {number} i @param {Floats} b @param {number} j @param {number} size */
 export function dot(a, i, b, j, size) {
   let sum = 0;
   for (let end = i + size; i < end; i++, j++) sum += a[i] * b[j];
@@ -88,20 +86,16 @@ export function extend(previous, keep, size, width = 1) {
   return array;
 }
 
-/**
- * Return the number of ids at which two texts agree from their start.
- * @param {ArrayLike<number>} a @param {ArrayLike<number>} b
- */
+/** Return the number of ids at which two texts agree from their start.
+ * @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
 export function commonPrefix(a, b) {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) n++;
   return n;
 }
 
-/**
- * Raise an error unless ids are a text that a model can compute.
- * @param {number[]} ids @param {number} context @param {number} vocabulary
- */
+/** Raise an error unless ids are a text that a model can compute.
+ * @param {number[]} ids @param {number} context @param {number} vocabulary */
 export function checkIds(ids, context, vocabulary) {
   if (!ids.length) throw new Error("the text is empty");
   if (ids.length > context) throw new Error(`${ids.length} tokens exceed the context of ${context}`);

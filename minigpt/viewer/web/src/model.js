@@ -88,22 +88,18 @@ export class Transformer {
     return run;
   }
 
-  /**
-   * Compute the logits (V) after `position` if one more head were muted, at every position.
+  /** Compute the logits (V) after `position` if one more head were muted, at every position.
    * @param {Run} run @param {number} layer @param {number} head @param {number} position
-   * @returns {Generator<void, Float32Array, void>}
-   */
+   * @returns {Generator<void, Float32Array, void>} */
   *without(run, layer, head, position) {
     const muted = [...run.muted, layer * this.config.n_head + head];
     const other = yield* this.run(run.ids.slice(0, position + 1), { muted, previous: run, lastOnly: true });
     return other.logits(position);
   }
 
-  /**
-   * Return what the first layer reads of one token: vectors (C) of the token and of its position, and their sum.
+  /** Return what the first layer reads of one token: vectors (C) of the token and of its position, and their sum.
    * @param {number} id @param {number} t
-   * @returns {{token: Float32Array, position: Float32Array | null, sum: Float32Array}}
-   */
+   * @returns {{token: Float32Array, position: Float32Array | null, sum: Float32Array}} */
   inputs(id, t) {
     const { n_embd: C, position: kind } = this.config;
     let token = this.weights["token_embedding.weight"].slice(id * C, (id + 1) * C), position = null;
@@ -120,10 +116,8 @@ export class Transformer {
     return normalize(x, this.config.norm, this.weights[`${name}.weight`], this.weights[`${name}.bias`]);
   }
 
-  /**
-   * Apply a linear layer to rows (rows, inputs), without its first `skip` outputs.
-   * @param {string} name @param {Floats} x @param {number} rows @param {number} [skip]
-   */
+  /** Apply a linear layer to rows (rows, inputs), without its first `skip` outputs.
+   * @param {string} name @param {Floats} x @param {number} rows @param {number} [skip] */
   linear(name, x, rows, skip = 0) {
     const weight = this.weights[`${name}.weight`].subarray((skip * x.length) / rows);
     const y = new Float64Array((weight.length * rows * rows) / x.length); // (rows, outputs)
@@ -131,11 +125,9 @@ export class Transformer {
     return y;
   }
 
-  /**
-   * Compute the queries, keys and values of the positions from `from` to before `to`.
+  /** Compute the queries, keys and values of the positions from `from` to before `to`.
    * @param {Run} run @param {number} layer @param {number} from @param {number} to
-   * @param {boolean} keysOnly leave out the queries
-   */
+   * @param {boolean} keysOnly leave out the queries */
   project(run, layer, from, to, keysOnly) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, block = `blocks.${layer}`, rows = to - from;
     const normed = this.norm(run.x[layer].subarray(from * C, to * C), `${block}.norm1`);
@@ -155,10 +147,8 @@ export class Transformer {
     }
   }
 
-  /**
-   * Compute the attention and the outputs of all heads at the positions from `from` to before `to`.
-   * @param {Run} run @param {number} layer @param {number} from @param {number} to
-   */
+  /** Compute the attention and the outputs of all heads at the positions from `from` to before `to`.
+   * @param {Run} run @param {number} layer @param {number} from @param {number} to */
   attend(run, layer, from, to) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, scale = 1 / Math.sqrt(D);
     const k = run.k[layer], v = run.v[layer];
@@ -176,10 +166,8 @@ export class Transformer {
     }
   }
 
-  /**
-   * Add the outputs of the heads that are not muted, and then those of the MLP, to the residual stream.
-   * @param {Run} run @param {number} layer @param {number} from @param {number} to
-   */
+  /** Add the outputs of the heads that are not muted, and then those of the MLP, to the residual stream.
+   * @param {Run} run @param {number} layer @param {number} from @param {number} to */
   mix(run, layer, from, to) {
     const { n_head: H, n_embd: C, activation } = this.config, block = `blocks.${layer}`, rows = to - from;
     const outputs = run.outputs[layer].slice(from * C, to * C), D = C / H;
@@ -208,10 +196,8 @@ export class Transformer {
     return all;
   }
 
-  /**
-   * Return the steps of one head at one position.
-   * @param {Run} run @param {number} layer @param {number} head @param {number} t
-   */
+  /** Return the steps of one head at one position.
+   * @param {Run} run @param {number} layer @param {number} head @param {number} t */
   detail(run, layer, head, t) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, block = `blocks.${layer}`;
     const proj = this.weights[`${block}.attention.proj.weight`];
@@ -233,11 +219,9 @@ export class Transformer {
     };
   }
 
-  /**
-   * Return the products of all queries and keys of one head, and its attention, (T, T) each. Products are unscaled and
+  /** Return the products of all queries and keys of one head, and its attention, (T, T) each. Products are unscaled and
    * unmasked.
-   * @param {Run} run @param {number} layer @param {number} head
-   */
+   * @param {Run} run @param {number} layer @param {number} head */
   matrix(run, layer, head) {
     const { n_head: H, n_embd: C } = this.config, D = C / H, T = run.ids.length;
     const scores = new Float32Array(T * T), weights = new Float32Array(T * T);
@@ -252,10 +236,8 @@ export class Transformer {
   }
 }
 
-/**
- * Return where the attention (H, S) of a position starts in `Run.weights`: after H (1 + 2 + ... + t) weights.
- * @param {number} H @param {number} t
- */
+/** Return where the attention (H, S) of a position starts in `Run.weights`: after H (1 + 2 + ... + t) weights.
+ * @param {number} H @param {number} t */
 export function rowStart(H, t) {
   return (H * t * (t + 1)) / 2;
 }
@@ -268,19 +250,15 @@ export function newRun(ids, muted, V) {
   };
 }
 
-/**
- * Return the first layer with a head that is muted in one of two runs only, or the number of layers.
- * @param {Set<number>} a @param {Set<number>} b @param {number} H @param {number} L
- */
+/** Return the first layer with a head that is muted in one of two runs only, or the number of layers.
+ * @param {Set<number>} a @param {Set<number>} b @param {number} H @param {number} L */
 function firstDifference(a, b, H, L) {
   const different = [...[...a].filter((head) => !b.has(head)), ...[...b].filter((head) => !a.has(head))];
   return Math.min(L, ...different.map((head) => Math.floor(head / H)));
 }
 
-/**
- * Normalize each vector of x (..., size) and multiply by a gain (size).
- * @param {Floats} x @param {string} kind @param {Float32Array} gain @param {Float32Array} [bias]
- */
+/** Normalize each vector of x (..., size) and multiply by a gain (size).
+ * @param {Floats} x @param {string} kind @param {Float32Array} gain @param {Float32Array} [bias] */
 function normalize(x, kind, gain, bias) {
   const y = new Float64Array(x.length), size = gain.length;
   for (let start = 0; start < x.length; start += size) {
@@ -295,10 +273,8 @@ function normalize(x, kind, gain, bias) {
   return y;
 }
 
-/**
- * Set the scores (S) of a query (D) with keys whose rows are C apart. Four keys share each number that is read.
- * @param {Float64Array} query @param {Float32Array} keys @param {number} C @param {Float32Array} scores
- */
+/** Set the scores (S) of a query (D) with keys whose rows are C apart. Four keys share each number that is read.
+ * @param {Float64Array} query @param {Float32Array} keys @param {number} C @param {Float32Array} scores */
 function compareKeys(query, keys, C, scores) {
   const D = query.length, S = scores.length;
   let s = 0;
@@ -313,10 +289,8 @@ function compareKeys(query, keys, C, scores) {
   for (; s < S; s++) scores[s] = dot(query, 0, keys, s * C, D);
 }
 
-/**
- * Return the weighted sum (D) of values whose rows are C apart.
- * @param {Float32Array} weights (S) @param {Float32Array} values @param {number} C @param {number} D
- */
+/** Return the weighted sum (D) of values whose rows are C apart.
+ * @param {Float32Array} weights (S) @param {Float32Array} values @param {number} C @param {number} D */
 function averageValues(weights, values, C, D) {
   const sum = new Float64Array(D), S = weights.length;
   let s = 0;
@@ -332,11 +306,9 @@ function averageValues(weights, values, C, D) {
   return sum;
 }
 
-/**
- * Rotate each pair (x[i], x[i + D / 2]) by its angle: RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+/** Rotate each pair (x[i], x[i + D / 2]) by its angle: RoPE (Su et al. 2021, https://arxiv.org/abs/2104.09864).
  * @param {Floats} x (D) @param {Float32Array} table sines and cosines in turn
- * @param {number} start of this position in the table
- */
+ * @param {number} start of this position in the table */
 function rotate(x, table, start) {
   const half = x.length / 2;
   for (let i = 0; i < half; i++) {
@@ -346,11 +318,9 @@ function rotate(x, table, start) {
   }
 }
 
-/**
- * Return sines and cosines in turn, for the positions from `first` to before `end`: (end - first, size). They are the
+/** Return sines and cosines in turn, for the positions from `first` to before `end`: (end - first, size). They are the
  * sinusoidal positions of Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5, and the table of RoPE.
- * @param {number} end @param {number} size @param {number} [first]
- */
+ * @param {number} end @param {number} size @param {number} [first] */
 function waves(end, size, first = 0) {
   const table = new Float32Array((end - first) * size);
   for (let i = 0; i < table.length; i++) {

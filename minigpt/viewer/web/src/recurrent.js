@@ -12,20 +12,16 @@ import { newRun } from "./model.js";
 export class Recurrent {
   context = Infinity;
 
-  /**
-   * @param {import("./weights.js").Config} config
-   * @param {Record<string, Float32Array>} weights named as in the `state_dict()` of the model
-   */
+  /** @param {import("./weights.js").Config} config
+   * @param {Record<string, Float32Array>} weights named as in the `state_dict()` of the model */
   constructor(config, weights) {
     this.config = config;
     this.weights = weights;
     this.vocabulary = weights["token_embedding.weight"].length / config.n_embd;
   }
 
-  /**
-   * Compute a text, from the first token that differs from `previous`.
-   * @param {number[]} ids (T) @param {{previous?: Run | null}} [options] @returns {Generator<void, Run, void>}
-   */
+  /** Compute a text, from the first token that differs from `previous`.
+   * @param {number[]} ids (T) @param {{previous?: Run | null}} [options] @returns {Generator<void, Run, void>} */
   *run(ids, { previous = null } = {}) {
     checkIds(ids, this.context, this.vocabulary);
     const { n_layer: L, n_embd: C } = this.config, T = ids.length, V = this.vocabulary;
@@ -55,10 +51,8 @@ export class Recurrent {
     return run;
   }
 
-  /**
-   * Compute a layer at the positions from `from` to before `to`.
-   * @param {Run} run @param {number} layer @param {number} from @param {number} to
-   */
+  /** Compute a layer at the positions from `from` to before `to`.
+   * @param {Run} run @param {number} layer @param {number} from @param {number} to */
   advance(run, layer, from, to) {
     const { n_embd: C, family } = this.config;
     const [ih, hh] = ["ih", "hh"].map((part) => this.weights[`blocks.${layer}.weight_${part}_l0`]);

@@ -105,10 +105,8 @@ export class Session {
     else this.reply({ id, kind: "done", model });
   }
 
-  /**
-   * Compute what each head changes. The last layer comes first: muting a head changes nothing below it.
-   * @param {LookRequest} request @param {Transformer} engine @param {import("./model.js").Run} run @returns {Work}
-   */
+  /** Compute what each head changes. The last layer comes first: muting a head changes nothing below it.
+   * @param {LookRequest} request @param {Transformer} engine @param {import("./model.js").Run} run @returns {Work} */
   *effectsOf({ id, model, selected }, engine, run) {
     const { n_layer: L, n_head: H } = engine.config, ids = run.ids.slice(0, selected + 1);
     const whole = run.muted.size ? yield* engine.run(ids, { previous: run, lastOnly: true }) : run;

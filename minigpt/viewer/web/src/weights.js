@@ -15,10 +15,8 @@ export function isRecurrent(config) {
   return config.family in GATES;
 }
 
-/**
- * Return the shape of each parameter by its name, as `parameter_shapes` in config/shapes.py does.
- * @param {Config} config @param {number} vocabulary
- */
+/** Return the shape of each parameter by its name, as `parameter_shapes` in config/shapes.py does.
+ * @param {Config} config @param {number} vocabulary */
 export function shapes(config, vocabulary) {
   const C = config.n_embd;
   const found = /** @type {Record<string, number[]>} */ ({ "token_embedding.weight": [vocabulary, C] });
@@ -87,10 +85,8 @@ function unpackTensor(name, { shape, data, scale }) {
   return values;
 }
 
-/**
- * Decode float32. Pages are little-endian, like every machine with a browser.
- * @param {string} name @param {string} data @param {number} size
- */
+/** Decode float32. Pages are little-endian, like every machine with a browser.
+ * @param {string} name @param {string} data @param {number} size */
 function floats(name, data, size) {
   return new Float32Array(bytes(name, data, 4 * size));
 }
