@@ -109,6 +109,48 @@ def test_typing_changes_the_prediction_and_undo_restores_it(page: Any, made: Mad
     assert_shows(page, made, START)
 
 
+def test_unknown_letters_are_named_together(page: Any) -> None:
+    page.tab.focus("#text")
+    page.press("Control+End")
+    for letter in "éüß":
+        page.tab.keyboard.type(letter)
+    message = "document.querySelector('.text .message').textContent"
+    page.until(f"() => {message} === 'This model has never seen “é”, “ü”, “ß”: left out.'")
+    page.press("Control+y")  # another message
+    page.until(f"() => {message} === 'Nothing to redo.'")
+    page.tab.keyboard.type("ñ")
+    page.until(f"() => {message}.includes('seen “ñ”: left out')")
+
+
+def test_redo_and_the_start_text(page: Any) -> None:
+    def wait_for(expected: str) -> None:
+        page.until(f"() => document.querySelector('#text').value === {expected!r}")
+
+    page.tab.focus("#text")
+    page.press("Control+End")
+    page.tab.keyboard.type("one")
+    page.press("Control+z")
+    wait_for(START)
+    page.press("Control+y")
+    wait_for(START + "one")
+    page.press("Control+z", "Control+Shift+z")
+    wait_for(START + "one")
+    page.press("Escape", "z")
+    wait_for(START)
+    page.press("y")
+    wait_for(START + "one")
+    page.tab.click("button:text-is('Start text')")
+    wait_for(START)
+    page.tab.click("button:text-is('Undo')")
+    wait_for(START + "one")
+    page.tab.click("button:text-is('Redo')")
+    wait_for(START)
+    page.tab.click("button:text-is('Undo')")
+    page.press("s")  # an edit ends Redo
+    page.until(f"() => document.querySelector('#text').value.length === {len(START) + 4}")
+    assert page.tab.locator("button:text-is('Redo')").is_disabled()
+
+
 def test_a_click_below_the_text_types_at_its_end(page: Any) -> None:
     page.tab.locator('[data-index="5"]').click(force=True)
     box = page.tab.locator(".paper").bounding_box()
@@ -389,6 +431,22 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     assert_shows(shown, made, START[:21])
     heights = [button.bounding_box()["height"] for button in shown.tab.locator("button:visible:not(.switch)").all()]
     assert min(heights) >= 44
+    shown.assert_quiet()
+
+
+def test_a_phone_remembers_that_heads_are_off(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    settle(shown)
+    place = "() => document.querySelector('.card.next').getBoundingClientRect().y + scrollY"
+    before = shown.ask(place)
+    for number, line in enumerate(("1 head off · switch on", "2 heads off · switch on")):
+        shown.tab.locator(".tile .switch").nth(number).tap()
+        shown.until(f"() => document.querySelector('.off').textContent === {line!r}")
+    assert_shows(shown, made, START, ((0, 0), (0, 1)))
+    assert shown.ask(place) == before
+    shown.tab.locator(".off").tap()
+    assert_shows(shown, made, START)
+    assert not shown.tab.locator(".off").is_visible()
     shown.assert_quiet()
 
 

@@ -48,11 +48,9 @@ const NOTICE = 6000;
 /** Milliseconds that a message stays. */
 
 export class App {
-  /**
-   * @param {import("./types.js").Payload} payload
+  /** @param {import("./types.js").Payload} payload
    * @param {import("./letters.js").Vocabulary} vocabulary
-   * @param {(request: any) => void} send sends a request to the engine
-   */
+   * @param {(request: any) => void} send sends a request to the engine */
   constructor(payload, vocabulary, send) {
     this.payload = payload;
     this.vocabulary = vocabulary;
@@ -61,6 +59,10 @@ export class App {
     this.panels = [];
     /** @type {{text: string, selected: number}[]} */
     this.history = [];
+    /** @type {typeof this.history} what Redo brings back */
+    this.future = [];
+    /** @type {string[]} letters that the message names */
+    this.unknown = [];
     this.lastGroup = "";
     this.lastEdit = 0;
     this.notice = 0;
@@ -72,12 +74,13 @@ export class App {
     /** @type {number[]} bytes of an unfinished character that the model is writing */
     this.unfinished = [];
     const { letters, ids } = vocabulary.encode(payload.text);
+    this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
     /** @type {State} */
     this.state = {
       text: payload.text,
       letters,
       ids,
-      selected: Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected)),
+      selected: this.start,
       model: 0,
       other: null,
       head: payload.head && { layer: payload.head[0], head: payload.head[1] },
@@ -123,6 +126,7 @@ export class App {
 
   /** Tell the visitor something for some seconds, whatever happens meanwhile. @param {string} message */
   say(message) {
+    this.unknown = [];
     clearTimeout(this.notice);
     this.notice = window.setTimeout(() => this.set({ message: "" }), NOTICE);
     this.set({ message });
@@ -130,20 +134,20 @@ export class App {
 
   // --- the text ---
 
-  /**
-   * Change the text. Unknown letters are left out and named.
+  /** Change the text. Unknown letters are left out and named.
    * @param {string} text
    * @param {number} caret the offset after the letter to select
-   * @param {string} [group] changes of one group, such as typing, are undone together
-   */
+   * @param {string} [group] changes of one group, such as typing, are undone together */
   edit(text, caret, group = "") {
     const unknown = this.vocabulary.unknown(text);
     if (unknown.length) {
       const known = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
       caret = known(text.slice(0, caret)).length;
       text = known(text);
-      const named = unknown.slice(0, 5).map((letter) => `“${letter}”`);
-      this.say(`This model has never seen ${named.join(", ")}${unknown.length > 5 ? " and others" : ""}: left out.`);
+      const all = [...new Set([...(this.state.message ? this.unknown : []), ...unknown])];
+      const named = all.slice(0, 5).map((letter) => `“${letter}”`);
+      this.say(`This model has never seen ${named.join(", ")}${all.length > 5 ? " and others" : ""}: left out.`);
+      this.unknown = all;
     }
     const isTooLong = [...text].length > MAX_LETTERS;
     if (isTooLong) this.say(`The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`);
@@ -154,6 +158,7 @@ export class App {
       this.history.push({ text: this.state.text, selected: this.state.selected });
       if (this.history.length > MAX_UNDO) this.history.shift();
     }
+    this.future = [];
     this.lastGroup = group;
     this.lastEdit = now;
     this.show(text, caret);
@@ -168,11 +173,28 @@ export class App {
   }
 
   undo() {
-    const before = this.history.pop();
+    this.travel(this.history, this.future, "Nothing to undo.");
+  }
+
+  redo() {
+    this.travel(this.future, this.history, "Nothing to redo.");
+  }
+
+  /** Show the newest text of a list, and keep this one in another list.
+   * @param {typeof this.history} from @param {typeof this.history} to @param {string} nothing */
+  travel(from, to, nothing) {
+    const target = from.pop();
     this.set({ isWriting: false });
-    if (!before) return this.say("Nothing to undo.");
-    this.show(before.text, 0);
-    this.select(before.selected);
+    if (!target) return this.say(nothing);
+    to.push({ text: this.state.text, selected: this.state.selected });
+    this.show(target.text, 0);
+    this.select(target.selected);
+  }
+
+  /** Go back to the text and the letter that the page started with. */
+  restart() {
+    this.edit(this.payload.text, 0);
+    this.select(this.start);
   }
 
   /** Select a letter. @param {number} index */

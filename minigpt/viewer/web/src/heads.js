@@ -15,11 +15,9 @@ const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
   "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
 
-/**
- * @param {import("./app.js").App} app
+/** @param {import("./app.js").App} app
  * @param {HTMLElement} strip the next letters, in view as long as the heads are
- * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head
- */
+ * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head */
 export function headsPanel(app, strip, open) {
   const title = h("h2");
   const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
@@ -118,10 +116,8 @@ function tile(app, head, phrase) {
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
   power.hidden = !app.model.weights;
 
-  /**
-   * @param {import("./app.js").State} state
-   * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain
-   */
+  /** @param {import("./app.js").State} state
+   * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain */
   function draw(state, look, plain) {
     const isMuted = app.muted.has(index);
     const isChosen = state.head?.layer === head.layer && state.head.head === head.head;

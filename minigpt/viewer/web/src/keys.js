@@ -7,21 +7,21 @@ export function listen(app, compute) {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.key === "Escape" && target.matches("textarea")) target.blur();
-    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
-    if (target.matches("textarea, select, input")) return;
+    if (event.altKey || document.querySelector("dialog")) return;
+    const isCommand = event.ctrlKey || event.metaKey;
+    if (isCommand ? !/^[zy]$/i.test(event.key) : target.matches("textarea, select, input")) return;
     if (event.key === " " && target.matches("button, summary")) return;
-    const act = actions(app, compute)[event.key.toLowerCase()];
+    const key = event.key.toLowerCase();
+    const act = actions(app, compute)[key === "z" && event.shiftKey ? "y" : key];
     if (!act) return;
     event.preventDefault();
     act();
   });
 }
 
-/**
- * What each key does now.
+/** What each key does now.
  * @param {import("./app.js").App} app @param {() => void} compute
- * @returns {Record<string, (() => void) | false | null>}
- */
+ * @returns {Record<string, (() => void) | false | null>} */
 function actions(app, compute) {
   const { selected, head } = app.state;
   const { config, heads, weights } = app.model;
@@ -36,6 +36,7 @@ function actions(app, compute) {
     " ": weights && (() => app.write()),
     s: weights && (() => app.step()),
     z: () => app.undo(),
+    y: () => app.redo(),
     c: weights && head && compute,
     "?": openHelp,
   };

@@ -94,13 +94,14 @@ function header(app) {
   const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
   const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");
+  const restart = weights && h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
   const choices = models.length > 1 ? chooseModels(app) : [];
   return h(
     "header",
     h("h1", h("bdi", name)),
     h("p", `A ${kind} of ${parameters.toLocaleString("en")} `, term("parameters"), `, ${summary}. ${live}`),
-    h("nav", { "aria-label": "Page" }, ...choices, keys, theme),
+    h("nav", { "aria-label": "Page" }, ...choices, restart, keys, theme),
   );
 }
 

@@ -98,10 +98,8 @@ function row(app) {
   const button = h("button", { onclick: () => app.continueWith(token) }, letter, track, value, mark);
   const element = h("li", button);
 
-  /**
-   * @param {number} id @param {Float64Array} plain @param {Float64Array} chosen
-   * @param {Float64Array | null} other @param {boolean} came
-   */
+  /** @param {number} id @param {Float64Array} plain @param {Float64Array} chosen
+   * @param {Float64Array | null} other @param {boolean} came */
   function draw(id, plain, chosen, other, came) {
     token = id;
     const name = app.vocabulary.show(id);

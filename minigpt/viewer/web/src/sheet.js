@@ -2,11 +2,9 @@
 
 import { h, table } from "./dom.js";
 
-/**
- * @param {string} title
+/** @param {string} title
  * @param {...(Node | string)} content
- * @returns {{close: () => void}}
- */
+ * @returns {{close: () => void}} */
 export function openSheet(title, ...content) {
   const close = h("button.quiet", { onclick: () => dialog.close(), "aria-label": "Close" }, "✕");
   const dialog = h("dialog.sheet", { "aria-label": title }, h("div.row", h("h2", title), close), ...content);
@@ -25,7 +23,7 @@ export function openHelp() {
     ["A", "switch all heads on"],
     ["Space", "write, or pause"],
     ["S", "write one letter"],
-    ["Z", "undo"],
+    ["Z Y", "undo, redo; in the text with Ctrl"],
     ["C", "compute this letter"],
     ["Esc", "leave the text, or close this sheet"],
   ];

@@ -18,6 +18,7 @@ export function textPanel(app) {
   const write = h("button.primary", { onclick: () => app.write() }, "Write");
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
+  const redo = h("button", { onclick: () => app.redo() }, "Redo");
   const edit = h("button.touch", { onclick: startEditing }, "Edit");
   const shades = Object.entries({ head: "the chosen head", surprise: "surprise", nothing: "nothing" });
   const options = shades.map(([value, name]) => h("option", { value }, name));
@@ -25,10 +26,11 @@ export function textPanel(app) {
   const shade = h("select", { "aria-label": "Shade the text by", onchange }, ...options);
   const message = h("p.message", { role: "status" });
   const legend = h("p.note");
-  const notice = h("div.notice", message, legend);
+  const off = h("button.quiet.off", { onclick: () => app.mute([]) });
+  const notice = h("div.notice", message, off, legend);
   const lead = ["Click any letter: you see what the model expected ", h("b", "next"), ", and where its "];
   const rest = [" ", h("b", "looked"), isRecorded ? "." : ". Type to change the text."];
-  const buttons = isRecorded ? [] : [write, step, undo, edit];
+  const buttons = isRecorded ? [] : [write, step, undo, redo, edit];
   const controls = h("div.controls", ...buttons, h("label", "shade by ", shade));
   const intro = h("p.lead", ...lead, term("heads"), ...rest);
   const element = h("section.card.text", { "aria-label": "Text" }, intro, paper, controls, notice);
@@ -38,14 +40,15 @@ export function textPanel(app) {
     area.focus();
   }
   element.addEventListener("click", ({ target }) => {
-    if (!(/** @type {Element} */ (target).closest(".controls, .term"))) area.focus();
+    if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) area.focus();
   });
   area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
   area.addEventListener("beforeinput", (event) => {
     if (area.selectionStart !== area.selectionEnd) app.lastGroup = ""; // to replace a selection is a step of Undo
-    if (event.inputType !== "historyUndo") return;
+    if (!event.inputType.startsWith("history")) return;
     event.preventDefault();
-    app.undo();
+    if (event.inputType === "historyUndo") app.undo();
+    else app.redo();
   });
   area.addEventListener("click", (event) => {
     if (area.selectionStart !== area.selectionEnd) return;
@@ -95,9 +98,12 @@ export function textPanel(app) {
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
     undo.disabled = app.history.length === 0;
+    redo.disabled = app.future.length === 0;
     setText(message, state.message);
     message.hidden = !state.message;
-    legend.hidden = !message.hidden; // one line for both, so that nothing moves
+    const count = app.muted.size;
+    off.hidden = !count;
+    setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
     setText(legend, describe(state, look, first));
     const at = spans[selected - first]?.getBoundingClientRect();
     const view = paper.getBoundingClientRect();
@@ -120,10 +126,8 @@ export function textPanel(app) {
     return unseen + (letter && `At this letter, head ${name} attends most to “${letter}”: ${share}.`);
   }
 
-  /**
-   * How dark each letter of the text is, from 0 to 1, or -1 for none.
-   * @param {import("./app.js").State} state @param {import("./app.js").Look | null} look
-   */
+  /** How dark each letter of the text is, from 0 to 1, or -1 for none.
+   * @param {import("./app.js").State} state @param {import("./app.js").Look | null} look */
   function shading(state, look) {
     const shares = new Array(state.letters.length).fill(-1);
     if (!look || state.shade === "nothing" || (state.shade === "head" && !state.head)) return shares;
