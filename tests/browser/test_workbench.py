@@ -383,6 +383,41 @@ def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -
     assert_shows(page, made, START[:31])
 
 
+def test_the_matrix_is_read_by_keyboard(page: Any, made: Made) -> None:
+    page.tab.locator(".tile .choose").nth(0).click()
+    page.tab.click("button:text-is('At all letters')")
+    readout = page.tab.locator("dialog .readout")
+    assert f"“{START[-1]}” at 59 attends to" in readout.inner_text()
+    column = int(re.findall(r"at (\d+):", readout.inner_text())[0])
+    page.press("ArrowUp", "ArrowUp", "ArrowLeft" if column else "ArrowRight")
+    near = column - 1 if column else 1
+    row, key = START[57].translate(GLYPHS), START[near].translate(GLYPHS)
+    expected = f"“{row}” at 57 attends to “{key}” at {near}: "
+    assert readout.inner_text().startswith(expected)
+    page.tab.select_option('dialog select[aria-label="Stage"]', "scores")
+    assert readout.inner_text().startswith(expected)
+    page.tab.focus("dialog .scroll")
+    page.press("Enter")
+    assert_shows(page, made, START[:58])
+
+
+def test_the_matrix_is_read_by_touch(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    settle(shown)
+    shown.tab.locator(".tile .choose").nth(0).tap()
+    shown.tab.locator("button:text-is('At all letters')").tap()
+    matrix = shown.tab.locator("canvas.matrix")
+    box = matrix.bounding_box()
+    matrix.tap(position={"x": 30, "y": box["height"] - 40})
+    line = shown.tab.inner_text("dialog .readout")
+    row, column = map(int, re.findall(r"at (\d+)", line))
+    assert column < 10 < 45 < row < 59  # the largest weight near the finger
+    assert "%" in line
+    shown.tab.locator(f"dialog button:text-is('Go to “{START[row].translate(GLYPHS)}” at {row}')").tap()
+    assert_shows(shown, made, START[: row + 1])
+    shown.assert_quiet()
+
+
 def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None:
     assert page.tab.locator(".track .other:visible").count() == 0
     page.tab.select_option('select[aria-label="Compare with"]', "1")

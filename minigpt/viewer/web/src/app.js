@@ -22,20 +22,11 @@ import { isUnfinished, windowStart } from "./letters.js";
  * @property {number} id of the request
  */
 /**
- * @typedef {object} State
- * @property {string} text
- * @property {Letter[]} letters
- * @property {number[]} ids all tokens of the text
- * @property {number} selected the index of the selected letter
- * @property {number} model the model that the text and the heads show
- * @property {number | null} other a model to compare with
- * @property {Head | null} head the chosen head
- * @property {"head" | "surprise" | "nothing"} shade
- * @property {Set<number>[]} muted by model, of layer * n_head + head
- * @property {Sampling} sampling
- * @property {boolean} isWriting
- * @property {string} message what the visitor should know
- * @property {(Look | null)[]} looks by model
+ * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, other: number | null,
+ *   head: Head | null, shade: "head" | "surprise" | "nothing", muted: Set<number>[], sampling: Sampling,
+ *   isWriting: boolean, message: string, looks: (Look | null)[]}} State
+ *   ids: all tokens of the text; selected: the index of a letter; other: a model to compare `model` with; head: the
+ *   chosen one; muted and looks: by model; message: what the visitor should know
  */
 
 export const MAX_LETTERS = 20_000;

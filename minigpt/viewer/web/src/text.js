@@ -1,5 +1,6 @@
 /** The text panel: an editable text over a drawn copy that shows the selected letter and what a head attends to. */
 
+import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
@@ -104,7 +105,7 @@ export function textPanel(app) {
     const count = app.muted.size;
     off.hidden = !count;
     setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
-    setText(legend, describe(state, look, first));
+    setText(legend, describe(state, look, first, shares));
     const at = spans[selected - first]?.getBoundingClientRect();
     const view = paper.getBoundingClientRect();
     const isHidden = at && (at.top < view.top || at.bottom > view.bottom);
@@ -112,18 +113,18 @@ export function textPanel(app) {
     seen = selected;
   }
 
-  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first */
-  function describe(state, look, first) {
+  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first
+   * @param {number[]} shares */
+  function describe(state, look, first, shares) {
     const { context } = app.model.config;
     const unseen = first ? `The model does not see the grey start: its context is ${context} letters. ` : "";
     if (state.shade === "surprise") return `${unseen}The darker a letter, the less the model expected it.`;
     if (state.shade === "nothing" || !state.head || !look) return unseen;
     const name = `${state.head.layer}·${state.head.head}`;
-    const shares = shading(state, look);
-    const strongest = shares.indexOf(Math.max(...shares.filter((share) => share >= 0)));
-    const letter = strongest >= 0 && state.letters[strongest] ? glyph(state.letters[strongest].text) : "";
-    const share = percent(shares[strongest]);
-    return unseen + (letter && `At this letter, head ${name} attends most to “${letter}”: ${share}.`);
+    const strongest = argmax(shares);
+    if (!(shares[strongest] >= 0)) return unseen;
+    const letter = glyph(state.letters[strongest].text);
+    return `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`;
   }
 
   /** How dark each letter of the text is, from 0 to 1, or -1 for none.
