@@ -24,14 +24,14 @@ PHRASES = {
     "word": "the start of the word",
     "line": "the start of the line",
     "first": "the first letter of the text",
-    "self": "itself",
+    "self": "this letter itself",
 }
 """What a head attends to if it follows this pattern of `PATTERNS`."""
 LINK_PHRASES = {
-    "she": "from She to the girl's name",
-    "he": "from He to the boy's name",
-    "pronoun": "the pronoun before a name",
-    "copy": "what followed in the same word before",
+    "she": "the girl's name, after She",
+    "he": "the boy's name, after He",
+    "pronoun": "He or She, before a name",
+    "copy": "how this word went on before",
 }
 """What a head attends to if it follows this link of `LINKS`."""
 LINK_SHARE = 0.4
@@ -127,8 +127,7 @@ def _describe(scores: dict[str, Score], links: dict[str, Score], at: tuple[int, 
 
 
 def _label(name: str) -> str:
-    phrase = PHRASES.get(name) or LINK_PHRASES[name]
-    return f"attention {'' if phrase.startswith('from ') else 'to '}{phrase}"
+    return f"attention to {PHRASES.get(name) or LINK_PHRASES[name]}"
 
 
 def _lead(score: Score, at: tuple[int, int]) -> float:
@@ -138,14 +137,14 @@ def _lead(score: Score, at: tuple[int, int]) -> float:
 
 def _link_phrase(followed: Sequence[str]) -> str:
     """Return the phrase of the clearest link, or one for both pronouns."""
-    return "from He or She to the name" if {*followed[:2]} == {"he", "she"} else LINK_PHRASES[followed[0]]
+    return "the name that He or She means" if {*followed[:2]} == {"he", "she"} else LINK_PHRASES[followed[0]]
 
 
 def _measured_phrase(scores: dict[str, Score], at: tuple[int, int]) -> str:
     """Return a phrase for a head without a pattern."""
     entropy, distance = scores.get("entropy"), scores.get("distance")
     if entropy and entropy.values[at] >= BROAD * entropy.uniform:
-        return "a broad average"
+        return "many letters at once"
     if distance and distance.values[at] <= NEARBY * distance.uniform:
         return "nearby letters"
     return "no clear pattern"

@@ -38,7 +38,7 @@ def test_heads_without_a_pattern_say_so() -> None:
     near = ((distance >= 0) & (distance < 5)).double()
     near /= near.sum(-1, keepdim=True)
     scattered = head_on((distance % 11 == 7) & (distance > 0), 0.95)
-    assert phrase_of(uniform_attention(T), near, scattered) == ["a broad average", "nearby letters", "no clear pattern"]
+    assert phrase_of(uniform_attention(T), near, scattered) == ["many letters at once", "nearby letters", "no clear pattern"]
 
 
 def test_the_evidence_has_the_scores_and_their_baselines() -> None:
@@ -79,19 +79,19 @@ def test_links_of_stories_come_before_patterns() -> None:
     weights = torch.stack(heads)[None]
     (described,) = describe_heads([(weights, list(text))], [(weights, text)])
     assert [description.phrase for description in described] == [
-        LINK_PHRASES["she"], LINK_PHRASES["he"], "from He or She to the name", LINK_PHRASES["pronoun"],
+        LINK_PHRASES["she"], LINK_PHRASES["he"], "the name that He or She means", LINK_PHRASES["pronoun"],
         LINK_PHRASES["copy"], PHRASES["previous"],
     ]  # fmt: skip
     labels = [one.label for one in described[0].evidence]
-    assert labels[0] == "attention from She to the girl's name"
-    assert {"attention to the pronoun before a name", "attention to the previous letter"} <= {*labels}
+    assert labels[0] == "attention to the girl's name, after She"
+    assert {"attention to He or She, before a name", "attention to the previous letter"} <= {*labels}
     to_both = uniform_attention(T)
     for link in found:
         if link.kind == "she":  # as much on the other name
             to_both[link.query] = 0
             to_both[link.query, [link.keys[0], link.rivals[0]]] = 0.5
     ((both,),) = describe_heads([(to_both[None, None], list(text))], [(to_both[None, None], text)])
-    assert both.phrase == "a broad average"
+    assert both.phrase == "many letters at once"
 
 
 def test_a_model_is_described_over_the_split_or_the_excerpt() -> None:
