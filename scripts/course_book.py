@@ -25,7 +25,7 @@ from minigpt.storage.runs import checkpoint_steps
 from minigpt.text.dataset import load_dataset
 
 NUMBER = r"-?[\d.,]*\d%?"
-MARKED = re.compile(rf"(?:{NUMBER} to )?(?:{NUMBER}|\?)<!--n:([^>]*? range)-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->")
+MARKED = re.compile(rf"(?:{NUMBER} to\s)?(?:{NUMBER}|\?)<!--n:([^>]*? range)-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->")
 
 
 def fill(page: str, chapter: Chapter) -> str:

@@ -1,5 +1,6 @@
 // The figures of the course. Each <figure class="course" data-figure="NAME"> gets one control and one drawing.
 // figures-data.js has the numbers, which scripts/record_course measured.
+// Without this script, a page shows the pictures that `scripts/make_figures` takes of both kinds of figures.
 (() => {
   const NS = "http://www.w3.org/2000/svg";
 
@@ -213,11 +214,18 @@
       const data = window.COURSE?.[element.dataset.figure];
       const control = h("div", { class: "control" });
       const drawing = h("div", { class: "drawing" });
+      element.querySelector("img")?.remove();
       element.prepend(control, drawing);
       element.dataset.ready = "";
       const figure = { element, control: (...nodes) => control.append(...nodes), set: (...nodes) => drawing.replaceChildren(...nodes) };
       (DRAW[element.dataset.figure] ?? series)(data ?? {}, figure);
     }
+    for (const link of document.querySelectorAll('a[href*="live.html#only="]')) embed(link);
+  }
+
+  /** Replace a picture that links to panels of the live page by these panels. They load when they come into view. */
+  function embed(link) {
+    link.replaceWith(h("iframe", { class: "live", loading: "lazy", title: link.firstElementChild.alt, src: link.href }));
   }
   if (document.readyState === "loading") addEventListener("DOMContentLoaded", start);
   else start();

@@ -1,7 +1,9 @@
 """The chapters of the course in a real browser, as the site shows them: from files, without a network."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,4 +64,123 @@ def test_controls_change_the_figures(browser: Any, site: Path) -> None:
         index = "document.querySelector('figure.course select').selectedIndex = 1;"
         before, after = figure(number, index + event.format("select", "change"))
         assert before != after, number
+    context.close()
+
+
+def test_without_javascript_each_figure_is_a_picture(browser: Any, site: Path) -> None:
+    context = browser.new_context(offline=True, java_script_enabled=False)
+    tab = context.new_page()
+    for chapter in CHAPTERS:
+        tab.goto((site / "course" / f"{chapter.stem}.html").as_uri())
+        pictures = tab.locator("figure.course img, a[href*='#only='] img")
+        live = len(panels(chapter))
+        assert pictures.count() == 1 + live, chapter.name
+        assert tab.locator("iframe").count() == 0
+        for picture in pictures.all():
+            picture.scroll_into_view_if_needed()
+            box = picture.bounding_box()
+            assert box["width"] > 400, chapter.name
+            assert box["height"] > 90, chapter.name
+            assert picture.get_attribute("alt"), chapter.name
+    context.close()
+
+
+SHOWN = re.compile(r"([\d.]+%)<!--live:(\w+)-->")
+
+
+def panels(chapter: Path) -> list[str]:
+    return re.findall(r'href="../live.html#only=([\w,]+)"', chapter.read_text(encoding="utf-8"))
+
+
+def write(frame: Any, text: str) -> None:
+    frame.locator("#text").fill(text)
+
+
+def expected(frame: Any, letter: str) -> str:
+    row = frame.locator(".bars li", has=frame.locator("b", has_text=re.compile(f"^{letter}$")))
+    return str(row.first.locator(".value").inner_text())
+
+
+def in_strip(frame: Any) -> str:
+    return str(re.search(r"A ([\d.]+%)", frame.locator(".heads .row p").inner_text())[1])  # type: ignore[index]
+
+
+def looks(frame: Any, head: str) -> str:
+    return str(frame.locator(".tile", has_text=head).locator(".looks").inner_text())
+
+
+def warm(frame: Any) -> str:
+    slider = frame.locator("#set-temperature")
+    assert slider.input_value() == "0.8"
+    slider.fill("2")
+    return expected(frame, "A")
+
+
+def without(head: str) -> Callable[[Any], str]:
+    def share(frame: Any) -> str:
+        tile = frame.locator(".tile", has_text=head)
+        tile.locator(".without", has_text="→").wait_for()
+        return str(re.search(r"→ ([\d.]+%)", tile.inner_text())[1])  # type: ignore[index]
+
+    return share
+
+
+def without_first_line(frame: Any) -> str:
+    text = frame.locator("#text").input_value()
+    write(frame, text.partition("\n")[2])
+    frame.page.wait_for_timeout(500)
+    return expected(frame, "A")
+
+
+def share_of_name(frame: Any) -> str:
+    note = frame.locator(".notice .note").inner_text()
+    return str(re.fullmatch(r"At this letter, head 2·2 attends most to “A”: (\d+%)\.", note)[1])  # type: ignore[index]
+
+
+MEASURED: dict[int, dict[str, Callable[[Any], str]]] = {
+    1: {"A": lambda frame: expected(frame, "A")},
+    4: {"A": lambda frame: expected(frame, "A"), "hot": warm},
+    5: {"name": share_of_name},
+    7: {"A": in_strip, "name": without("2·2"), "pronoun": without("2·3")},
+    9: {"A": in_strip, "name": without("2·2")},
+    10: {"A": lambda frame: expected(frame, "A"), "cut": without_first_line},
+}
+"""How to find the numbers of the live model in each chapter, by the names in their comments, such as <!--live:A-->."""
+
+
+def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> None:
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    tab, errors = context.new_page(), []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    for chapter in CHAPTERS:
+        number, page = int(chapter.name[:2]), chapter.read_text(encoding="utf-8")
+        claimed = {name: share for share, name in SHOWN.findall(page)}
+        assert set(claimed) == set(MEASURED.get(number, {})), chapter.name
+        assert len(panels(chapter)) == (number in MEASURED), chapter.name
+        tab.goto((site / "course" / f"{chapter.stem}.html").as_uri())
+        tab.wait_for_selector("figure.course[data-ready]")
+        assert tab.locator("figure.course img, a[href*='#only=']").count() == 0, chapter.name
+        for element in tab.locator("iframe.live").all():
+            assert (element.get_attribute("loading"), bool(element.get_attribute("title"))) == ("lazy", True)
+            element.scroll_into_view_if_needed()
+            tab.wait_for_timeout(500)
+            frame = next(one for one in tab.frames if "#only=" in one.url)
+            frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('here')")
+            frame.wait_for_function("document.querySelector('footer').textContent.includes('same logits')")
+            tab.wait_for_timeout(500)
+            for name, measure in MEASURED[number].items():
+                assert measure(frame) == claimed[name], (chapter.name, name)
+            if number == 1:
+                for letter in "Anna":
+                    top = frame.locator(".bars li").first
+                    assert top.locator("b").inner_text() == letter
+                    top.locator("button").click()
+                    tab.wait_for_timeout(500)
+            if number == 7:
+                assert "“A” 68%" in looks(frame, "2·2")
+                assert "“h”" in looks(frame, "2·3")
+            if number == 9:
+                frame.locator(".tile", has_text="2·2").locator(".switch").click()
+                frame.locator(".ghost", has_text="F").wait_for()
+    assert errors == []
     context.close()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import course_book
 import pytest
 
 from minigpt.course import networks
@@ -173,6 +174,29 @@ def test_bars_show_the_recorded_numbers() -> None:
     figures = {re.findall(r'data-figure="(\w+)"', page(chapter))[0] for chapter in CHAPTERS}
     drawn = (PAGES / "figures.js").read_text(encoding="utf-8")
     assert all(name in data or f"    {name}(" in drawn for name in figures)
+
+
+def test_every_figure_has_a_small_picture() -> None:
+    """Without JavaScript, and on GitHub, it is all that a reader sees. scripts/make_figures takes the pictures."""
+    wanted = set()
+    for chapter in CHAPTERS:
+        text = page(chapter)
+        for name, source, alt in re.findall(r'data-figure="(\w+)"><img src="(.+?)" alt="(.+?)">', text):
+            assert (source, bool(alt)) == (f"images/{name}.png", True)
+            wanted.add(source)
+        for panels, source in re.findall(r'<a href="../live.html#only=(.+?)"><img src="(.+?)" alt=".+?"></a>', text):
+            assert source == f"images/live-{panels.replace(',', '-')}.png"
+            wanted.add(source)
+        assert len(re.findall("<img ", text)) == len(re.findall("data-figure=|#only=", text)), chapter.page
+    assert {f"images/{path.name}" for path in (PAGES / "images").iterdir()} == wanted
+    assert len(wanted) > 10
+    assert all(500 < (PAGES / path).stat().st_size < 60_000 for path in wanted)
+
+
+def test_a_range_that_a_line_break_splits_is_filled_in_once() -> None:
+    filled = course_book.fill("and 1.0 to\n2.0<!--n:gpt range-->.", CHAPTERS[-1])
+    assert filled == f"and {CHAPTERS[-1].numbers['gpt'].show_range(CHAPTERS[-1].recorded()['gpt'])}<!--n:gpt range-->."
+    assert not [chapter.page for chapter in CHAPTERS if re.search(r"(\S+ to)\s+\1 ", page(chapter))]
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
