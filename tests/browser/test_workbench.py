@@ -428,6 +428,25 @@ def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None
     )
 
 
+def test_keys_go_through_the_models(page: Any, made: Made) -> None:
+    settle(page)
+    for key, model in ((".", "1"), (".", "0"), (",", "1"), (",", "0")):
+        page.press(key)
+        page.until(f"() => document.querySelector('select[aria-label=\"Model\"]').value === '{model}'")
+        page.until(f"() => document.querySelectorAll('.layer').length === {2 + int(model)}")
+    assert_shows(page, made, START)
+
+
+def test_without_workers_the_page_computes_the_same(made: Made, opened: Opener) -> None:
+    content = made.content.replace("worker-src blob:", "worker-src 'none'")
+    shown = opened(content)
+    assert_shows(shown, made, START)
+    settle(shown)
+    shown.press("1", "m")
+    assert_shows(shown, made, START, ((1, 0),))
+    assert {error.split(":")[0] for error in shown.errors if "worker" not in error.lower()} == set()
+
+
 def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
     page.tab.fill("#text", START + "speak " * 10)
     page.until("() => document.querySelector('.unseen').textContent.length === 64")
@@ -446,6 +465,26 @@ def test_many_letters_do_not_fill_the_memory(page: Any) -> None:
     page.tab.wait_for_timeout(500)
     assert page.ask("() => document.querySelectorAll('*').length") <= nodes + 70  # a span for each letter in the window
     assert page.ask(heap) < before + 50e6
+
+
+def test_writing_on_does_not_fill_the_memory(page: Any) -> None:
+    session = page.tab.context.new_cdp_session(page.tab)
+
+    def used() -> float:
+        session.send("HeapProfiler.collectGarbage")
+        return float(session.send("Runtime.getHeapUsage")["usedSize"])
+
+    page.tab.fill("#text", "speak " * 1650)  # 9,900 letters
+    page.press("End")
+    page.tab.click(".controls .primary")
+    length = "document.querySelector('#text').value.length"
+    page.until(f"() => {length} > 9920")
+    before, nodes = used(), page.ask("() => document.querySelectorAll('*').length")
+    page.until(f"() => {length} > 10010")
+    after = used()
+    page.tab.click(".controls .primary")
+    assert after < before + 2e6
+    assert page.ask("() => document.querySelectorAll('*').length") <= nodes + 70  # a span for each letter in the window
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

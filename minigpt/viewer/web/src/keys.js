@@ -23,7 +23,8 @@ export function listen(app, compute) {
  * @param {import("./app.js").App} app @param {() => void} compute
  * @returns {Record<string, (() => void) | false | null>} */
 function actions(app, compute) {
-  const { selected, head } = app.state;
+  const { selected, head, model, other } = app.state;
+  const count = app.payload.models.length;
   const { config, heads, weights } = app.model;
   const next = (/** @type {number} */ layer) => (head?.layer === layer ? (head.head + 1) % config.n_head : 0);
   const layers = heads.map((_, layer) => [layer, () => app.choose({ layer, head: next(layer) })]);
@@ -35,6 +36,8 @@ function actions(app, compute) {
     a: () => app.mute([]),
     " ": weights && (() => app.write()),
     s: weights && (() => app.step()),
+    ",": count > 1 && (() => app.compare((model + count - 1) % count, other)),
+    ".": count > 1 && (() => app.compare((model + 1) % count, other)),
     z: () => app.undo(),
     y: () => app.redo(),
     c: weights && head && compute,

@@ -25,6 +25,7 @@ export function openHelp() {
     ["S", "write one letter"],
     ["Z Y", "undo, redo; in the text with Ctrl"],
     ["C", "compute this letter"],
+    [", .", "show the model before or after, if there are several"],
     ["Esc", "leave the text, or close this sheet"],
   ];
   const rows = keys.map(([key, does]) => [h("kbd", key), does]);
