@@ -38,7 +38,11 @@ def test_heads_without_a_pattern_say_so() -> None:
     near = ((distance >= 0) & (distance < 5)).double()
     near /= near.sum(-1, keepdim=True)
     scattered = head_on((distance % 11 == 7) & (distance > 0), 0.95)
-    assert phrase_of(uniform_attention(T), near, scattered) == ["many letters at once", "nearby letters", "no clear pattern"]
+    assert phrase_of(uniform_attention(T), near, scattered) == [
+        "many letters at once",
+        "nearby letters",
+        "no clear pattern",
+    ]
 
 
 def test_the_evidence_has_the_scores_and_their_baselines() -> None:
