@@ -105,6 +105,13 @@ def test_a_fingerprint_depends_on_the_text_only(length: int, first: int, size: i
     assert found.hexdigest() == fingerprint(utf8)
 
 
+def test_a_fingerprint_stays_what_earlier_versions_stored() -> None:
+    """Otherwise a resumed run would refuse its text."""
+    found = Fingerprint()
+    found.update(b"To be, or not to be. " * 150_000)  # three blocks and a part
+    assert found.hexdigest() == "b10a3c857afd4c9e3c03e7fe2e41dc0172372dfe85e525acb3275c14b8de1129"
+
+
 def test_files_and_encodings_do_not_change_the_fingerprint() -> None:
     whole = MANY_SCRIPTS * 20_000
     Path("wide.txt").write_bytes(whole.encode("utf-16"))
@@ -463,6 +470,15 @@ def test_builtin_python_decodes_each_module_as_it_declares(folder: Path, monkeyp
     assert text("builtin:python") == "# coding: latin-1\nx = 'é'\ny = 'é'\nc\n"
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder / "b/none"))
     assert "has no standard library source" in error("builtin:python")
+
+
+def test_a_process_writes_the_stories_of_a_name_once() -> None:
+    first = open_corpus("builtin:stories:2000:3")
+    found = scan(first)
+    assert open_corpus("builtin:stories:2000:3") == first
+    assert open_corpus("builtin:stories:2000:4") != first
+    first.parts[0].path.unlink()
+    assert scan(open_corpus("builtin:stories:2000:3")) == found
 
 
 def test_builtin_pydoc_and_unknown_names() -> None:
