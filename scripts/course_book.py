@@ -75,6 +75,12 @@ def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
 PARTS = (("attention", "the attention of"), ("mlp", "the MLP of"))
 
 
+def recorded_figures(path: Path) -> dict[str, Any]:
+    """Return the data of all figures as recorded."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8").removeprefix("window.COURSE = ").rstrip(";\n"))
+    return found
+
+
 def measured_figures() -> dict[str, Any]:
     """Return the data of the other figures. The current folder has the runs of the book."""
     tokenizer, training, _ = letters.text()

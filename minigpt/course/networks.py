@@ -38,6 +38,8 @@ FAR = 32
 """The distance of chapter 10, in letters."""
 EARLY = 200
 """The step at which chapter 10 compares its models for the first time."""
+CURVE: dict[str, Any] = {}
+"""More settings of chapter 9. scripts/record_course sets them to keep the checkpoints of its figure."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
@@ -79,16 +81,12 @@ def loss(checkpoint: Checkpoint) -> float:
 
 def positions(seed: int) -> dict[str, float]:
     """Measure chapter 6: four layers and one layer, with and without positional encodings."""
-    found = {
-        kind: loss(trained(f"6-{kind}", seed, {"model.n_layer": LAYERS, "model.position": kind}))
-        for kind in ("rotary", "learned", "none")
-    }
-    for kind in ("rotary", "none"):
-        found[f"{kind}, one layer"] = loss(
-            trained(f"6-{kind}-one-layer", seed, {"model.n_layer": 1, "model.position": kind})
-        )
-    for layers in ("", ", one layer"):
-        found[f"cost{layers}"] = found[f"none{layers}"] - found[f"rotary{layers}"]
+    found: dict[str, float] = {}
+    for label, layers, kinds in (("", LAYERS, ("rotary", "learned", "none")), (", one layer", 1, ("rotary", "none"))):
+        for kind in kinds:
+            changes = {"model.n_layer": layers, "model.position": kind, "train.steps": 250}
+            found[kind + label] = loss(trained(f"6-{kind}{label.replace(', ', '-').replace(' ', '-')}", seed, changes))
+        found[f"cost{label}"] = found[f"none{label}"] - found[f"rotary{label}"]
     return found
 
 
@@ -131,8 +129,7 @@ def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
 
 def learned(seed: int) -> dict[str, float]:
     """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove."""
-    changes = {"model.context": 128, "train.steps": 1200, "train.eval_every": 100, "train.save_every": 100}
-    checkpoint = trained("9", seed, {**changes, "train.keep_last": 20})
+    checkpoint = trained("9", seed, {"model.context": 128, "train.steps": 1200, **CURVE})
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
     evidence = Evidence(checkpoint, tokens)
     now, then, uniform = evidence.link_scores("copy")  # (N, L, H), and (N)

@@ -199,6 +199,26 @@ def test_a_range_that_a_line_break_splits_is_filled_in_once() -> None:
     assert not [chapter.page for chapter in CHAPTERS if re.search(r"(\S+ to)\s+\1 ", page(chapter))]
 
 
+def test_chapters_6_and_9_train_no_longer_than_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both took more than a minute on two slow cores."""
+    calls: dict[str, Any] = {}
+
+    def trained(name: str, seed: int, changes: dict[str, Any]) -> str:
+        calls[name] = changes
+        if name == "9":
+            raise KeyboardInterrupt
+        return name
+
+    monkeypatch.setattr(networks, "trained", trained)
+    monkeypatch.setattr(networks, "loss", lambda name: 1.0 + len(name))
+    assert set(networks.positions(1)) == set(CHAPTERS[5].numbers)
+    assert list(calls) == ["6-rotary", "6-learned", "6-none", "6-rotary-one-layer", "6-none-one-layer"]
+    assert sum(changes["train.steps"] for changes in calls.values()) == 1250
+    with pytest.raises(KeyboardInterrupt):
+        networks.learned(1)
+    assert not {"train.eval_every", "train.save_every"} & set(calls["9"])  # only at the end
+
+
 def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     networks.trained("8", 1, {"train.steps": 2, "model.n_layer": 1})
