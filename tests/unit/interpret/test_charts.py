@@ -85,3 +85,8 @@ def test_a_long_legend_makes_the_picture_higher() -> None:
         for n in (1, 12)
     ]
     assert heights[1] > heights[0] + 0.5
+
+
+def test_short_names_share_a_row_of_the_legend() -> None:
+    heights = [draw([Panel("a", "t", "x", [line(1.0, 2.0)] * n)], ["a"] * n).get_figheight() for n in (1, 8)]
+    assert heights[0] == heights[1]

@@ -91,6 +91,8 @@ def test_what_makes_a_comparison_unequal_is_named() -> None:
 def test_unequal_sizes_times_and_steps_are_named() -> None:
     equal = compare([measured("a"), measured("b", parameters=1050, context=8, steps=(0, 4, 8.5))])
     assert not any("differ" in note for note in equal.notes if "contexts" not in note and "step reads" not in note)
+    one_step = compare([measured("a", steps=(0, 2)), measured("b", steps=(0, 3))])
+    assert not any("differ" in note for note in one_step.notes)
     found = compare([measured("a-1", seed=1), measured("a-2", seed=2), measured("b", parameters=2000, steps=(0, 16))])
     assert found.notes == (
         "the sizes differ (1,000 parameters: a; 2,000 parameters: b), which also changes the loss",
