@@ -8,7 +8,7 @@ from pathlib import Path
 from minigpt.course import letters, networks
 
 RECORDED = Path(__file__).with_name("recorded.json")
-"""The numbers of SEEDS for each chapter: {"1": {"pairs": [2.08, ...], ...}, ...}. scripts/course/record writes it."""
+"""The numbers of SEEDS for each chapter: {"1": {"pairs": [2.08, ...], ...}, ...}. scripts/record_course writes it."""
 SEEDS = (1, 2, 3, 4, 5)
 """The seeds of the book."""
 
