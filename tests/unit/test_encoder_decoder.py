@@ -215,16 +215,13 @@ def test_the_numbers_on_the_page_are_the_records(example: Any) -> None:
         assert (name, cells) == (expected, " | ".join(facts))
     text = " ".join(PAGE.split())
     (copied,), (longer,), first = RECORD["copied"], RECORD["longer"], runs_of("LSTM")[0]["accuracy"]
-    assert (
-        f"At 16 it gets {share('LSTM', 16)} right. Trained twice as long, it gets {longer['accuracy']['16']:.0%}"
-        in text
-    )
+    assert f"At 16 letters, it reverses {share('LSTM', 16)} of the words, and {longer['accuracy']['16']:.0%} if" in text
     assert longer["steps"] == 2 * runs_of("LSTM")[0]["steps"]
     assert "get at least 99% right" in text
     assert all(run["accuracy"]["16"] >= 0.99 for name in NAMES[1:] for run in runs_of(name))
     at_20 = (share(name, 20) for name in ("transformer", "LSTM", "LSTM with attention"))
     assert (
-        "At 20 letters, it gets {} right. The LSTM without attention gets {}, and the one with attention {}.".format(
+        "At 20 letters, it reverses {}. The LSTM without attention gets {}, and the one with attention {}.".format(
             *at_20
         )
         in text
