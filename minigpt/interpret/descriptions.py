@@ -36,6 +36,8 @@ LINK_PHRASES = {
 """What a head attends to if it follows this link of `LINKS`."""
 LINK_SHARE = 0.4
 """A head is named after a link if it gives the link this share of its attention, where there is one."""
+BOTH = 0.75
+"""A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
 NEARBY = 0.25
 """A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the uniform."""
@@ -115,7 +117,9 @@ def _describe(scores: dict[str, Score], links: dict[str, Score], at: tuple[int, 
     followed = [name for name in probes if links[name].values[at] >= LINK_SHARE and probes[name] >= MIN_MARGIN]
     best = max(patterns, key=lambda name: patterns[name], default="")
     if followed:
-        phrase = _link_phrase(sorted(followed, key=lambda name: -probes[name]))
+        first, second = [*sorted(followed, key=lambda name: -probes[name]), ""][:2]
+        is_both = {first, second} == {"he", "she"} and probes[second] >= BOTH * probes[first]
+        phrase = "the name that He or She means" if is_both else LINK_PHRASES[first]
     elif best and patterns[best] >= MIN_MARGIN:
         phrase = PHRASES[best]
     else:
@@ -133,11 +137,6 @@ def _label(name: str) -> str:
 def _lead(score: Score, at: tuple[int, int]) -> float:
     """Return by how much a head is above uniform attention."""
     return score.values[at].item() - score.uniform
-
-
-def _link_phrase(followed: Sequence[str]) -> str:
-    """Return the phrase of the clearest link, or one for both pronouns."""
-    return "the name that He or She means" if {*followed[:2]} == {"he", "she"} else LINK_PHRASES[followed[0]]
 
 
 def _measured_phrase(scores: dict[str, Score], at: tuple[int, int]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from random_models import TEXT, checkpoint, excerpt, recurrent
 
-from minigpt.interpret.extract import ablate_heads
+from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
 from minigpt.sampling.generate import window_start
@@ -235,6 +235,7 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
 
 
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
+    settle(page)
     page.tab.click("button:text-is('Step')")
     page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
     page.tab.click(".controls .primary")
@@ -318,7 +319,7 @@ def test_a_head_names_the_letter_that_wins_without_it(made: Made, opened: Opener
     settle(shown)
     letter, share = made.next(START[:end], (at,))
     line = shown.tab.locator(".without").nth(heads.index(at))
-    found = re.search(r"without it: . [\d.]+% → [\d.]+%, (.) ([\d.]+)% instead", line.inner_text().replace("\n", " "))
+    found = re.search(r"without it: . [\d.]+% → [\d.]+%, now (.) ([\d.]+)%", line.inner_text().replace("\n", " "))
     assert found
     assert found[1] == letter.translate(GLYPHS)
     assert abs(float(found[2]) - 100 * share) < 0.51
@@ -385,6 +386,34 @@ def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -
     assert matrix.bounding_box()["y"] + matrix.bounding_box()["height"] < 900  # the window
     matrix.click(position=cell)
     assert_shows(page, made, START[:31])
+
+
+def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page: Any, made: Made) -> None:
+    """They open before the page has the attention of the new letter."""
+    settle(page)
+    page.tab.locator(".tile .choose").nth(0).click()
+    page.tab.locator("#set-temperature").fill("0")
+    prefix = START + made.next(START)[0]
+    button = "[...document.querySelectorAll('button')].find((one) => one.textContent === {!r}).click()"
+    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("Step", "At all letters"))) + "}")
+    weights = extract(made.model, made.loaded.tokenizer.encode(prefix)[-made.loaded.config.model.context :]).weights
+    row = weights[0, 0, -1]
+    share = re.findall(r"at \d+ attends to .* at (\d+): ([\d.]+)%", page.tab.inner_text("dialog .readout"))
+    assert [(int(at), float(percent)) for at, percent in share] == [
+        (int(row.argmax()), pytest.approx(100 * float(row.max()), abs=0.6))
+    ]
+    page.press("Escape")
+    page.tab.evaluate("() => {" + "; ".join(map(button.format, ("Step", "Compute this letter"))) + "}")
+    assert "undefined" not in page.tab.inner_text("dialog")
+
+
+def test_what_is_typed_after_deleting_everything_replaces_the_text(page: Any, made: Made) -> None:
+    page.tab.focus("#text")
+    page.press("Control+a", "Delete")
+    assert "at least one letter" in page.tab.inner_text(".message")
+    assert text(page) == START
+    page.tab.keyboard.type(START[:3])
+    assert text(page) == START[:3]
 
 
 def test_the_matrix_is_read_by_keyboard(page: Any, made: Made) -> None:

@@ -80,11 +80,12 @@ def test_links_of_stories_come_before_patterns() -> None:
         return weights / weights.sum(-1, keepdim=True)
 
     heads = [on("she"), on("he"), on("she", "he"), on("she", "he", pronoun=True), on("copy"), on()]
+    heads.append((on("she", "he") + on("she")) / 2)  # He half as clearly
     weights = torch.stack(heads)[None]
     (described,) = describe_heads([(weights, list(text))], [(weights, text)])
     assert [description.phrase for description in described] == [
         LINK_PHRASES["she"], LINK_PHRASES["he"], "the name that He or She means", LINK_PHRASES["pronoun"],
-        LINK_PHRASES["copy"], PHRASES["previous"],
+        LINK_PHRASES["copy"], PHRASES["previous"], LINK_PHRASES["she"],
     ]  # fmt: skip
     labels = [one.label for one in described[0].evidence]
     assert labels[0] == "attention to the girl's name, after She"

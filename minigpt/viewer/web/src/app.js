@@ -292,11 +292,11 @@ export class App {
     return { id: this.requests++, model: index, ids: seen, selected: at, at, from, muted: [...muted[index]] };
   }
 
-  /** Ask once, and give the reply to a panel that shows details.
-   * @param {object} request @param {(reply: any) => void} use */
+  /** Ask once, and give the reply, and what was asked about, to a panel that shows details.
+   * @param {object} request @param {(reply: any, position: ReturnType<App["position"]>) => void} use */
   askOnce(request, use) {
     const position = this.position(this.state.model);
-    this.waiting.set(position.id, use);
+    this.waiting.set(position.id, (reply) => use(reply, position));
     this.send({ ...position, ...request });
   }
 

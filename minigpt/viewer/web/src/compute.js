@@ -13,12 +13,12 @@ export function openCompute(app) {
   const { head, letters, selected } = app.state;
   if (!head) return;
   const letter = glyph(letters[selected].text);
-  app.askOnce({ kind: "detail", ...head }, (reply) => {
+  app.askOnce({ kind: "detail", ...head }, (reply, position) => {
     if (reply.kind !== "detail") return app.say(reply.message);
     const name = `${head.layer}·${head.head}`;
-    const isOff = app.muted.has(app.index(head));
+    const isOff = position.muted.includes(app.index(head));
     const title = `How head ${name}${isOff ? " (switched off)" : ""} computes at “${letter}”`;
-    openSheet(title, ...steps(app, reply, head.layer, letter, isOff));
+    openSheet(title, ...steps(app, reply, position, head.layer, letter, isOff));
     for (const draw of drawings.splice(0)) draw();
   });
 }
@@ -27,11 +27,12 @@ export function openCompute(app) {
 const drawings = [];
 
 /** @param {import("./app.js").App} app @param {any} reply of the engine
+ * @param {ReturnType<import("./app.js").App["position"]>} position what was asked about
  * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off */
-function steps(app, reply, layer, letter, isOff) {
-  const { n_embd: C, n_head: H } = app.model.config;
+function steps(app, reply, position, layer, letter, isOff) {
+  const { n_embd: C, n_head: H } = app.payload.models[position.model].config;
   const D = C / H;
-  const symbol = (/** @type {number} */ t) => app.vocabulary.show(/** @type {any} */ (app.look).ids[t]);
+  const symbol = (/** @type {number} */ t) => app.vocabulary.show(position.ids[t]);
   const part = (/** @type {Float32Array} */ rows, /** @type {number} */ t) => rows.subarray(t * D, (t + 1) * D);
   const [largest] = order(reply.weights);
   const shares = order(reply.weights)

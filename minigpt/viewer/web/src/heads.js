@@ -148,9 +148,8 @@ function tile(app, head, phrase) {
     if (Math.abs(difference) < SMALL && !isOther) return setText(out, "without it: no change");
     const share = h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed[top]));
     const before = `${app.vocabulary.show(top)} ${percent(plain[top])} → `;
-    const instead = `${app.vocabulary.show(winner)} ${percent(changed[winner])} instead`;
     out.replaceChildren("without it: ", h("span", before, share, isOther && ","), " ");
-    if (isOther) out.append(h("span", instead));
+    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(changed[winner])}`));
   }
   return { element, draw };
 }

@@ -3,7 +3,6 @@
 import { argmax } from "./filters.js";
 import { color, h, paint, percent, setText } from "./dom.js";
 import { openSheet } from "./sheet.js";
-import { attentionRow } from "./text.js";
 
 const STAGES = /** @type {const} */ ({ weights: "attention weights", scaled: "scores ÷ √D", scores: "scores q · k" });
 const LETTER = 10;
@@ -18,11 +17,9 @@ const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 /** @param {import("./app.js").App} app */
 export function openMatrix(app) {
   const { head } = app.state;
-  const { look } = app;
-  if (!head || !look) return;
-  app.askOnce({ kind: "matrix", ...head }, (reply) => {
+  if (!head) return;
+  app.askOnce({ kind: "matrix", ...head }, (reply, { model, at, from, ids }) => {
     if (reply.kind !== "matrix") return app.say(reply.message);
-    const { at, from, ids } = look;
     const T = ids.length;
     const room = Math.min(720, window.innerWidth - 130, window.innerHeight - AROUND);
     const size = Math.max(1, Math.floor(room / T));
@@ -35,15 +32,15 @@ export function openMatrix(app) {
     const options = Object.entries(STAGES).map(([value, name]) => h("option", { value }, name));
     const select = h("select", { "aria-label": "Stage", onchange: draw }, ...options);
     const axes =
-      "Each row is a letter, and each column a letter that it can attend to. The causal mask hides the future. " +
-      "The frame is the row of the selected letter. To read a cell, point at it, tap it, or use the arrow keys.";
+      "Each row is a letter, and each column a letter that it can attend to. The frame is the selected letter. " +
+      "To read a cell, point at it, tap it, or use the arrow keys. A click of the mouse goes to its letter.";
     const go = h("button", { onclick: selectRow });
     const controls = h("p.controls", h("label", "show ", select), go);
     const scroll = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas, mark);
     const sheet = openSheet(`Head ${head.layer}·${head.head} at all letters`, h("p", axes), controls, readout, scroll);
     canvas.style.width = canvas.style.height = `${edge + size * T}px`;
-
-    const scale = Math.sqrt(app.model.config.n_embd / app.model.config.n_head);
+    const { n_embd, n_head } = app.payload.models[model].config;
+    const scale = Math.sqrt(n_embd / n_head);
     const value = (/** @type {number} */ row, /** @type {number} */ column) =>
       select.value === "weights"
         ? reply.weights[row * T + column]
@@ -80,7 +77,7 @@ export function openMatrix(app) {
       read(...cell);
     }
     const inside = (/** @type {number} */ t) => Math.max(0, Math.min(T - 1, t));
-    let cell = /** @type {[number, number]} */ ([at, argmax(attentionRow(app, look, head))]);
+    let cell = /** @type {[number, number]} */ ([at, argmax(reply.weights.subarray(at * T, at * T + at + 1))]);
     let isTouch = false;
     /** @param {number} row @param {number} column */
     function read(row, column) {

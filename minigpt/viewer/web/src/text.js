@@ -43,7 +43,10 @@ export function textPanel(app) {
   element.addEventListener("click", ({ target }) => {
     if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) area.focus();
   });
-  area.addEventListener("input", () => app.edit(area.value, area.selectionStart, "typing"));
+  area.addEventListener("input", () => {
+    app.edit(area.value, area.selectionStart, "typing");
+    if (!area.value) area.setRangeText(app.state.text, 0, 0, "select"); // what is typed next replaces it
+  });
   area.addEventListener("beforeinput", (event) => {
     if (area.selectionStart !== area.selectionEnd) app.lastGroup = ""; // to replace a selection is a step of Undo
     if (!event.inputType.startsWith("history")) return;
