@@ -410,7 +410,7 @@ def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page:
 def test_what_is_typed_after_deleting_everything_replaces_the_text(page: Any, made: Made) -> None:
     page.tab.focus("#text")
     page.press("Control+a", "Delete")
-    assert "at least one letter" in page.tab.inner_text(".message")
+    page.until("() => document.querySelector('.message').textContent.includes('at least one letter')")
     assert text(page) == START
     page.tab.keyboard.type(START[:3])
     assert text(page) == START[:3]
