@@ -281,7 +281,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
         reached = forecast(state.best_loss or 0.0, data.characters, tokens, state.step)
         if reached is not None and not outcome.is_early:
             minutes = math.ceil(LONGER * state.seconds / 60)
-            notice(f"{count(minutes, 'minute')} would reach about {reached:.2f}.")
+            notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
             text = " ".join(map(shell_quote, prepared.config.data.source))
             longer = {"longer": f"minigpt train {text} --minutes {minutes}"}
     if state.overfitting:

@@ -245,8 +245,8 @@ class Training:
         if (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
-            more = f"{left:.0f} more seconds" if left < 90 else f"{left / 60:,.1f} more minutes"
-            self.metrics.message(f"{why}: training takes about {more}, with the same result")
+            time = f"{left:.0f} seconds" if left < 90 else f"{left / 60:,.1f} minutes"
+            self.metrics.message(f"{why}: about {time} are left, and the result stays the same")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:

@@ -81,7 +81,10 @@ def compare_loss(data: TokenDataset) -> str:
     if len(data.validation) > MOST_TOKENS:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
-    return f"On the same text, a table of pairs has a loss of {losses[1]:.2f}, and one of 5-grams {losses[-1]:.2f}."
+    pairs, longest = losses[1], losses[-1]
+    return (
+        f"On the validation text, counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
+    )
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:

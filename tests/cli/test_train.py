@@ -138,7 +138,9 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
     done = cli("train", "one line.txt")
     assert re.search(
-        r"^1 minute would reach about [12]\.\d\d\.\n(.*\n)+  longer: .*'one line.txt' --minutes 1$", done.err, re.M
+        r"^A run of 1 minute would .* of about [12]\.\d\d\.\n(.*\n)+  longer: .*'one line.txt' --minutes 1$",
+        done.err,
+        re.M,
     )
     assert pasted(cli, done, "longer").code == 0
     done = cli("train", "one line.txt", "-s", "model.n_embd=8")
@@ -151,11 +153,13 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
 
 
 def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = r"^On the same text, a table of pairs has a loss of (\d\.\d\d), and one of 5-grams (\d\.\d\d)\.$"
+    told = (
+        r"^On the validation text, counting pairs would give a loss of (\d\.\d\d), and counting 5-grams (\d\.\d\d)\.$"
+    )
     pairs, longest = re.search(told, cli("train", verse, *ONE_STEP).err, re.MULTILINE).groups()  # type: ignore[union-attr]
     assert float(longest) < float(pairs) < 3
     monkeypatch.setattr("minigpt.training.outcome.MOST_TOKENS", 10)
-    assert "On the same text" not in cli("train", verse, *ONE_STEP).err
+    assert "counting pairs" not in cli("train", verse, *ONE_STEP).err
 
 
 def test_settings_are_checked_together_with_the_fitted_ones(cli: Cli, verse: str) -> None:
