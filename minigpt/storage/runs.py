@@ -208,7 +208,10 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
             is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
             if not (has_moved(folder) or is_trained or is_resumable):
                 for own in filter(is_run_file, names_in(folder)):
-                    remove(folder / own)
+                    if own != CHECKPOINTS:
+                        remove(folder / own)
+                withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
+                remove(folder / CHECKPOINTS)
                 with suppress(OSError):  # someone has added a file
                     folder.rmdir()
             raise
