@@ -102,7 +102,8 @@ class Kills:
             problem = f"exit code {result.code}: {result.last_line}"
         elif is_in_loop and endings != 1:
             problem = f"exit code {result.code}, and {endings} resume commands in the output"
-        saved = progress.saved if progress.entries[READY] else -1  # a signal before the first step discards a new run
+        is_discarded = not progress.entries[READY] or "nothing was saved" in result.output  # before the loop handles it
+        saved = -1 if is_discarded else progress.saved
         problem = problem or find_damage(run, progress.step if is_in_loop else saved) or self._resume(name)
         where = f"{self.name}, {name}, {processes.PHASES[phase]}, {gap * 1000:.2f} ms"
         report.add(" and ".join(number.name for number in pair), problem, where, lost)
