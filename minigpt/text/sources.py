@@ -44,8 +44,6 @@ VOLATILE = ("-", "builtin:python", "builtin:pydoc")
 STORIES = 1_000_000, 1
 """The length, in characters, and the seed of `builtin:stories`."""
 MAX_STORIES = 10**10
-_STORIES: dict[tuple[Path, str], Part] = {}
-"""The copies of stories that this process has written, by folder and name. The stories of a name never change."""
 
 
 def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
@@ -216,9 +214,6 @@ def _standard_input(encoding: str) -> Corpus:
 
 def _builtin(name: str) -> Corpus:
     chunks: Iterable[bytes]
-    copy = _STORIES.get((cache_folder(), name))
-    if copy and copy.path.is_file():
-        return Corpus(copy.label, (copy,))
     if name == "python":
         chunks = _python_sources()
     elif name == "pydoc":
@@ -228,10 +223,7 @@ def _builtin(name: str) -> Corpus:
     else:
         known = ", ".join(BUILTINS)
         raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
-    part = _temporary_copy(f"builtin:{name}", chunks, "utf-8")
-    if name.startswith("stories"):
-        _STORIES[cache_folder(), name] = part
-    return Corpus(part.label, (part,))
+    return Corpus(f"builtin:{name}", (_temporary_copy(f"builtin:{name}", chunks, "utf-8"),))
 
 
 def _length_and_seed(name: str) -> tuple[int, int]:

@@ -472,15 +472,6 @@ def test_builtin_python_decodes_each_module_as_it_declares(folder: Path, monkeyp
     assert "has no standard library source" in error("builtin:python")
 
 
-def test_a_process_writes_the_stories_of_a_name_once() -> None:
-    first = open_corpus("builtin:stories:2000:3")
-    found = scan(first)
-    assert open_corpus("builtin:stories:2000:3") == first
-    assert open_corpus("builtin:stories:2000:4") != first
-    first.parts[0].path.unlink()
-    assert scan(open_corpus("builtin:stories:2000:3")) == found
-
-
 def test_builtin_pydoc_and_unknown_names() -> None:
     found = scan(open_corpus("builtin:pydoc"))
     assert found == scan(open_corpus("builtin:pydoc"))
