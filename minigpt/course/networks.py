@@ -38,8 +38,6 @@ FAR = 32
 """The distance of chapter 10, in letters."""
 EARLY = 200
 """The step at which chapter 10 compares its models for the first time."""
-CURVE: dict[str, Any] = {}
-"""More settings of chapter 9. scripts/record_course sets them to keep the checkpoints of its figure."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
@@ -82,10 +80,11 @@ def loss(checkpoint: Checkpoint) -> float:
 def positions(seed: int) -> dict[str, float]:
     """Measure chapter 6: four layers and one layer, with and without positional encodings."""
     found: dict[str, float] = {}
-    for label, layers, kinds in (("", LAYERS, ("rotary", "learned", "none")), (", one layer", 1, ("rotary", "none"))):
+    shapes = (("", "", LAYERS, ("rotary", "learned", "none")), (", one layer", "-one-layer", 1, ("rotary", "none")))
+    for label, suffix, layers, kinds in shapes:
         for kind in kinds:
             changes = {"model.n_layer": layers, "model.position": kind, "train.steps": 250}
-            found[kind + label] = loss(trained(f"6-{kind}{label.replace(', ', '-').replace(' ', '-')}", seed, changes))
+            found[kind + label] = loss(trained(f"6-{kind}{suffix}", seed, changes))
         found[f"cost{label}"] = found[f"none{label}"] - found[f"rotary{label}"]
     return found
 
@@ -127,9 +126,13 @@ def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
     return spread_windows(tokens, checkpoint.config.model.context, number)
 
 
-def learned(seed: int) -> dict[str, float]:
-    """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove."""
-    checkpoint = trained("9", seed, {"model.context": 128, "train.steps": 1200, **CURVE})
+def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
+    """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove.
+
+    `keeps_curve` keeps the checkpoints for the figure of the book. They change no number.
+    """
+    curve = {"train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20} if keeps_curve else {}
+    checkpoint = trained("9", seed, {"model.context": 128, "train.steps": 1200, **curve})
     tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
     evidence = Evidence(checkpoint, tokens)
     now, then, uniform = evidence.link_scores("copy")  # (N, L, H), and (N)
