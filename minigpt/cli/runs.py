@@ -38,7 +38,7 @@ def runs(
     from minigpt.storage.runs import all_runs
 
     if again is not None:
-        _replay(again)
+        _replay(again, as_json)
         return
     if verify:
         _verify_runs(folder, as_json)
@@ -142,7 +142,7 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
 
 
-def _replay(name: str) -> None:
+def _replay(name: str, as_json: bool) -> None:
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
@@ -150,11 +150,14 @@ def _replay(name: str) -> None:
 
     checkpoint = load_checkpoint(name, "last")
     run, step = checkpoint.run_name, checkpoint.metadata.step
-    different = replay(checkpoint, lambda steps: iter(tqdm(steps, unit="step", file=STDERR, disable=None)))
+    different = replay(checkpoint, lambda steps: tqdm(steps, unit="step", file=STDERR, disable=None))
+    if as_json:
+        write(json_text({"run": run, "step": step, "different": different}))
     if different:
         others = "; settings changed by --resume cannot be replayed"
         raise UserError(f"{count(len(different), 'tensor')} of run {run} differ at step {step:,}{others}")
-    print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")
+    if not as_json:
+        print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")
 
 
 def _shorten(corpus: str) -> str:

@@ -1,6 +1,6 @@
 """Train a run again, to check that it gives the same weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from minigpt.training.preparation import choose_loss
 from minigpt.training.schedule import run_steps
 
 
-def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterator[int]] = iter) -> list[str]:
+def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
     """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
 
     Nothing is written. The run may have been interrupted and resumed, but not with other settings.
@@ -36,7 +36,8 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterator[int]] = ite
     learner = Learner(config, vocab_size, length, saved=metadata.runtime, start=start)
     if changes := learner.environment().changes(metadata.runtime):
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
-    learner.use(choose_loss(learner, data.train, max(1, metadata.step), lambda line: None))
+    resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
+    learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
     training = Training(config, Path(), data, start=start, learner=learner)
     for _ in steps(range(metadata.step)):
         training.step()

@@ -1,5 +1,6 @@
 """`minigpt runs --replay` trains a run again and compares its weights."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def test_an_interrupted_run_with_dropout_and_an_average_gives_the_same_bits(cli:
     assert cli("train", "--resume", "a").code == 0
     before = sorted(path for path in Path().rglob("*"))
     assert cli("runs", "--replay", "a").out == SAME.format("a")
+    assert cli("runs", "--replay", "a", "--json").json == {"run": "a", "step": 4, "different": []}
     assert sorted(path for path in Path().rglob("*")) == before, "nothing is written"
 
 
@@ -51,5 +53,7 @@ def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest
     tensors = len(load_checkpoint("a").weights)
     expected = f"{tensors} tensors of run a differ at step 6; settings changed by --resume cannot be replayed"
     assert expected in cli("runs", "--replay", "a").error
+    done = cli("runs", "--replay", "a", "--json")
+    assert (done.code, len(json.loads(done.out)["different"])) == (1, tensors)
     Path("verse.txt").write_text(VERSE[::-1], encoding="utf-8")
     assert "verse.txt is not the text that this run was trained on" in cli("runs", "--replay", "a").error
