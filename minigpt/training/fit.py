@@ -1,7 +1,6 @@
 """Settings that fit a text and an amount of computation.
 
-They do not depend on the machine. The measurements are in
-docs/project/lab/small-and-large-texts.md.
+They do not depend on the machine. docs/project/lab/small-and-large-texts.md has the measurements.
 """
 
 import math

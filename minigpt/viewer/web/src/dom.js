@@ -41,7 +41,7 @@ export function setText(node, text) {
 const DEFINITIONS = {
   layer: "A layer is one round of computation. Each layer improves what the model knows at every letter.",
   heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
-  nats: "Entropy measures how open the choice is, by the dark bars. 0 nats: certain. 0.69 nats: open as a coin toss.",
+  nats: "Entropy measures how open the choice is, by the dark bars. 0 nats: certain. 0.69: as open as a coin toss.",
   query: "A query is a vector that says what a head looks for at this letter.",
   key: "A key is a vector that says what an earlier letter has to offer. A head compares it with the query.",
   value: "A value is the vector that a head copies from an earlier letter.",
