@@ -15,6 +15,7 @@ V vocabulary size.
 """
 
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,9 @@ ROWS, BLOCK = 10, 100_000
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """
+SIMD = np.show_config(mode="dicts")["SIMD Extensions"]
+ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not {"AVX512_SKX", "X86_V4"} & {*SIMD["found"]}
+"""Whether the processor is one of those without that path. There, single rows are faster than a few together."""
 
 
 class Linear:
@@ -50,10 +54,12 @@ class Linear:
         self.blocks = self.weight.reshape(inputs, -1, width).swapaxes(0, 1)  # (blocks, in, width), a view
 
     def __call__(self, x: Array) -> Array:
-        if 1 < len(x) <= ROWS:
-            y: Array = np.matmul(x, self.blocks).swapaxes(0, 1).reshape(len(x), -1)
+        if not 1 < len(x) <= ROWS:
+            y: Array = np.dot(x, self.weight)
+        elif ROW_BY_ROW:
+            y = np.stack([np.dot(row, self.weight) for row in x])
         else:
-            y = np.dot(x, self.weight)
+            y = np.matmul(x, self.blocks).swapaxes(0, 1).reshape(len(x), -1)
         y = y[:, : self.size]
         if self.bias is not None:
             y += self.bias

@@ -94,9 +94,13 @@ def test_odd_shapes_match_the_torch_model(norm: str, shape: dict[str, Any]) -> N
     assert relative_error(random_model(norm=norm, bias=True, **changes), **arguments) < 1e-5
 
 
+@pytest.mark.parametrize("row_by_row", [False, True])
 @pytest.mark.parametrize("size", [1, 65, 401, 1009, 1536, 2003])
-def test_blocks_are_wide_for_any_number_of_columns(size: int) -> None:
+def test_blocks_are_wide_for_any_number_of_columns(
+    size: int, row_by_row: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prime vocabulary had blocks of one column, and took up to 2.4 times as long."""
+    monkeypatch.setattr(engine, "ROW_BY_ROW", row_by_row)
     weight = np.random.default_rng(0).normal(size=(size, 256)).astype(np.float32)
     linear = engine.Linear(weight, np.arange(size, dtype=np.float32))
     assert min(size, 195) <= linear.blocks.shape[2] <= 390
