@@ -202,6 +202,20 @@ def concatenated_positions(run: Any, width: int) -> None:
     model.token_embedding.register_forward_hook(concatenate)
 
 
+def lstm_first(run: Any, argument: Any) -> None:
+    """Add the output of an LSTM of the same width to the embeddings, times a learned gain for each channel."""
+    model, width = run.learner.model, run.config.model.n_embd
+    model.first = nn.LSTM(width, width, bias=False, batch_first=True)
+    model.gains = nn.Parameter(torch.full((width,), 0.02))  # the size of the embeddings
+
+    def add(embedding: Any, arguments: Any, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            recurrent: Tensor = model.first(F.rms_norm(x.float(), (width,)))[0]  # (B, T, C)
+        return x + model.gains * recurrent
+
+    model.token_embedding.register_forward_hook(add)
+
+
 def attention_kind(run: Any, name: str) -> None:
     """Replace softmax attention by the plain formula of one kind: "softmax", "linear" or "relu".
 
@@ -243,6 +257,7 @@ def initial_scale(run: Any, factor: float) -> None:
 
 PATCHES = (
     concatenated_positions,
+    lstm_first,
     attention_kind,
     unscaled_attention,
     initial_scale,
