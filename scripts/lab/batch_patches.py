@@ -89,26 +89,31 @@ def multi_token_prediction(run: Any, weight: float) -> None:
     use_loss(run, loss)
 
 
+def trained(run: Any, steps: int) -> nn.Module:
+    """Return a model with the settings of `run` and another seed, trained for `steps`."""
+    train = run.config.train.model_copy(update={"steps": steps, "seed": run.config.train.seed + 1000})
+    before = Training(run.config.model_copy(update={"train": train}), run.run, run.data)
+    while before.state.step < steps:
+        before.step()
+    return before.learner.best_model.eval()
+
+
 def teacher(run: Any, argument: dict[str, Any]) -> None:
     """Mix the loss with predictions of a model trained before (Hinton et al. 2015). Its training is not timed.
 
-    The teacher has the settings of the run, another seed and its own number of `steps`. `weight` is its share of the
-    loss.
+    The teacher has its own number of `steps`. `weight` is its share of the loss.
     """
-    config, weight = run.config, argument["weight"]
-    train = config.train.model_copy(update={"steps": argument["steps"], "seed": config.train.seed + 1000})
-    before = Training(config.model_copy(update={"train": train}), run.run, run.data)
-    while before.state.step < argument["steps"]:
-        before.step()
-    expert, model, autocast = before.learner.best_model.eval(), run.learner.model, run.learner.runtime.autocast
+    expert, weight = trained(run, argument["steps"]), argument["weight"]
+    model, autocast = run.learner.model, run.learner.runtime.autocast
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad(), autocast():
             expected = expert(x).float().softmax(-1)  # (B, T, V)
         with autocast():
             logits = model(x).float()
-        entropies = [F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1)) for targets in (y, expected)]
-        return torch.lerp(*entropies, weight)
+        own, taught = (F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1)) for targets in (y, expected))
+        mixed: Tensor = (1 - weight) * own + weight * taught
+        return mixed
 
     use_loss(run, loss)
 

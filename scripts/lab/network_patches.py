@@ -210,8 +210,9 @@ def lstm_first(run: Any, argument: Any) -> None:
 
     def add(embedding: Any, arguments: Any, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            recurrent: Tensor = model.first(F.rms_norm(x.float(), (width,)))[0]  # (B, T, C)
-        return x + model.gains * recurrent
+            recurrent, _ = model.first(F.rms_norm(x.float(), (width,)))  # (B, T, C)
+        out: Tensor = x + model.gains * recurrent
+        return out
 
     model.token_embedding.register_forward_hook(add)
 

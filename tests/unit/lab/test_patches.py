@@ -20,6 +20,7 @@ from minigpt.training.optim import Muon
 
 ARGUMENTS: dict[str, Any] = {
     "concatenated_positions": 4,
+    "lstm_first": True,
     "attention_kind": "linear",
     "unscaled_attention": True,
     "initial_scale": 10,
@@ -33,6 +34,7 @@ ARGUMENTS: dict[str, Any] = {
     "embedding_residual": True,
     "variational_dropout": True,
     "gated_heads": 12,
+    "teacher": {"steps": 2, "weight": 0.5},
     "input_noise": 0.1,
     "multi_token_prediction": 0.5,
     "random_windows": True,
@@ -41,8 +43,8 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def model() -> GPT:
-    torch.manual_seed(0)
+def model(seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
     return GPT(resolve(("test", {"model.n_layer": 2, "model.n_embd": 16, "model.zero_init": False})).config.model, 9)
 
 
@@ -59,6 +61,12 @@ def fake_run(**settings: Any) -> Any:
     )
     run.learner.loss = run.learner.mean_loss = lambda x, y: F.cross_entropy(gpt(x).flatten(0, 1), y.flatten())
     return run
+
+
+@pytest.fixture(autouse=True)
+def untrained_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let teachers be models without training: a fake run cannot train."""
+    monkeypatch.setattr(patches.batch_patches, "trained", lambda run, steps: model(seed=1))
 
 
 def patched(**wanted: Any) -> Any:
@@ -97,6 +105,7 @@ def test_no_patch_leaks_the_future() -> None:
         ("concatenated_positions", 4),
         ("attention_kind", "linear"),
         ("attention_kind", "relu"),
+        ("lstm_first", True),
         ("unscaled_attention", True),
         ("initial_scale", 10),
     ],
@@ -242,6 +251,16 @@ def test_input_noise_changes_inputs_but_not_targets() -> None:
     ((inputs, targets),) = batches
     assert torch.equal(targets, y)
     assert 0.2 < (inputs != x).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_a_teacher_is_mixed_into_the_loss(weight: float) -> None:
+    run, teacher = patched(teacher={"steps": 2, "weight": weight}), model(seed=1)
+    x, y = torch.randint(9, (2, 8)), torch.randint(9, (2, 8))
+    log_probs = run.learner.model(x).log_softmax(-1)
+    own = F.nll_loss(log_probs.flatten(0, 1), y.flatten())
+    taught = -(teacher(x).softmax(-1) * log_probs).sum(-1).mean()
+    assert run.learner.loss(x, y).item() == pytest.approx(((1 - weight) * own + weight * taught).item(), rel=1e-5)
 
 
 def test_random_windows_are_windows_of_the_text() -> None:

@@ -32,6 +32,7 @@ QUESTION = {
     "variants": {
         "large": {"train": {"batch_size": 2048}},
         "bigrams": {"patches": {"bigram_embeddings": True}},
+        "taught": {"patches": {"teacher": {"steps": 2, "weight": 0.5}}},
         "lower rate": {"optim": {"lr": 1e-4}},
     },
 }
@@ -63,7 +64,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Lines]:
 def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lines]) -> None:
     folder, lines = results
     found = sorted((line["variant"], line["seed"]) for line in lines)
-    assert found == [(name, seed) for name in ("baseline", "bigrams", "large", "lower rate") for seed in (1, 2)]
+    names = ("baseline", "bigrams", "large", "lower rate", "taught")
+    assert found == [(name, seed) for name in names for seed in (1, 2)]
     for line in lines:
         assert line["question"] == "batch"
         assert line["settings"].keys() == flatten(RunConfig()).keys() - {"data.source"}
@@ -77,7 +79,7 @@ def test_each_variant_has_a_complete_line_for_each_seed(results: tuple[Path, Lin
         assert 0 < line["seconds"] < 60
         assert f"{os.cpu_count()} cores" in line["machine"]
         assert datetime.now(timezone.utc) - datetime.fromisoformat(line["date"]) < timedelta(hours=1)
-    assert len({line["loss"] for line in lines}) == 8
+    assert len({line["loss"] for line in lines}) == 10
     assert "batch is complete" in lab(folder, "run", "batch.yaml", "text.txt", "--out", "out/runs.jsonl").stderr
 
 
@@ -89,7 +91,7 @@ def test_costly_variants_have_fewer_steps_and_equal_work_shares_a_timing(results
     _, variants = harness.read(folder / "batch.yaml")
     work = {variant.name: harness.work(variant) for variant in variants}
     assert work["lower rate"] == work["baseline"]
-    assert len(set(work.values())) == 3
+    assert len(set(work.values())) == 4
 
 
 @pytest.mark.parametrize("key", ["model.dropout", "train.ema"])
