@@ -35,9 +35,10 @@ ROWS, BLOCK = 10, 100_000
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """
-SIMD = np.show_config(mode="dicts")["SIMD Extensions"]
-ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not {"AVX512_SKX", "X86_V4"} & {*SIMD["found"]}
-"""Whether the processor is one of those without that path. There, single rows are faster than a few together."""
+SIMD = np.show_config(mode="dicts").get("SIMD Extensions", {})  # empty parts are missing
+HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.get("found", ())})
+ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
+"""Whether the processor is one without that path. There, single rows are faster than a few together."""
 
 
 class Linear:
