@@ -10,7 +10,7 @@ import torch
 
 from minigpt.config.schema import RunConfig, RuntimeConfig
 from minigpt.errors import DeviceError
-from minigpt.model.device import Runtime, choose_runtime, measure_matmul
+from minigpt.model.device import Runtime, choose_runtime, measure_matmul, pick_device
 from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.training.parallel import check_count
@@ -147,7 +147,8 @@ def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[R
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     flops /= processes
     try:
-        return choose_runtime(chosen, None, flops=flops), True
+        device = pick_device(config.device, local_rank=0 if processes > 1 else None)
+        return choose_runtime(chosen.model_copy(update={"device": device}), None, flops=flops), True
     except DeviceError:
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
         return Runtime(config.device, dtype, False, threads), False

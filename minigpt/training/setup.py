@@ -59,7 +59,7 @@ class PreparedRun:
 
     @property
     def is_only_text(self) -> bool:
-        """Whether the user gave nothing but texts that can be read again, so that `minigpt train TEXT` repeats it."""
+        """Whether the user gave nothing but texts that can be read again, and perhaps a time for training."""
         chosen = {key for _, values in self.layers[1:] for key in values}
         return self.is_fitted and chosen == {"data.source"} and "-" not in self.config.data.source
 
@@ -105,7 +105,8 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
     if is_fitted:
-        work = WORK["cpu" if pick_device(resolved.config.runtime.device) == "cpu" else "gpu"]
+        device = pick_device(resolved.config.runtime.device, local_rank=0 if processes > 1 else None)
+        work = WORK["cpu" if device == "cpu" else "gpu"]
         layers.insert(0, ("fitted to the text", fit(data.characters, data.tokenizer.vocab_size, work)))
         data = data.resplit(resolve.resolve(*layers).config.data.val_fraction)
     notices += _warn_of_little_text(data)

@@ -22,6 +22,7 @@ from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import Environment
 from minigpt.training.loop import train
 from minigpt.training.parallel import Processes
+from minigpt.training.plan import plan_runtime
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
@@ -160,6 +161,7 @@ def test_processes_of_a_mac_train_on_its_processor(monkeypatch: pytest.MonkeyPat
     assert [pick_device("auto", None, rank) for rank in (None, 0, 1)] == ["mps", "cpu", "cpu"]
     with pytest.raises(DeviceError, match="device=mps is not available; PyTorch finds cpu"):
         pick_device("mps", None, 1)
+    assert [plan_runtime(RuntimeConfig(), processes, 0)[0].device for processes in (1, 2)] == ["mps", "cpu"]
 
 
 def test_a_run_from_a_missing_device_chooses_again() -> None:

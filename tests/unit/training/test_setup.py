@@ -12,6 +12,7 @@ from command_line import SMALL, VERSE, Cli, called, environment
 from small_runs import ending
 
 from minigpt.errors import ConfigAsTextError, UserError
+from minigpt.model import device
 from minigpt.storage.metadata import FILES, METADATA, verify
 from minigpt.storage.runs import best_step, checkpoint_steps, lock, step_folder
 from minigpt.training.loop import Training
@@ -292,3 +293,11 @@ def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) ->
         first.stderr.read()
     with lock(run):
         assert newest_intact(run)[0].metadata.state.step >= 6
+
+
+def test_settings_for_several_processes_of_a_mac_are_those_for_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text.txt").write_text(VERSE * 400, encoding="utf-8")
+    on_cpu = prepare_run(["text.txt"]).config
+    monkeypatch.setattr(device, "available_devices", lambda: ["mps", "cpu"])
+    assert prepare_run(["text.txt"], processes=2).config.train.steps == on_cpu.train.steps
+    assert prepare_run(["text.txt"]).config.train.steps > on_cpu.train.steps
