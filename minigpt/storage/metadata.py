@@ -60,7 +60,8 @@ class TrainState:
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
         self.validation_loss = validation_loss
-        self.evaluations_since_best = 0 if is_best or self.step == 0 else self.evaluations_since_best + 1
+        is_waiting = is_best or self.best_step == 0  # a new schedule first raises the loss of a trained start
+        self.evaluations_since_best = 0 if is_waiting else self.evaluations_since_best + 1
         return is_best
 
     @property

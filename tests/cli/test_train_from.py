@@ -79,6 +79,7 @@ def test_a_run_that_only_gets_worse_keeps_the_weights_it_started_from(cli: Cli) 
     done = cli("train", "verse.txt", "--from", "modern", "--name", "new", *worse)
     assert done.code == 0, done.err
     assert re.search(r"Finished at step 4 after .* s: validation loss .*, best .* at step 0\.", done.err)
+    assert "longer:" not in done.err
     assert checkpoint_steps(Path("runs/new")) == [0, 4]
     assert load_checkpoint("new").metadata.step == 0
     assert cli("eval", "new").code == cli("sample", "new").code == 0

@@ -463,3 +463,12 @@ def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path)
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_start_from_trained_weights_waits_until_its_losses_are_lower() -> None:
+    """A new schedule raises the loss at first, which must not use up the patience."""
+    state = TrainState()
+    for state.step, loss in enumerate((1.0, 1.2, 1.15, 1.1, 1.05, 0.98, 0.99)):
+        state.observe(loss, is_trained=True)
+        assert state.evaluations_since_best == (1 if state.step == 6 else 0)
+    assert (state.best_step, state.best_loss) == (5, 0.98)
