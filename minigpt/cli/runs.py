@@ -38,7 +38,9 @@ def runs(
     from minigpt.storage.runs import all_runs
 
     if again is not None:
-        _replay(again, as_json)
+        if diff or verify:
+            raise UserError("--replay cannot be combined with --diff or --verify")
+        _replay(again if folder == RUNS else str(folder / again), as_json)
         return
     if verify:
         _verify_runs(folder, as_json)
@@ -154,7 +156,7 @@ def _replay(name: str, as_json: bool) -> None:
     if as_json:
         write(json_text({"run": run, "step": step, "different": different}))
     if different:
-        others = "; settings changed by --resume cannot be replayed"
+        others = "; runs that changed settings or machine cannot be replayed"
         raise UserError(f"{count(len(different), 'tensor')} of run {run} differ at step {step:,}{others}")
     if not as_json:
         print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")

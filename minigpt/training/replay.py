@@ -34,10 +34,10 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     start = _start(checkpoint)
     length, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
     learner = Learner(config, vocab_size, length, saved=metadata.runtime, start=start)
-    if changes := learner.environment().changes(metadata.runtime):
-        raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
     resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
     learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
+    if changes := learner.environment().changes(metadata.runtime):
+        raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
     training = Training(config, Path(), data, start=start, learner=learner)
     for _ in steps(range(metadata.step)):
         training.step()

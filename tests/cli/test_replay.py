@@ -10,6 +10,7 @@ from command_line import SMALL, VERSE, Cli
 from minigpt.model import device
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.runs import checkpoint_steps, step_folder
+from minigpt.training import preparation
 
 SAME = "run {}: training again gives the same weights at step 4, bit for bit\n"
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -44,6 +45,21 @@ def test_a_run_that_started_from_another_needs_that_one(cli: Cli) -> None:
     assert "of run a has changed since" in cli("runs", "--replay", "b").error
 
 
+def test_a_run_is_replayed_as_it_was_computed_if_compiling_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "compile_loss", lambda loss, example, **options: loss)
+    train(cli, "a", "-s", "runtime.compile=true")
+    assert cli("runs", "--replay", "a").out == SAME.format("a")
+
+
+def test_a_run_in_another_folder_is_replayed(cli: Cli) -> None:
+    train(cli, "a")
+    train(cli, "b", "-s", "train.seed=2")
+    Path("old").mkdir()
+    Path("runs/b").rename("old/a")
+    assert cli("runs", "old", "--replay", "a").out == SAME.format("a")
+    assert "--replay cannot be combined with" in cli("runs", "--replay", "a", "--verify").error
+
+
 def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     train(cli, "a")
     with monkeypatch.context() as patch:
@@ -51,7 +67,7 @@ def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest
         assert "bits cannot be compared here: processor abacus instead of " in cli("runs", "--replay", "a").error
     assert cli("train", "--resume", "a", "-s", "train.steps=6").code == 0
     tensors = len(load_checkpoint("a").weights)
-    expected = f"{tensors} tensors of run a differ at step 6; settings changed by --resume cannot be replayed"
+    expected = f"{tensors} tensors of run a differ at step 6; runs that changed settings or machine cannot be replayed"
     assert expected in cli("runs", "--replay", "a").error
     done = cli("runs", "--replay", "a", "--json")
     assert (done.code, len(json.loads(done.out)["different"])) == (1, tensors)
