@@ -51,16 +51,16 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         prepared = with_layers(prepared, layers)
     config = prepared.config
     time = time_step(config, data.tokenizer.vocab_size, runtime, processes, 3.0)
-    steps = steps_within(seconds, time, config, validation)
+    left, steps = seconds, steps_within(seconds, time, config, validation)
     tokens = config.train.batch_size * config.model.context
     per_step = training_flops(config.model, data.tokenizer.vocab_size) * tokens
     if plan_runtime(config.runtime, processes, steps * per_step)[0].compile:
-        compiled = replace(time, step=COMPILED * time.step)
-        steps = steps_within(seconds - COMPILING, compiled, config, validation)
+        left, compiled = seconds - COMPILING, replace(time, step=COMPILED * time.step)
+        steps = steps_within(left, compiled, config, validation)
     if not steps:
         least = total_seconds(1, time, config, validation)
-        enough = math.ceil(least / 60 + 0.5)  # with the time to start
-        raise UserError(f"a step and two evaluations take {least:.0f} s here: give at least {count(enough, 'minute')}")
+        missing = count(math.ceil((least - left) / 60), "more minute")
+        raise UserError(f"a step and two evaluations take {least:.0f} s here: give at least {missing}")
     why = [f"a step takes {time.step:.3g} s here"]
     if prepared.is_fitted:
         if steps > (most := most_steps(characters, tokens)):

@@ -147,8 +147,10 @@ def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:
 
 
 def test_too_little_time_is_refused_with_what_it_takes(prepared: Any) -> None:
-    with pytest.raises(UserError, match=r"a step and two evaluations take \d+ s here: give at least 1 minute"):
+    with pytest.raises(UserError, match=r"a step and two evaluations take \d+ s here: give at least 1 more minute"):
         fit_time(prepared(), 1.0)
+    with pytest.raises(UserError, match="give at least 2 more minutes"):  # after a text that took long to read
+        fit_time(prepared(), -70.0)
 
 
 def test_a_text_shorter_than_a_context_shrinks_it(prepared: Any, tmp_path: Path) -> None:
