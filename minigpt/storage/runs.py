@@ -210,9 +210,9 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
                 for own in filter(is_run_file, names_in(folder)):
                     if own != CHECKPOINTS:
                         remove(folder / own)
-                withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
-                remove(folder / CHECKPOINTS)
-                with suppress(OSError):  # someone has added a file
+                with suppress(OSError):  # someone has added or opened a file
+                    withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
+                    remove(folder / CHECKPOINTS)
                     folder.rmdir()
             raise
 
