@@ -63,7 +63,7 @@ export function nextPanel(app) {
     const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
     const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
     const shown = order.slice(0, ROWS);
-    const needed = [came, other ? argmax(other) : -1].filter((id) => id >= 0 && !shown.includes(id));
+    const needed = [...new Set([came, other ? argmax(other) : -1])].filter((id) => id >= 0 && !shown.includes(id));
     shown.splice(ROWS - needed.length, needed.length, ...needed);
     const best = order.slice(0, BEST).map((id) => `${app.vocabulary.show(id)} ${percent(chosen[id])}`);
     setText(strip, `${after}: ${best.join(", ")}`);
