@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minigpt.config.resolve import dotted, flatten, resolve
 from minigpt.training.loop import Training
 
 
@@ -89,10 +90,11 @@ def multi_token_prediction(run: Any, weight: float) -> None:
     use_loss(run, loss)
 
 
-def trained(run: Any, steps: int) -> nn.Module:
-    """Return a model with the settings of `run` and another seed, trained for `steps`."""
-    train = run.config.train.model_copy(update={"steps": steps, "seed": run.config.train.seed + 1000})
-    before = Training(run.config.model_copy(update={"train": train}), run.run, run.data)
+def trained(run: Any, steps: int, **changes: Any) -> nn.Module:
+    """Return a model with another seed than `run` and perhaps other settings, trained for `steps`."""
+    train = {"train.steps": steps, "train.seed": run.config.train.seed + 1000}
+    config = resolve(("run", flatten(run.config)), ("other", {**train, **changes})).config
+    before = Training(config, run.run, run.data)
     while before.state.step < steps:
         before.step()
     return before.learner.best_model.eval()
@@ -118,8 +120,25 @@ def teacher(run: Any, argument: dict[str, Any]) -> None:
     use_loss(run, loss)
 
 
+def second_model(run: Any, argument: dict[str, Any]) -> None:
+    """Average the predictions with those of a model trained before, whose training is not timed.
+
+    The argument has its number of `steps`, and perhaps other `settings`.
+    """
+    second = trained(run, argument["steps"], **dotted(argument.get("settings"), "settings"))
+
+    def average(model: nn.Module, arguments: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        if model.training:
+            return logits
+        both = torch.stack((logits, second(*arguments))).float().log_softmax(-1)  # (2, B, T, V)
+        return both.logsumexp(0)
+
+    run.learner.model.register_forward_hook(average)
+
+
 PATCHES = (
     teacher,
+    second_model,
     random_windows,
     sequence_length_warmup,
     batch_size_warmup,

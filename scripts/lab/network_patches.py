@@ -1,7 +1,7 @@
 """Patches to the network."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -217,6 +217,28 @@ def lstm_first(run: Any, argument: Any) -> None:
     model.token_embedding.register_forward_hook(add)
 
 
+def repeated_layers(run: Any, times: int) -> None:
+    """Let the first layers run several times in place of the others."""
+    blocks = list(run.learner.model.blocks)
+    run.learner.model.blocks = nn.ModuleList(blocks[: len(blocks) // times] * times)
+
+
+def depth_warmup(run: Any, argument: Mapping[str, float]) -> None:
+    """Use only the first `layers` until a `share` of the run. The others add nothing yet (model.zero_init)."""
+
+    def skippable(block: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def skip(x: Tensor, *more: Any) -> Tensor:
+            if run.state.step >= argument["share"] * run.steps:
+                return forward(x, *more)
+            gradients: Tensor = 0.0 * torch.stack([weight.sum() for weight in block.parameters()]).sum()
+            return x + gradients
+
+        return skip
+
+    for block in run.learner.model.blocks[int(argument["layers"]) :]:
+        block.forward = skippable(block, block.forward)
+
+
 def attention_kind(run: Any, name: str) -> None:
     """Replace softmax attention by the plain formula of one kind: "softmax", "linear" or "relu".
 
@@ -259,6 +281,8 @@ def initial_scale(run: Any, factor: float) -> None:
 PATCHES = (
     concatenated_positions,
     lstm_first,
+    repeated_layers,
+    depth_warmup,
     attention_kind,
     unscaled_attention,
     initial_scale,

@@ -21,6 +21,8 @@ from minigpt.training.optim import Muon
 ARGUMENTS: dict[str, Any] = {
     "concatenated_positions": 4,
     "lstm_first": True,
+    "repeated_layers": 2,
+    "depth_warmup": {"layers": 1, "share": 0.5},
     "attention_kind": "linear",
     "unscaled_attention": True,
     "initial_scale": 10,
@@ -35,6 +37,7 @@ ARGUMENTS: dict[str, Any] = {
     "variational_dropout": True,
     "gated_heads": 12,
     "teacher": {"steps": 2, "weight": 0.5},
+    "second_model": {"steps": 2},
     "input_noise": 0.1,
     "multi_token_prediction": 0.5,
     "random_windows": True,
@@ -66,7 +69,7 @@ def fake_run(**settings: Any) -> Any:
 @pytest.fixture(autouse=True)
 def untrained_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let teachers be models without training: a fake run cannot train."""
-    monkeypatch.setattr(patches.batch_patches, "trained", lambda run, steps: model(seed=1))
+    monkeypatch.setattr(patches.batch_patches, "trained", lambda run, steps, **changes: model(seed=1))
 
 
 def patched(**wanted: Any) -> Any:
@@ -164,6 +167,36 @@ def test_variational_dropout_uses_one_mask_for_all_positions() -> None:
         assert torch.equal(attended > 0, last.expand(8, 8).tril()), "a key must be dropped for all queries"
 
 
+def test_later_layers_join_at_their_share_of_the_run() -> None:
+    run = fake_run()
+    ids = torch.arange(8)[None] % 9
+    whole = run.learner.model(ids)
+    patches.apply(run, {"depth_warmup": {"layers": 1, "share": 0.5}})
+    assert not torch.equal(run.learner.model(ids), whole)
+    run.learner.model(ids).sum().backward()
+    last = run.learner.model.blocks[1].attention.qkv.weight
+    assert last.grad is not None and not last.grad.any()
+    run.state.step = 5
+    assert torch.equal(run.learner.model(ids), whole)
+
+
+def test_repeated_layers_share_their_weights() -> None:
+    run = patched(repeated_layers=2)
+    first, second = run.learner.model.blocks
+    assert first is second
+    assert sum(p.numel() for p in run.learner.model.parameters()) < sum(p.numel() for p in model().parameters())
+
+
+def test_a_second_model_is_averaged_with_the_first_only_in_evaluation() -> None:
+    run = fake_run()
+    gpt, ids = run.learner.model, torch.arange(8)[None] % 9
+    one, other = gpt(ids), model(seed=1)(ids)
+    patches.apply(run, {"second_model": {"steps": 2}})
+    assert torch.equal(gpt(ids), one)
+    expected = (one.softmax(-1) + other.softmax(-1)) / 2
+    torch.testing.assert_close(gpt.eval()(ids).softmax(-1), expected)
+
+
 # --- the optimizer -----------------------------------------------------------------------------------
 
 
@@ -212,6 +245,18 @@ def test_polar_express_brings_singular_values_closer_to_one() -> None:
         return max((torch.linalg.svdvals(change) - 1).abs().max().item() for change in scaled)
 
     assert spread(polar_express=True) < spread()
+
+
+def test_rates_and_decay_follow_a_power_of_the_schedule() -> None:
+    (_, plain), *_ = updates_of(muon(plain_muon=False), 0.25 * OptimConfig().muon_lr)
+    (_, rooted), *_ = updates_of(muon(rate_power=0.5), 0.25 * OptimConfig().muon_lr)
+    torch.testing.assert_close(rooted, 2 * plain)
+    decaying = muon(decay_power=1.0)
+    decay = decaying.weight_decay
+    for matrix in decaying.parameters:
+        matrix.grad = torch.zeros_like(matrix)
+    decaying.step(0.5 * decaying.peak_rate)
+    assert decaying.weight_decay == 0.5 * decay
 
 
 def test_cautious_decay_applies_to_weights_that_shrink() -> None:
