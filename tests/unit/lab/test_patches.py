@@ -175,7 +175,8 @@ def test_later_layers_join_at_their_share_of_the_run() -> None:
     assert not torch.equal(run.learner.model(ids), whole)
     run.learner.model(ids).sum().backward()
     last = run.learner.model.blocks[1].attention.qkv.weight
-    assert last.grad is not None and not last.grad.any()
+    assert last.grad is not None
+    assert not last.grad.any()
     run.state.step = 5
     assert torch.equal(run.learner.model(ids), whole)
 
