@@ -22,7 +22,7 @@ from minigpt.errors import UserError
 
 if TYPE_CHECKING:
     from minigpt.config.schema import RunConfig
-    from minigpt.training.plan import Plan
+    from minigpt.training.plan import Plan, StepTime
 
 PARTS = ("program", "weights", "gradients", "optimizer", "average", "exchange", "activations", "peak")
 
@@ -54,9 +54,9 @@ def plan(
     from minigpt.training.plan import make_plan
 
     assignments = add_setting(set_, "runtime.device", device, "--device")
-    settings, known_size = _settings(text or [], only_config(config), assignments, processes, minutes)
+    settings, known_size, time = _settings(text or [], only_config(config), assignments, processes, minutes)
     size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
-    found = make_plan(settings, size, processes)
+    found = make_plan(settings, size, processes, time)
     steps, each = settings.train.steps, found.seconds_per_step
     total = steps * each if steps and each else None
     if as_json:
@@ -80,8 +80,8 @@ def plan(
 
 def _settings(
     text: list[str], config: str | None, assignments: list[str], processes: int, minutes: float | None
-) -> tuple["RunConfig", int | None]:
-    """Return the settings of the run, and its vocabulary size. A text gives this size, and turns epochs into steps."""
+) -> tuple["RunConfig", int | None, "StepTime | None"]:
+    """Return the settings of a run, and its vocabulary size and times, if known. A text turns epochs into steps."""
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import parse_overrides, resolve
     from minigpt.training.dial import fit_time
@@ -100,12 +100,12 @@ def _settings(
         notice(*prepared.notices)
         length = {"steps": run_steps(prepared.config, len(prepared.data.train)), "epochs": None}
         settings = prepared.config.model_copy(update={"train": prepared.config.train.model_copy(update=length)})
-        return settings, prepared.data.tokenizer.vocab_size
+        return settings, prepared.data.tokenizer.vocab_size, prepared.step_time
     sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
     resolved = resolve(shards, *sources, parse_overrides(assignments))
     notice(*resolved.notices)
-    return resolved.config, None
+    return resolved.config, None, None
 
 
 def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None) -> Iterator[str]:

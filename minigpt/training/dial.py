@@ -70,7 +70,7 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     prepared = with_layers(prepared, [*layers, ("time", {"train.steps": steps})])
     regularization = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
     lines = (f"chosen: {describe(prepared.config, data)}; {regularization}", f"because {', and '.join(why)}")
-    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds)
+    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
 
 
 def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:

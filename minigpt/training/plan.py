@@ -106,8 +106,8 @@ def process_memory(
     return Memory(*fixed, step["activations"], sum(fixed) - gradients + changing)
 
 
-def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: float = 2.0) -> Plan:
-    """Plan a run in so many processes. Measure its time for about `seconds` if its device is available.
+def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None) -> Plan:
+    """Plan a run in so many processes. Measure its `time`, unless given, if its device is available.
 
     Raises:
         ConfigError: So many processes cannot divide the shards.
@@ -124,7 +124,8 @@ def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, seconds: f
     kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)
     common: dict[str, Any] = {"vocab_size": vocab_size, "runtime": runtime, "processes": processes, "program": program}
     parallel = {kind: _fit(config, free, partial(process_memory, **common, kind=kind)) for kind in kinds}
-    time = time_step(config, vocab_size, runtime, processes, seconds) if is_here else None
+    if is_here and not time:
+        time = time_step(config, vocab_size, runtime, processes, 2.0)
     parameters = count_parameters(config.model, vocab_size)
     step_seconds, is_measured = (time.step, time.is_measured) if time else (None, False)
     return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
@@ -28,6 +28,9 @@ from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
 from minigpt.training.fit import WORK, fit
 from minigpt.training.parallel import check_count
 from minigpt.training.schedule import run_steps
+
+if TYPE_CHECKING:
+    from minigpt.training.plan import StepTime
 
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
@@ -56,6 +59,8 @@ class PreparedRun:
     """Whether the first layer was fitted to the text."""
     seconds: float = math.inf
     """How long training should take."""
+    step_time: "StepTime | None" = None
+    """What a step takes here, if that was measured to choose the settings."""
 
     @property
     def is_only_text(self) -> bool:

@@ -60,15 +60,19 @@ def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> 
     assert (found["vocab_size"], found["steps"], found["seconds"]) == (26, 107, 107 * found["seconds_per_step"])
 
 
-def test_a_plan_shows_what_minutes_would_choose(cli: Cli) -> None:
+def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("verse.txt").write_text(VERSE * 20, encoding="utf-8")
     base = ("plan", "verse.txt", "-s", "runtime.device=cpu", "--minutes")
-    done = cli(*base, "50")
+    measured = iter([(0.5, 1.0), (5.0, 10.0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "measure_step", lambda *_: next(measured))
+        done = cli(*base, "50")
     chosen = (
         r"^chosen: 4 layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs; "
         r"dropout 0\.2, weight decay 1\nbecause a step takes 9 s here$"
     )
     assert re.search(chosen, done.err, re.MULTILINE), done.err
+    assert "GFLOP per step, 9 s per step" in done.out, "a step was measured twice"
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
     assert "--minutes and --set train.epochs=2 both give the length" in cli(*base, "5", "-s", "train.epochs=2").error
