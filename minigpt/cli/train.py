@@ -274,9 +274,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
     notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
-    longer = {}
-    if state.best_step and not prepared.is_only_text:  # step 0 is the best if --from started from better weights
-        longer = {"longer": resume_command(run, outcome.resume_settings)}
+    longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
         tokens = prepared.config.train.batch_size * prepared.config.model.context
         reached = forecast(state.best_loss or 0.0, data.characters, tokens, state.step)

@@ -30,7 +30,6 @@ from minigpt.training.outcome import (
     hparams,
     is_out_of_patience,
     refuse_if_finished,
-    resume_settings,
     settings_card,
     typed_errors,
 )
@@ -178,8 +177,8 @@ class Training:
                 self.save()
         if config.hparams and is_done:
             self.metrics.add_hparams(hparams(self.config), state)
-        is_early, settings = is_done and state.step < self.steps, resume_settings(self.config, self.steps, state)
-        return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early, settings)
+        is_early = is_done and state.step < self.steps
+        return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early)
 
     def step(self) -> None:
         """Make one update (collective). Skip it if it is not finite and `train.on_nonfinite` is "skip".

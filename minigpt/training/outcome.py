@@ -30,8 +30,6 @@ class Outcome:
     """The signal that interrupted the run, if any."""
     is_early: bool
     """Whether validation stopped improving before the run reached its length."""
-    resume_settings: tuple[str, ...]
-    """Settings, as KEY=VALUE, with which a finished run can be resumed."""
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
 
 
 def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other settings, the command that resumes the run keeps them."""
+    """With other settings, nothing is suggested: to resume does not lower the loss."""
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 3)
     monkeypatch.setattr("minigpt.training.setup.fit", lambda *given: settings(1000, Shape(1, 1, 16, 16, 4), 2))
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
@@ -144,7 +144,8 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     )
     assert pasted(cli, done, "longer").code == 0
     done = cli("train", "one line.txt", "-s", "model.n_embd=8")
-    assert re.search(r"longer: +minigpt train --resume one-line-3 --set train.steps=4", done.err, re.MULTILINE)
+    assert "Finished at step 2" in done.err
+    assert "longer:" not in done.err
     monkeypatch.setattr("minigpt.training.fit.most_steps", lambda *given: 2)
     done = cli("train", "one line.txt")
     assert "Finished at step 2" in done.err
@@ -272,11 +273,10 @@ def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:
     done = cli("train", "one line.txt", "--name", "one line", *SMALL)
     assert (done.code, done.out) == (0, "")
     assert pasted(cli, done, "sample").code == 0
-    longer = pasted(cli, done, "longer")
-    assert (longer.code, checkpoint_steps(Path("runs/one line"))[-1]) == (0, 8)
     assert re.search(r"curves: +minigpt board$", done.err, re.MULTILINE)
     (finished,) = re.findall(r"minigpt (train --resume .*)", cli("train", "--resume", "one line").error)
     assert cli(*shlex.split(finished)).code == 0
+    assert checkpoint_steps(Path("runs/one line"))[-1] == 8
 
 
 def test_without_a_terminal_there_is_no_progress_bar(cli: Cli, run: Path) -> None:
