@@ -61,23 +61,6 @@ def cautious_decay(muon: Any, argument: Any) -> None:
     muon.step = step_and_decay
 
 
-def rate_power(muon: Any, power: float) -> None:
-    """Raise the learning rate, as a fraction of its peak, to a power. AdamW keeps its own."""
-    step = muon.step
-    muon.step = lambda lr: step(muon.peak_rate * (lr / muon.peak_rate) ** power)
-
-
-def decay_power(muon: Any, power: float) -> None:
-    """Multiply the weight decay by a power of the learning rate as a fraction of its peak."""
-    decay, step = muon.weight_decay, muon.step
-
-    def step_and_decay(lr: float) -> None:
-        muon.weight_decay = decay * (lr / muon.peak_rate) ** power
-        step(lr)
-
-    muon.step = step_and_decay
-
-
 POLAR_EXPRESS = (
     (8.156554524902461 / 1.02, -22.48329292557795 / 1.02**3, 15.878769915207462 / 1.02**5),  # safety factor 1.02
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -92,13 +75,4 @@ def polar_express(muon: Any, argument: Any) -> None:
     muon.ns_coefficients = POLAR_EXPRESS
 
 
-PATCHES = (
-    plain_muon,
-    muon_beta2,
-    normalize_square_rows,
-    normalize_all_rows,
-    cautious_decay,
-    rate_power,
-    decay_power,
-    polar_express,
-)
+PATCHES = (plain_muon, muon_beta2, normalize_square_rows, normalize_all_rows, cautious_decay, polar_express)

@@ -248,18 +248,6 @@ def test_polar_express_brings_singular_values_closer_to_one() -> None:
     assert spread(polar_express=True) < spread()
 
 
-def test_rates_and_decay_follow_a_power_of_the_schedule() -> None:
-    (_, plain), *_ = updates_of(muon(plain_muon=False), 0.25 * OptimConfig().muon_lr)
-    (_, rooted), *_ = updates_of(muon(rate_power=0.5), 0.25 * OptimConfig().muon_lr)
-    torch.testing.assert_close(rooted, 2 * plain)
-    decaying = muon(decay_power=1.0)
-    decay = decaying.weight_decay
-    for matrix in decaying.parameters:
-        matrix.grad = torch.zeros_like(matrix)
-    decaying.step(0.5 * decaying.peak_rate)
-    assert decaying.weight_decay == 0.5 * decay
-
-
 def test_cautious_decay_applies_to_weights_that_shrink() -> None:
     plain, cautious = muon(plain_muon=False), muon(cautious_decay=True)
     plain.weight_decay = 0.0
