@@ -75,4 +75,17 @@ def polar_express(muon: Any, argument: Any) -> None:
     muon.ns_coefficients = POLAR_EXPRESS
 
 
-PATCHES = (plain_muon, muon_beta2, normalize_square_rows, normalize_all_rows, cautious_decay, polar_express)
+def ns_iterations(muon: Any, iterations: int) -> None:
+    """Stop the Newton-Schulz iteration early."""
+    muon.ns_coefficients = muon.ns_coefficients[:iterations]
+
+
+PATCHES = (
+    plain_muon,
+    muon_beta2,
+    normalize_square_rows,
+    normalize_all_rows,
+    cautious_decay,
+    polar_express,
+    ns_iterations,
+)
