@@ -18,6 +18,7 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,8 @@ https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_k
 SIMD = np.show_config(mode="dicts").get("SIMD Extensions", {})  # empty parts are missing
 HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.get("found", ())})
 ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
-"""Whether the processor is one without that path. There, single rows are faster than a few together."""
+"""Whether the processor is one without that path. There, fewer than `FEW` rows are faster one by one."""
+FEW = 8
 
 
 class Linear:
@@ -54,9 +56,17 @@ class Linear:
         self.weight[:, :size] = weight.T
         self.blocks = self.weight.reshape(inputs, -1, width).swapaxes(0, 1)  # (blocks, in, width), a view
 
+    @cached_property
+    def transposed(self) -> Array:
+        """The weight (out, in) for many rows, which OpenBLAS multiplies faster in this order."""
+        return np.ascontiguousarray(self.weight.T)
+
     def __call__(self, x: Array) -> Array:
-        if not 1 < len(x) <= ROWS:
-            y: Array = np.dot(x, self.weight)
+        y: Array
+        if ROW_BY_ROW and len(x) >= FEW:
+            y = np.ascontiguousarray(np.dot(self.transposed, x.T).T)
+        elif not 1 < len(x) <= ROWS:
+            y = np.dot(x, self.weight)
         elif ROW_BY_ROW:
             y = np.stack([np.dot(row, self.weight) for row in x])
         else:
