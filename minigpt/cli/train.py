@@ -112,7 +112,7 @@ def train(
         if is_auto:
             resume = joined.share(name if is_run(RUNS / str(name)) else None)
         if resume is not None:
-            code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_), is_auto)
+            code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_ or minutes), is_auto)
         else:
             code = _start(joined, text or [], config_name, assignments, name, from_, minutes)
     raise typer.Exit(code)
@@ -277,8 +277,8 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
         tokens = prepared.config.train.batch_size * prepared.config.model.context
-        reached = forecast(state.best_loss or 0.0, data.characters, tokens, state.step)
-        if reached is not None and not outcome.is_early:
+        reached = forecast(state.best_loss or 0.0, data.fitted_characters, tokens, state.step)
+        if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
             text = " ".join(map(shell_quote, prepared.config.data.source))
@@ -286,7 +286,6 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
         notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
-        longer = {}
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",

@@ -43,6 +43,11 @@ class TokenDataset:
         return replace(self, train=train, validation=validation)
 
     @property
+    def fitted_characters(self) -> int:
+        """Number of characters to which settings are fitted: those of the text without a separate validation text."""
+        return round(len(self.encoded[0]) * self.characters_per_token)
+
+    @property
     def characters_per_token(self) -> float:
         """Average number of characters per token."""
         return self.characters / (len(self.train) + len(self.validation))

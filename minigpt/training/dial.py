@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from minigpt.config.schema import MOST_STEPS, RunConfig
 from minigpt.errors import UserError, count
-from minigpt.model.device import measure_matmul
+from minigpt.model.device import measure_matmul, pick_device
 from minigpt.model.size import training_flops
 from minigpt.training.fit import choose_shape, most_steps, settings
 from minigpt.training.parallel import Processes
@@ -41,11 +41,12 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         UserError: The time is too short.
         DeviceError: The device is not available.
     """
+    pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
     data, layers = prepared.data, list(prepared.layers)
-    characters, validation = data.characters, len(data.validation)
+    characters, validation = data.fitted_characters, len(data.validation)
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
     work = max(0.0, seconds) * processes * measure_matmul(runtime) / 3  # as training reaches it
-    shape = choose_shape(characters, work)
+    shape = choose_shape(characters, work, prepared.config.train.shards)
     if prepared.is_fitted:
         layers[0] = layers[0][0], settings(characters, shape, 1)
         prepared = with_layers(prepared, layers)
@@ -60,7 +61,8 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     if not steps:
         least = total_seconds(1, time, config, validation)
         missing = count(math.ceil((least - left) / 60), "more minute")
-        raise UserError(f"a step and two evaluations take {least:.0f} s here: give at least {missing}")
+        what = "a step, two evaluations and compiling" if left < seconds else "a step and two evaluations"
+        raise UserError(f"{what} take {least + seconds - left:.0f} s here: give at least {missing}")
     why = [f"a step takes {time.step:.3g} s here"]
     if prepared.is_fitted:
         if steps > (most := most_steps(characters, tokens)):

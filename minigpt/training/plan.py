@@ -15,6 +15,7 @@ from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch
 from minigpt.model.size import count_parameters, training_flops
 from minigpt.training.parallel import check_count
 from minigpt.training.step_cost import count_step, measure_step
+from minigpt.world import available_cores
 
 HEAP = {False: 1.45, True: 2.9}
 """Memory of the process on a CPU per byte of the tensors that a step creates, without and with checkpointing.
@@ -137,14 +138,14 @@ def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: i
     measured = measure_step(config, vocab_size, runtime, seconds)
     flops = training_flops(config.model, vocab_size) * context
     sequence, update = measured or (3 * flops / measure_matmul(runtime), 0.0)
-    waiting = max(1.0, processes * runtime.threads / torch.get_num_threads()) if is_cpu else 1.0
+    waiting = max(1.0, processes * runtime.threads / available_cores()) if is_cpu else 1.0
     step = config.train.batch_size // processes * sequence + update
     return StepTime(waiting * step, waiting * sequence / (3 * context * processes), measured is not None)
 
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
     """Return what each process of a run of so many FLOP would compute with, and whether its device is available."""
-    threads = max(1, torch.get_num_threads() // processes)
+    threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # workers start with their share
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     flops /= processes
     try:

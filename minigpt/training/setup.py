@@ -112,7 +112,8 @@ def prepare_run(
     if is_fitted:
         device = pick_device(resolved.config.runtime.device, local_rank=0 if processes > 1 else None)
         work = WORK["cpu" if device == "cpu" else "gpu"]
-        layers.insert(0, ("fitted to the text", fit(data.characters, data.tokenizer.vocab_size, work)))
+        fitted = fit(data.fitted_characters, data.tokenizer.vocab_size, work, resolved.config.train.shards)
+        layers.insert(0, ("fitted to the text", fitted))
         data = data.resplit(resolve.resolve(*layers).config.data.val_fraction)
     notices += _warn_of_little_text(data)
     stem = name_stem(preset or (text[0] if text else "quickstart"))

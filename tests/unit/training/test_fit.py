@@ -1,13 +1,14 @@
 """Settings that fit a text and an amount of time."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minigpt.config.resolve import resolve
-from minigpt.errors import UserError
+from minigpt.errors import DeviceError, UserError
 from minigpt.model import device
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
@@ -39,6 +40,7 @@ def test_more_work_makes_a_longer_run_of_a_larger_model(characters: int) -> None
 
 
 CHOICES = [(characters, work) for characters in (20_000, 200_000, 1_003_854, 10_583_935) for work in (4e12, 2e13)]
+CHOICES += [(300_000, 2e13), (600_000, 2e13)]
 
 
 @pytest.mark.parametrize(("characters", "work"), CHOICES)
@@ -59,7 +61,7 @@ def test_the_choice_was_measured_and_is_close_to_the_best(characters: int, work:
     assert min(losses) <= min(line["loss"] for line in affordable) + 0.02
 
 
-@pytest.mark.parametrize(("characters", "longest"), [(200_000, 1580), (1_003_854, 857), (10_583_935, 750)])
+@pytest.mark.parametrize(("characters", "longest"), [(200_000, 2830), (1_003_854, 857), (10_583_935, 750)])
 def test_the_forecast_for_five_times_the_time_was_measured(characters: int, longest: int) -> None:
     lines = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
     losses = {
@@ -70,6 +72,7 @@ def test_the_forecast_for_five_times_the_time_was_measured(characters: int, long
 
 
 def test_the_forecast_is_for_runs_that_more_time_would_help() -> None:
+    assert forecast(0.05, 10**6, 2048, 690) is None, "no loss is below zero"
     assert forecast(2.0, 20_000, 1024, most_steps(20_000, 1024)) is None
     gains = [2.0 - (forecast(2.0, characters, 2048, 690) or 0.0) for characters in (10**5, 10**6, 10**8, 10**9)]
     assert 0 < gains[0] < gains[1] < gains[2] == gains[3] < 0.25
@@ -130,12 +133,35 @@ def test_the_settings_fit_the_steps_that_were_found(prepared: Any) -> None:
     few, many = (fit_time(prepared(), seconds) for seconds in (30.0, 1e6))
     assert (few.config.model.dropout, many.config.model.dropout) == (0.0, 0.1)
     assert few.config.train.save_every < many.config.train.save_every
-    assert "dropout 0.1, weight decay 1" in many.notices[-2]
+    assert "dropout 0.1, weight decay 0.8" in many.notices[-2]
 
 
 def test_several_processes_have_the_computation_for_a_larger_model(prepared: Any) -> None:
     one, four = (fit_time(prepared("train.shards=4"), 120.0, processes).config.model for processes in (1, 4))
     assert one.n_layer < four.n_layer
+
+
+def test_a_validation_text_does_not_count_as_training_text(prepared: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text("abcd" * 1000, encoding="utf-8")
+    config = prepared(f"data.val_source={tmp_path / 'my.txt'}", "data.unknown=skip", source=str(tmp_path / "tiny.txt"))
+    assert config.config.model.n_embd == 64
+
+
+def test_a_device_that_is_not_there_is_an_error(prepared: Any) -> None:
+    run = prepared(preset="shakespeare-cpu")
+    absent = replace(run, config=resolve(("test", {"runtime.device": "cuda"})).config)
+    with pytest.raises(DeviceError):
+        fit_time(absent, 60.0)
+
+
+def test_the_error_counts_the_time_of_compiling(prepared: Any) -> None:
+    with pytest.raises(UserError, match=r"a step, two evaluations and compiling take 4\d s here"):
+        fit_time(prepared("runtime.compile=true"), 36.0)
+
+
+def test_the_batch_can_be_divided_among_many_processes(prepared: Any) -> None:
+    run = prepared("train.shards=8")
+    assert [r.config.train.batch_size for r in (prepared(), run, fit_time(run, 60.0, 8))] == [4, 8, 8]
 
 
 def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:
