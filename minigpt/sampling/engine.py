@@ -39,8 +39,9 @@ https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_k
 SIMD = np.show_config(mode="dicts").get("SIMD Extensions", {})  # empty parts are missing
 HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.get("found", ())})
 ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
-"""Whether the processor is one without that path. There, fewer than `FEW` rows are faster one by one."""
-FEW = 8
+"""Whether the processor is one without that path. There, few rows are faster one by one."""
+MANY = 8
+"""From so many rows on, transposed weights are faster there."""
 
 
 class Linear:
@@ -58,12 +59,12 @@ class Linear:
 
     @cached_property
     def transposed(self) -> Array:
-        """The weight (out, in) for many rows, which OpenBLAS multiplies faster in this order."""
+        """The weight (out, in). It doubles the memory, so it is made when first needed."""
         return np.ascontiguousarray(self.weight.T)
 
     def __call__(self, x: Array) -> Array:
         y: Array
-        if ROW_BY_ROW and len(x) >= FEW:
+        if ROW_BY_ROW and len(x) >= MANY:
             y = np.ascontiguousarray(np.dot(self.transposed, x.T).T)
         elif not 1 < len(x) <= ROWS:
             y = np.dot(x, self.weight)

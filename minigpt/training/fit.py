@@ -50,7 +50,7 @@ WORK = {"cpu": 8e12, "gpu": 3e15}
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
-"""Epochs over which the weights of a small text should average updates: 1 / (learning rate * weight decay) steps."""
+"""Epochs of a small text over which weights should average their updates: 1 / (learning rate * weight decay) steps."""
 LONGER = 5
 """How many times as long the run takes that `forecast` is about."""
 ENOUGH_VALIDATION = 50_000
@@ -83,7 +83,7 @@ def settings(characters: int, shape: Shape, steps: int) -> dict[str, Any]:
         "model.dropout": 0.2 if is_small else 0.1 if has_many else 0.0,
         "optim.weight_decay": weight_decay,
         "optim.momentum": 0.95 if is_small or steps >= 2000 else 0.9,
-        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / max(1, characters):.1g}")),
+        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / characters:.1g}")),
         "train.batch_size": shape.batch_size,
         "train.steps": steps,
         "train.save_every": max(50, steps // 5),

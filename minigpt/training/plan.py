@@ -138,7 +138,8 @@ def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: i
     measured = measure_step(config, vocab_size, runtime, seconds)
     flops = training_flops(config.model, vocab_size) * context
     sequence, update = measured or (3 * flops / measure_matmul(runtime), 0.0)
-    waiting = max(1.0, processes * runtime.threads / available_cores()) if is_cpu else 1.0
+    # One process was measured alone. Together, they wait if their threads are more than the cores.
+    waiting = max(1.0, processes * runtime.threads / max(runtime.threads, available_cores())) if is_cpu else 1.0
     step = config.train.batch_size // processes * sequence + update
     return StepTime(waiting * step, waiting * sequence / (3 * context * processes), measured is not None)
 

@@ -146,6 +146,9 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
     done = cli("train", "one line.txt", "-s", "model.n_embd=8")
     assert "Finished at step 2" in done.err
     assert "longer:" not in done.err
+    with monkeypatch.context() as patch:
+        patch.setattr("minigpt.storage.metadata.TrainState.overfitting", True)
+        assert "would reach" not in cli("train", "one line.txt").err
     monkeypatch.setattr("minigpt.training.fit.most_steps", lambda *given: 2)
     done = cli("train", "one line.txt")
     assert "Finished at step 2" in done.err
@@ -347,6 +350,8 @@ def test_resume_auto_starts_or_resumes(cli: Cli, verse: str, monkeypatch: pytest
     assert "resuming a with its own text and settings\n" in resumed.err
     again = cli(*command)
     assert (again.code, again.err.splitlines()[-1]) == (0, "run a is finished at step 4")
+    assert "with its own text" in cli("train", "--name", "a", "--resume", "auto", "--minutes", "3").err
+    assert "with its own text" not in cli("train", "--name", "a", "--resume", "auto").err
     assert cli("train", verse, "--resume", "auto").error.startswith("--resume auto needs the --name of the run")
 
 

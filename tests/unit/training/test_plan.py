@@ -135,6 +135,8 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
     assert make_plan(config, V).seconds_per_step == 8 * 0.5 + 2
     monkeypatch.setattr(planning, "available_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as measuring one process leaves it
+    crowded = make_config(**BASE, train__shards=4, runtime__device="cpu", runtime__threads=4)
+    assert make_plan(crowded, V).seconds_per_step == 8 * 0.5 + 2, "the measurement had as many threads"
     assert make_plan(config, V, processes=2).seconds_per_step == 4 * 0.5 + 2
     assert make_plan(config, V, processes=4).seconds_per_step == 2 * (2 * 0.5 + 2)  # four processes on two cores
     monkeypatch.setattr(planning, "measure_step", lambda *_: None)
