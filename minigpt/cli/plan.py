@@ -54,9 +54,9 @@ def plan(
     from minigpt.training.plan import make_plan
 
     assignments = add_setting(set_, "runtime.device", device, "--device")
-    settings, known_size, time = _settings(text or [], only_config(config), assignments, processes, minutes)
+    settings, known_size, time, program = _settings(text or [], only_config(config), assignments, processes, minutes)
     size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
-    found = make_plan(settings, size, processes, time)
+    found = make_plan(settings, size, processes, time, program)
     steps, each = settings.train.steps, found.seconds_per_step
     total = steps * each if steps and each else None
     if as_json:
@@ -80,10 +80,14 @@ def plan(
 
 def _settings(
     text: list[str], config: str | None, assignments: list[str], processes: int, minutes: float | None
-) -> tuple["RunConfig", int | None, "StepTime | None"]:
-    """Return the settings of a run, and its vocabulary size and times, if known. A text turns epochs into steps."""
+) -> tuple["RunConfig", int | None, "StepTime | None", int | None]:
+    """Return the settings of a run, and its vocabulary size, times and program's memory, if known.
+
+    A text turns epochs into steps.
+    """
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import parse_overrides, resolve
+    from minigpt.model.memory import peak_memory
     from minigpt.training.dial import fit_time
     from minigpt.training.schedule import run_steps
     from minigpt.training.setup import describe, prepare_run
@@ -93,6 +97,7 @@ def _settings(
         raise UserError("--minutes needs a text: minigpt plan TEXT --minutes N")
     if text:
         prepared = prepare_run(text, config, assignments, processes=processes)
+        program = peak_memory()
         if minutes:
             prepared = fit_time(prepared, 60 * minutes, processes)
         elif prepared.is_fitted:
@@ -100,12 +105,12 @@ def _settings(
         notice(*prepared.notices)
         length = {"steps": run_steps(prepared.config, len(prepared.data.train)), "epochs": None}
         settings = prepared.config.model_copy(update={"train": prepared.config.train.model_copy(update=length)})
-        return settings, prepared.data.tokenizer.vocab_size, prepared.step_time
+        return settings, prepared.data.tokenizer.vocab_size, prepared.step_time, program
     sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
     resolved = resolve(shards, *sources, parse_overrides(assignments))
     notice(*resolved.notices)
-    return resolved.config, None, None
+    return resolved.config, None, None, None
 
 
 def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None) -> Iterator[str]:

@@ -276,8 +276,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
     longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
-        tokens = prepared.config.train.batch_size * prepared.config.model.context
-        reached = forecast(state.best_loss or 0.0, data.fitted_characters, tokens, state.step)
+        reached = forecast(state.best_loss or 0.0, data.size, prepared.config.tokens_per_step, state.step)
         if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")

@@ -244,6 +244,11 @@ class RunConfig(Section):
     sample: SampleConfig = SampleConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of tokens that a step trains on."""
+        return self.train.batch_size * self.model.context
+
 
 NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2"}
 NO_ATTENTION |= {"qk_norm": False, "zero_init": False}

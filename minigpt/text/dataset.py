@@ -43,9 +43,9 @@ class TokenDataset:
         return replace(self, train=train, validation=validation)
 
     @property
-    def fitted_characters(self) -> int:
-        """Number of characters to which settings are fitted: those of the text without a separate validation text."""
-        return round(len(self.encoded[0]) * self.characters_per_token)
+    def size(self) -> int:
+        """Number of tokens of the text, without those of a separate validation text."""
+        return len(self.encoded[0])
 
     @property
     def characters_per_token(self) -> float:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from minigpt.config.schema import MOST_STEPS, RunConfig
 from minigpt.errors import UserError, count
-from minigpt.model.device import measure_matmul, pick_device
+from minigpt.model.device import Runtime, measure_matmul, pick_device
 from minigpt.model.size import training_flops
-from minigpt.training.fit import choose_shape, most_steps, settings
+from minigpt.training.fit import fit, most_steps, regularization
 from minigpt.training.parallel import Processes
 from minigpt.training.plan import StepTime, plan_runtime, time_step
 from minigpt.training.schedule import eval_steps
@@ -42,19 +42,44 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         DeviceError: The device is not available.
     """
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
-    data, layers = prepared.data, list(prepared.layers)
-    characters, validation = data.fitted_characters, len(data.validation)
+    data, most, why = prepared.data, MOST_STEPS, []
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
-    work = max(0.0, seconds) * processes * measure_matmul(runtime) / 3  # as training reaches it
-    shape = choose_shape(characters, work, prepared.config.train.shards)
+    (label, first), *others = prepared.layers
+    settings = dict(first)
     if prepared.is_fitted:
-        layers[0] = layers[0][0], settings(characters, shape, 1)
-        prepared = with_layers(prepared, layers)
-    config = prepared.config
-    time = time_step(config, data.tokenizer.vocab_size, runtime, processes, 3.0)
+        work = max(0.0, seconds) * processes * measure_matmul(runtime) / 3  # as training reaches it
+        shards = prepared.config.train.shards
+        settings = fit(data.size, data.tokenizer.vocab_size, work, *others, shards=shards)
+        prepared = with_layers(prepared, [(label, settings), *others])
+        most = most_steps(data.size, prepared.config.tokens_per_step)
+    time, steps = measure_steps(prepared, seconds, runtime, processes, most)
+    if prepared.is_fitted:
+        config = with_layers(prepared, [(label, settings), *others, ("time", {"train.steps": steps})]).config
+        settings |= regularization(data.size, config)
+        adjusted = with_layers(prepared, [(label, settings), *others])
+        if adjusted.config.model.dropout != prepared.config.model.dropout:  # with it, a step takes longer
+            time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
+        if steps == most:
+            why.append("for so short a text, more epochs would not lower the loss")
+    prepared = with_layers(prepared, [(label, settings), *others, ("time", {"train.steps": steps})])
+    regularized = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
+    because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
+    lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")
+    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
+
+
+def measure_steps(
+    prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int, most: int
+) -> tuple[StepTime, int]:
+    """Measure a run's times. Return them and how many steps it can take, at `most`.
+
+    Raises:
+        UserError: It can take none.
+    """
+    config, vocab_size, validation = prepared.config, prepared.data.tokenizer.vocab_size, len(prepared.data.validation)
+    time = time_step(config, vocab_size, runtime, processes, 3.0)
     left, steps = seconds, steps_within(seconds, time, config, validation)
-    tokens = config.train.batch_size * config.model.context
-    per_step = training_flops(config.model, data.tokenizer.vocab_size) * tokens
+    per_step = training_flops(config.model, vocab_size) * config.tokens_per_step
     if plan_runtime(config.runtime, processes, steps * per_step)[0].compile:
         left, compiled = seconds - COMPILING, replace(time, step=COMPILED * time.step)
         steps = steps_within(left, compiled, config, validation)
@@ -63,23 +88,14 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         missing = count(math.ceil((least - left) / 60), "more minute")
         what = "a step, two evaluations and compiling" if left < seconds else "a step and two evaluations"
         raise UserError(f"{what} take {least + seconds - left:.0f} s here: give at least {missing}")
-    why = [f"a step takes {time.step:.3g} s here"]
-    if prepared.is_fitted:
-        if steps > (most := most_steps(characters, tokens)):
-            steps = most
-            why.append("for so short a text, more epochs would not lower the loss")
-        layers[0] = layers[0][0], settings(characters, shape, steps)
-    prepared = with_layers(prepared, [*layers, ("time", {"train.steps": steps})])
-    regularization = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
-    lines = (f"chosen: {describe(prepared.config, data)}; {regularization}", f"because {', and '.join(why)}")
-    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
+    return time, min(steps, most)
 
 
 def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:
     """Return the duration of a run: its steps, its evaluations and what belongs to them."""
     every = config.train.eval_every
     if every == "auto":
-        every = eval_steps(steps, config.train.batch_size * config.model.context, validation_tokens)
+        every = eval_steps(steps, config.tokens_per_step, validation_tokens)
     evaluations = 1 + -(-steps // every)
     return SLACK * steps * time.step + evaluations * (LOOK + time.evaluated_token * validation_tokens)
 

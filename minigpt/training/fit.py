@@ -1,13 +1,16 @@
 """Settings that fit a text and an amount of computation.
 
-They do not depend on the machine. docs/project/lab/small-and-large-texts.md has the measurements.
+They do not depend on the machine. docs/project/lab/small-and-large-texts.md has the measurements, where every token is
+a character.
 """
 
 import math
 from typing import Any, NamedTuple
 
-from minigpt.config.schema import ModelConfig, OptimConfig
+from minigpt.config.resolve import ConfigSource, resolve
+from minigpt.config.schema import OptimConfig, RunConfig
 from minigpt.model.size import training_flops
+from minigpt.training.schedule import run_steps
 
 
 class Shape(NamedTuple):
@@ -19,19 +22,9 @@ class Shape(NamedTuple):
     context: int
     batch_size: int
 
-    @property
-    def tokens(self) -> int:
-        """Tokens per step."""
-        return self.batch_size * self.context
-
-    def flops(self, vocab_size: int) -> int:
-        """FLOP per step."""
-        model = ModelConfig(n_layer=self.n_layer, n_head=self.n_head, n_embd=self.n_embd, context=self.context)
-        return self.tokens * training_flops(model, vocab_size)
-
 
 TINY, SMALL, MEDIUM, LARGE = 9_000, 60_000, 500_000, 800_000
-"""Characters from which a text has another shape."""
+"""Tokens from which a text has another shape."""
 SHAPES = (
     (0, 0, Shape(2, 2, 64, 32, 32)),
     (0, TINY, Shape(4, 2, 128, 64, 16)),
@@ -44,67 +37,72 @@ SHAPES = (
     (3e14, MEDIUM, Shape(6, 4, 256, 256, 16)),
     (2e15, MEDIUM, Shape(6, 6, 384, 256, 64)),
 )
-"""The least FLOP of a run and the least characters of its text for each shape. The last is for GPUs, not measured."""
+"""The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs, not measured."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
 """FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores. On a GPU, not measured."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
-"""Epochs of a small text over which weights should average their updates: 1 / (learning rate * weight decay) steps."""
+"""Epochs of a small text over which weights should average their updates."""
 LONGER = 5
 """How many times as long the run takes that `forecast` is about."""
 ENOUGH_VALIDATION = 50_000
-"""Number of characters needed to measure the validation loss to two digits."""
+"""Number of tokens needed to measure the validation loss to two digits."""
 
 
-def choose_shape(characters: int, work: float, shards: int = 1) -> Shape:
-    """Return the shape for a text of so many characters and a run of so many FLOP. Shards divide its batches."""
-    shape = [shape for least, fewest, shape in SHAPES if work >= least and characters >= fewest][-1]
-    return shape._replace(batch_size=math.ceil(shape.batch_size / shards) * shards)
+def choose_shape(size: int, work: float) -> Shape:
+    """Return the shape for a text of so many tokens and a run of so many FLOP."""
+    return [shape for least, fewest, shape in SHAPES if work >= least and size >= fewest][-1]
 
 
-def most_steps(characters: int, tokens_per_step: int) -> int:
+def most_steps(size: int, tokens_per_step: int) -> int:
     """Return the steps after which no measured loss fell further. The small networks of tiny texts need more epochs."""
-    return max(1, (60 if characters < TINY else 30) * characters // tokens_per_step)
+    return max(1, (60 if size < TINY else 30) * size // tokens_per_step)
 
 
-def settings(characters: int, shape: Shape, steps: int) -> dict[str, Any]:
-    """Return the settings of a run. It stops early if validation no longer improves.
+def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, shards: int = 1) -> dict[str, Any]:
+    """Return the settings for a text of so many tokens and a run of about so many FLOP.
 
-    Weight decay is for this shape and the default learning rate of Muon.
+    They fit the settings of `others`, which come after them. Shards divide the batch.
     """
-    is_small, has_many = characters < SMALL, steps * shape.tokens > MANY_EPOCHS * characters
-    weight_decay = 0.5 if has_many else 0.3
-    if characters < LARGE:
-        steps_of_span = SPAN * characters / shape.tokens
-        weight_decay = min(1.0, max(0.3, round(1 / (OptimConfig().muon_lr * steps_of_span), 1)))
+    shape = choose_shape(size, work)
+    chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}
+    context = resolve(("fitted to the text", chosen), *others, complete=False).config.model.context
+    chosen["train.batch_size"] = math.ceil(shape.batch_size * shape.context / context / shards) * shards
+    config = resolve(("fitted to the text", chosen), *others).config
+    steps = max(1, int(work / (config.tokens_per_step * training_flops(config.model, vocab_size))))
+    chosen["train.steps"] = min(steps, most_steps(size, config.tokens_per_step))
+    return chosen | regularization(size, resolve(("fitted to the text", chosen), *others).config)
+
+
+def regularization(size: int, config: RunConfig) -> dict[str, Any]:
+    """Return what fits a text of so many tokens, and the batches, rate and length of a run.
+
+    Weights average their updates over 1 / (learning rate * weight decay) steps.
+    """
+    steps = run_steps(config, size)
+    is_small, has_many = size < SMALL, steps * config.tokens_per_step > MANY_EPOCHS * size
+    weight_decay, rate = 0.5 if has_many else 0.3, OptimConfig().muon_lr
+    if size < LARGE:
+        span = SPAN * size / config.tokens_per_step
+        weight_decay = min(1.0, max(0.3, round(1 / (rate * span), 1)))
     return {
-        **{f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"},
         "model.dropout": 0.2 if is_small else 0.1 if has_many else 0.0,
-        "optim.weight_decay": weight_decay,
+        "optim.weight_decay": round(weight_decay * rate / config.optim.muon_lr, 3),
         "optim.momentum": 0.95 if is_small or steps >= 2000 else 0.9,
-        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / characters:.1g}")),
-        "train.batch_size": shape.batch_size,
-        "train.steps": steps,
+        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}")),
         "train.save_every": max(50, steps // 5),
         "train.patience": 4,
     }
 
 
-def forecast(loss: float, characters: int, tokens_per_step: int, steps: int) -> float | None:
+def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float | None:
     """Return the loss in nats that a run of `LONGER` times the time would reach. None if not known.
 
     Five times the time lowered the loss of three texts by 0.10 to 0.19, and by less after more epochs.
     """
-    if steps >= most_steps(characters, tokens_per_step):
+    if steps >= most_steps(size, tokens_per_step):
         return None
-    epochs = steps * tokens_per_step / characters
+    epochs = steps * tokens_per_step / size
     reached = loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs
     return reached if reached > 0 else None
-
-
-def fit(characters: int, vocab_size: int, work: float, shards: int = 1) -> dict[str, Any]:
-    """Return the settings for a text of so many characters and a run of about so many FLOP."""
-    shape = choose_shape(characters, work, shards)
-    steps = min(most_steps(characters, shape.tokens), max(1, int(work / shape.flops(vocab_size))))
-    return settings(characters, shape, steps)

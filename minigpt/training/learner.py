@@ -77,8 +77,8 @@ class Learner:
         """`mean_loss`, or `mean_loss` compiled."""
 
     def _choose_runtime(self, device: str, steps: int, saved: Environment | None) -> Runtime:
-        train, own = self.config.train, self.config.runtime.model_copy(update={"device": device})
-        per_step = train.batch_size * self.config.model.context * self.flops_per_token
+        own = self.config.runtime.model_copy(update={"device": device})
+        per_step = self.config.tokens_per_step * self.flops_per_token
         chosen = self.processes.share(choose_runtime(own, saved, flops=steps * per_step / self.processes.size))
         return replace(chosen, device=device, compile=chosen.compile and not self.is_fsdp)
 

@@ -116,7 +116,7 @@ class Training:
         if checkpoint:
             self.origin = checkpoint.metadata.origin
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
-        every, tokens = config.train.eval_every, config.train.batch_size * config.model.context
+        every, tokens = config.train.eval_every, config.tokens_per_step
         self.eval_steps = eval_steps(self.steps, tokens, len(data.validation)) if every == "auto" else every
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
@@ -190,7 +190,7 @@ class Training:
         self.lr_factor = lr_factor((state.step + 0.5) / self.steps, self.config.optim)  # the middle of the step
         loss, self.gradient_norm = self.learner.backward(self.data.train, state.step)
         state.step += 1
-        state.tokens_seen += self.config.train.batch_size * self.config.model.context
+        state.tokens_seen += self.config.tokens_per_step
         if not math.isfinite(loss + self.gradient_norm):
             self._skip_or_stop(loss)
             return

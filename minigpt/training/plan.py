@@ -107,16 +107,20 @@ def process_memory(
     return Memory(*fixed, step["activations"], sum(fixed) - gradients + changing)
 
 
-def make_plan(config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None) -> Plan:
-    """Plan a run in so many processes. Measure its `time`, unless given, if its device is available.
+def make_plan(
+    config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None, program: int | None = None
+) -> Plan:
+    """Plan a run in so many processes.
+
+    Measure its `time`, unless given, if its device is available. `program` is the memory of this process before that.
 
     Raises:
         ConfigError: So many processes cannot divide the shards.
     """
     train, each = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
-    per_step = each * train.batch_size * config.model.context
-    program = peak_memory() or 0  # before this process computes anything
+    per_step = each * config.tokens_per_step
+    program = program or peak_memory() or 0  # before this process computes anything
     runtime, is_here = plan_runtime(config.runtime, processes, per_step * (train.steps or 0))
     is_cpu = runtime.device == "cpu"
     program = program + LIBRARIES if is_cpu else 0

@@ -13,7 +13,7 @@ def run_steps(config: RunConfig, train_tokens: int) -> int:
     """Return the length of a run on so many training tokens, in steps."""
     train = config.train
     if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
-        return math.ceil(train.epochs * train_tokens / (train.batch_size * config.model.context))
+        return math.ceil(train.epochs * train_tokens / config.tokens_per_step)
     assert train.steps is not None, "`resolve` sets steps or epochs"
     return train.steps
 

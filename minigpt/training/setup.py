@@ -110,9 +110,10 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
     if is_fitted:
-        device = pick_device(resolved.config.runtime.device, local_rank=0 if processes > 1 else None)
-        work = WORK["cpu" if device == "cpu" else "gpu"]
-        fitted = fit(data.fitted_characters, data.tokenizer.vocab_size, work, resolved.config.train.shards)
+        device = resolved.config.runtime.device  # perhaps not here: `plan` is about any
+        is_cpu = (pick_device("auto", local_rank=0 if processes > 1 else None) if device == "auto" else device) == "cpu"
+        work, shards = WORK["cpu" if is_cpu else "gpu"], resolved.config.train.shards
+        fitted = fit(data.size, data.tokenizer.vocab_size, work, *layers, shards=shards)
         layers.insert(0, ("fitted to the text", fitted))
         data = data.resplit(resolve.resolve(*layers).config.data.val_fraction)
     notices += _warn_of_little_text(data)

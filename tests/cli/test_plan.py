@@ -60,12 +60,25 @@ def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> 
     assert (found["vocab_size"], found["steps"], found["seconds"]) == (26, 107, 107 * found["seconds_per_step"])
 
 
+def test_a_text_is_planned_for_a_device_that_is_not_here(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.model.device.available_devices", lambda: ["cpu"])
+    Path("verse.txt").write_text(VERSE, encoding="utf-8")
+    done = cli("plan", "verse.txt", "--device", "cuda")
+    assert "time and free memory are unknown, because cuda is not on this machine" in done.out
+    assert (
+        "runtime.device=cuda is not available" in cli("plan", "verse.txt", "--device", "cuda", "--minutes", "1").error
+    )
+    assert "runtime.device=cuda is not available" in cli("train", "verse.txt", "-s", "runtime.device=cuda").error
+
+
 def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("verse.txt").write_text(VERSE * 20, encoding="utf-8")
     base = ("plan", "verse.txt", "-s", "runtime.device=cpu", "--minutes")
     measured = iter([(0.5, 1.0), (5.0, 10.0)])
     with monkeypatch.context() as patch:
         patch.setattr(planning, "measure_step", lambda *_: next(measured))
+        patch.setattr("minigpt.model.memory.peak_memory", lambda: 10**6)
+        patch.setattr(planning, "peak_memory", lambda: 10**9)
         done = cli(*base, "50")
     chosen = (
         r"^chosen: 4 layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs; "
@@ -73,6 +86,7 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
     )
     assert re.search(chosen, done.err, re.MULTILINE), done.err
     assert "GFLOP per step, 9 s per step" in done.out, "a step was measured twice"
+    assert re.search(r"^program +1\.0 MB$", done.out, re.MULTILINE), "the measured step counts as the program"
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
     assert "--minutes and --set train.epochs=2 both give the length" in cli(*base, "5", "-s", "train.epochs=2").error

@@ -25,7 +25,6 @@ from minigpt.model.gpt import GPT
 from minigpt.paths import VALIDATION
 from minigpt.storage.runs import checkpoint_steps
 from minigpt.training import loop
-from minigpt.training.fit import Shape, settings
 from minigpt.training.loop import Training
 from minigpt.training.setup import name_stem
 
@@ -134,7 +133,10 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
 def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other settings, nothing is suggested: to resume does not lower the loss."""
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 3)
-    monkeypatch.setattr("minigpt.training.setup.fit", lambda *given: settings(1000, Shape(1, 1, 16, 16, 4), 2))
+    small = {"model.n_layer": 1, "model.n_head": 1, "model.n_embd": 16, "model.context": 16}
+    small |= {"train.batch_size": 4, "train.steps": 2}
+    for module in ("setup", "dial"):
+        monkeypatch.setattr(f"minigpt.training.{module}.fit", lambda *given, shards: small)
     Path("one line.txt").write_text("all in one line " * 40, encoding="utf-8")
     done = cli("train", "one line.txt")
     assert re.search(

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from minigpt.config.resolve import resolve
+from minigpt.config.schema import ModelConfig, RunConfig
 from minigpt.errors import DeviceError, UserError
 from minigpt.model import device
+from minigpt.model.size import training_flops
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
 from minigpt.training.fit import WORK, Shape, fit, forecast, most_steps
@@ -39,6 +41,13 @@ def test_more_work_makes_a_longer_run_of_a_larger_model(characters: int) -> None
     assert sizes == sorted(sizes)
 
 
+def flops(line: dict[str, Any]) -> int:
+    """Return the work of a recorded run."""
+    shape = Shape(*line["shape"])
+    model = ModelConfig(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd, context=shape.context)
+    return line["steps"] * shape.batch_size * shape.context * training_flops(model, 65)
+
+
 CHOICES = [(characters, work) for characters in (20_000, 200_000, 1_003_854, 10_583_935) for work in (4e12, 2e13)]
 CHOICES += [(300_000, 2e13), (600_000, 2e13)]
 
@@ -48,7 +57,7 @@ def test_the_choice_was_measured_and_is_close_to_the_best(characters: int, work:
     """The lab has the losses of several settings for a minute (4 TFLOP) and five minutes (20 TFLOP) of slow cores."""
     lines = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
     measured = [line for line in lines if line["characters"] == characters]
-    affordable = [line for line in measured if line["steps"] * Shape(*line["shape"]).flops(65) <= 1.25 * work]
+    affordable = [line for line in measured if flops(line) <= 1.25 * work]
     chosen = fit(characters, 65, work)
     keys = [f"model.{key}" for key in Shape._fields[:-1]] + ["train.batch_size"]
     same = {
@@ -114,6 +123,49 @@ def test_the_dial_is_a_pure_function_of_text_time_and_speeds(prepared: Any) -> N
     assert first.config == second.config
     assert fit_time(prepared(), 120.0).config.train.steps > 1.5 * first.config.train.steps
     assert first.notices[-1] == "because a step takes 0.1 s here"
+
+
+def test_dropout_counts_in_the_time_of_a_run_that_has_it(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_step(config: RunConfig, *given: Any) -> StepTime:
+        return time(0.02 if config.model.dropout else 0.01)
+
+    monkeypatch.setattr(dial, "time_step", time_step)
+    plain, dropped = (fit_time(prepared("runtime.compile=false"), seconds) for seconds in (20.0, 62.0))
+    assert (plain.config.model.dropout, dropped.config.model.dropout) == (0.0, 0.1)
+    assert dropped.step_time == time(0.02)
+    run, tokens = dropped.config, len(dropped.data.validation)
+    assert 50 < total_seconds(run.train.steps, time(0.02), run, tokens) <= 62
+
+
+@pytest.mark.parametrize(
+    "change", ["model.n_embd=512", "model.context=1024", "train.batch_size=1", "model.family=lstm"]
+)
+def test_the_default_length_fits_the_model_and_batches_of_the_user(prepared: Any, change: str) -> None:
+    run = prepared(change)
+    config, size = run.config, run.data.size
+    work = config.train.steps * config.tokens_per_step * training_flops(config.model, run.data.tokenizer.vocab_size)
+    is_longest = config.train.steps == most_steps(size, config.tokens_per_step)
+    assert work == pytest.approx(WORK["cpu"], rel=0.1) or (is_longest and work < WORK["cpu"])
+    assert change == "train.batch_size=1" or 1024 <= config.tokens_per_step <= 2048, "a longer context, fewer sequences"
+
+
+def test_weight_decay_fits_the_rate_and_the_batches_of_the_user(prepared: Any) -> None:
+    def decay(*assignments: str) -> float:
+        return float(prepared("model.context=64", *assignments).config.optim.weight_decay)
+
+    assert decay("optim.muon_lr=0.01") == 2 * decay()
+    assert decay("train.batch_size=128") == 1.0
+    assert decay("train.batch_size=4") == 0.3
+    assert decay("optim.weight_decay=0.2", "optim.muon_lr=0.01") == 0.2
+
+
+def test_epochs_are_counted_in_bytes_if_these_are_the_tokens(prepared: Any, tmp_path: Path) -> None:
+    text = tmp_path / "greek.txt"
+    text.write_text("\u03b1\u03b2\u03b3" * 4000, encoding="utf-8")
+    chars, as_bytes = (prepared(f"data.tokenizer={kind}", source=str(text)) for kind in ("char", "byte"))
+    for run in (chars, as_bytes):
+        assert run.config.train.steps == most_steps(len(run.data.encoded[0]), run.config.tokens_per_step)
+    assert as_bytes.config.train.steps == pytest.approx(2 * chars.config.train.steps, abs=1)
 
 
 def test_a_preset_keeps_everything_but_its_steps(prepared: Any) -> None:
