@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import run_dataset
+from minigpt.cli.input import load_others, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -18,6 +18,7 @@ from minigpt.cli.options import (
     OnUnknown,
     RunArgument,
     UnknownOption,
+    WithOption,
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, table, write
@@ -41,6 +42,7 @@ def evaluate(
         Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT"),
     ] = None,
     checkpoint: CheckpointOption = None,
+    with_: WithOption = None,
     stride: Annotated[
         int | None,
         Option(
@@ -65,10 +67,12 @@ def evaluate(
       minigpt eval
       minigpt eval my-1 other.txt --unknown skip
       minigpt eval my-1 --by-position   how much of its past the model uses
+      minigpt eval my-1 --with my-2     the average of two models
     """
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.average import Average
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.gpt import use_kernels
     from minigpt.model.load import load_model
@@ -81,9 +85,14 @@ def evaluate(
     loaded = load_checkpoint(run, checkpoint)
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
     configure_torch(runtime)
-    model = load_model(loaded).to(runtime.device)
-    use_kernels(model, runtime.model_kernels)
+    others = load_others(loaded, with_ or [])
+    models = [load_model(one).to(runtime.device) for one in (loaded, *others)]
+    for one in models:
+        use_kernels(one, runtime.model_kernels)
+    model = Average(models) if others else models[0]
     tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
+    if training is not None:
+        _warn_of_other_texts(loaded, others)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -92,12 +101,13 @@ def evaluate(
     if not math.isfinite(result.loss):
         raise CheckpointError(f"the loss of the model is {result.loss:g}; an earlier checkpoint may work")
     if by_position and not result.by_position:
-        raise TextError(f"the text is shorter than one window of {count(loaded.config.model.context, 'token')}")
-    windows = protocol(loaded.config.model.context, stride)
+        raise TextError(f"the text is shorter than one window of {count(model.config.context, 'token')}")
+    windows = protocol(model.config.context, stride)
     simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
         document = _document(result, by_position) | {"simple": simple}
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
+        document |= {"with": [escape(other.path) for other in others]} if others else {}
         write(json_text(document))
         return
     print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
@@ -105,12 +115,16 @@ def evaluate(
     print(f"perplexity          {result.perplexity:.4f}")
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {runtime.dtype}")
-    if training is not None and windows == protocol(loaded.config.model.context, None):
+    if training is not None and not others and windows == protocol(model.config.context, None):
         _print_recorded(loaded.metadata, result.loss)
     print(f"checkpoint          {escape(loaded.path)}")
+    for other in others:
+        print(f"averaged with       {escape(other.path)}")
     if simple:
         print()
-        rows = sorted({**simple, "this model": result.loss}.items(), key=lambda row: -row[1])
+        rows = sorted(
+            {**simple, "these models" if others else "this model": result.loss}.items(), key=lambda row: -row[1]
+        )
         table(("method", "loss"), [(method, f"{loss:.4f}") for method, loss in rows])
     if by_position:
         _print_by_position(result.by_position)
@@ -135,6 +149,14 @@ def _choose_tokens(
     if unknown != "error":
         name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
     return encode(corpus, loaded.tokenizer, unknown), name, None
+
+
+def _warn_of_other_texts(loaded: "Checkpoint", others: Sequence["Checkpoint"]) -> None:
+    """Say which runs may have trained on the validation split of the first."""
+    for other in others:
+        same = other.metadata.fingerprint == loaded.metadata.fingerprint
+        if not same or other.config.data.val_fraction < loaded.config.data.val_fraction:
+            notice(f"{escape(other.run_name)} had another training text: it may know this validation split")
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Read the texts that commands use: files, and the validation split of a run."""
+"""Read what commands use: files, the validation split of a run, and runs to average with it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minigpt.errors import TextMismatchError
+from minigpt.errors import TextMismatchError, UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -31,3 +32,15 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
     except TextMismatchError as error:
         error.checkpoint = checkpoint.path  # for the hint
         raise
+
+
+def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
+    """Return the best checkpoints of runs, to average with the first. Raises UserError if a vocabulary is another."""
+    from minigpt.storage.checkpoint import load_checkpoint
+
+    others = [load_checkpoint(run, None) for run in runs]
+    for other in others:
+        if other.tokenizer.to_json() != first.tokenizer.to_json():
+            names = f"{escape(first.run_name)} and {escape(other.run_name)}"
+            raise UserError(f"{names} have different vocabularies: only predictions of the same tokens have an average")
+    return others

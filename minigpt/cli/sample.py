@@ -4,14 +4,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Exit, Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import read_text
+from minigpt.cli.input import load_others, read_text
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -21,6 +21,7 @@ from minigpt.cli.options import (
     RunArgument,
     SamplesOption,
     UnknownOption,
+    WithOption,
     checked_device,
 )
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write
@@ -59,6 +60,7 @@ def sample(
     stop: Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")] = None,
     seed: Annotated[int | None, Option(help="Random seed.", metavar="N")] = None,
     checkpoint: CheckpointOption = None,
+    with_: WithOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
     engine: Annotated[
@@ -84,6 +86,7 @@ def sample(
       minigpt sample mine --prompt "Once upon a time" --length 300
       minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
       minigpt sample mine --copied
+      minigpt sample mine --with other
     """
     # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -97,6 +100,7 @@ def sample(
         prompt = read_text(prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
     loaded = _load(run, checkpoint)
+    others = load_others(loaded, with_ or [])
     refuse_trained_on(loaded.config.data, out)
     known = _texts(loaded) if copied else None  # before generating
     settings = _sample_settings(
@@ -104,8 +108,8 @@ def sample(
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    text = _known_prompt(loaded, settings, prompt, unknown)
-    model = _make_engine(loaded, engine, device or "cpu")
+    model = _make_engine([loaded, *others], engine, device or "cpu")
+    text = _known_prompt(loaded, settings, prompt, unknown, model.context)
     chars = generate(model, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
     if num_samples == 1 and not (as_json or out or no_stream or copied):
         _stream(text, chars)
@@ -115,6 +119,7 @@ def sample(
     if as_json:
         used = settings.model_dump(exclude={"prompt", "preview"})
         document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
+        document |= {"with": [escape(other.path) for other in others]} if others else {}
         write(json_text(document | ({"copied": found} if found else {})), out)
     else:
         _print_samples(text, samples, found, out)
@@ -137,30 +142,36 @@ def _load(run: str, checkpoint: str | None) -> "Checkpoint":
         raise UserError(f"{error}; to continue a text: --prompt {shell_quote(run)}") from error
 
 
-def _make_engine(loaded: "Checkpoint", name: str, device: str) -> "LanguageModel":
-    """Return the engine that runs the model. Only "torch" imports torch."""
+def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) -> "LanguageModel":
+    """Return the engine that runs the model, or the average of several. Only "torch" imports torch."""
     if name == "numpy":
+        from minigpt.sampling.average import AverageEngine
         from minigpt.sampling.load import load_engine
 
-        return load_engine(loaded)
+        engines = [load_engine(one) for one in checkpoints]
+        return AverageEngine(engines) if len(engines) > 1 else engines[0]
     from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.average import Average
     from minigpt.model.device import choose_runtime
     from minigpt.model.load import load_model
     from minigpt.model.reference import TorchEngine
 
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), dtype="float32", compile=False))
-    return TorchEngine(load_model(loaded).to(runtime.device))
+    models = [load_model(one).to(runtime.device) for one in checkpoints]
+    return TorchEngine(Average(models) if len(models) > 1 else models[0])
 
 
-def _known_prompt(loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown) -> str:
+def _known_prompt(
+    loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown, context: int
+) -> str:
     """Return the prompt, or else that of the settings, with characters outside the vocabulary skipped or replaced."""
     from minigpt.text.tokenizer import unix_newlines
 
     if prompt is None:
         prompt = settings.prompt
         unknown = unknown if settings.has_own_prompt else "replace"  # not every text has the default, a newline
-    ids, context = loaded.tokenizer.encode(unix_newlines(prompt), unknown), loaded.config.model.context
-    if len(ids) > context and not loaded.config.model.is_recurrent:
+    ids = loaded.tokenizer.encode(unix_newlines(prompt), unknown)
+    if len(ids) > context:
         notice(f"the prompt is longer than the context: using the last {context} of {len(ids)} tokens")
     return loaded.tokenizer.decode(ids)
 

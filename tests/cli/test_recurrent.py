@@ -88,3 +88,40 @@ def test_python_gives_text_and_losses_but_no_attention() -> None:
 def test_copied_works_with_a_state_in_place_of_a_context(cli: Cli) -> None:
     sample = cli("sample", "lstm", "--copied", "--json", "-l", 40).json["samples"][0]
     assert len(sample["copied"]) == len(sample["text"]) == 40
+
+
+def test_predictions_of_two_runs_are_averaged(cli: Cli) -> None:
+    alone = {run: cli("eval", run, "--json").json["loss"] for run in ("gpt", "lstm")}
+    found = cli("eval", "gpt", "--with", "lstm", "--json").json
+    assert found["loss"] < sum(alone.values()) / 2, "the logarithm is concave"
+    assert [Path(path).parts[1] for path in found["with"]] == ["lstm"]
+    assert cli("eval", "lstm", "--with", "gpt", "--json").json["loss"] == pytest.approx(found["loss"])
+    assert cli("eval", "gpt", "--with", "gpt", "--json").json["loss"] == pytest.approx(alone["gpt"])
+    shown = cli("eval", "gpt", "--with", "lstm").out
+    assert "\naveraged with       runs/lstm/checkpoints/step-" in shown
+    assert "\nthese models " in shown
+    assert "in training" not in shown
+    for engine in ("numpy", "torch"):
+        options = ("-l", 30, "--engine", engine, "--json")
+        pairs = ("gpt", "lstm"), ("lstm", "gpt"), ("lstm", "lstm")
+        mixed, swapped, same = (cli("sample", one, "--with", other, *options).json for one, other in pairs)
+        texts = [found["samples"][0]["text"] for found in (mixed, swapped, same)]
+        assert texts[0] == texts[1] != texts[2]
+        assert "lstm" in mixed["with"][0]
+
+
+def test_only_models_of_the_same_vocabulary_and_text_are_averaged(cli: Cli, tmp_path: Path) -> None:
+    here = Path.cwd()
+    (tmp_path / "other.txt").write_text(VERSE + "!", encoding="utf-8")
+    (tmp_path / "verse.txt").write_text(VERSE[::-1], encoding="utf-8")
+    called(tmp_path, "train", "other.txt", *SMALL)
+    called(tmp_path, "train", "verse.txt", *SMALL)
+    for command in ("eval", "sample"):
+        assert (
+            "gpt and other-1 have different vocabularies"
+            in cli(command, "gpt", "--with", tmp_path / "runs/other-1").error
+        )
+    done = cli("eval", "gpt", "--with", tmp_path / "runs/verse-1")
+    assert "verse-1 had another training text: it may know this validation split" in done.err
+    assert "may know" not in cli("eval", "gpt", here / "verse.txt", "--with", "lstm").err
+    assert "no run" in cli("eval", "gpt", "--with", "absent").error
