@@ -91,8 +91,9 @@ def evaluate(
         use_kernels(one, runtime.model_kernels)
     model = Average(models) if others else models[0]
     tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
-    if training is not None:
-        _warn_of_other_texts(loaded, others)
+    for other in others:
+        if _may_know(other, loaded, text, encoding):
+            notice(f"{escape(other.run_name)} may have been trained on this text: the loss may be too low")
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -151,12 +152,13 @@ def _choose_tokens(
     return encode(corpus, loaded.tokenizer, unknown), name, None
 
 
-def _warn_of_other_texts(loaded: "Checkpoint", others: Sequence["Checkpoint"]) -> None:
-    """Say which runs may have trained on the validation split of the first."""
-    for other in others:
-        same = other.metadata.fingerprint == loaded.metadata.fingerprint
-        if not same or other.config.data.val_fraction < loaded.config.data.val_fraction:
-            notice(f"{escape(other.run_name)} had another training text: it may know this validation split")
+def _may_know(other: "Checkpoint", first: "Checkpoint", text: list[str] | None, encoding: str) -> bool:
+    """Return whether a run may have been trained on a text, by default on the validation split of the first run."""
+    if text and _own_validation(first, text, encoding) is None:
+        return _own_validation(other, text, encoding) is not None
+    own, data = other.config.data, first.config.data
+    same = other.metadata.fingerprint == first.metadata.fingerprint
+    return not same or (not data.val_source and own.val_fraction < data.val_fraction)
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:

@@ -101,7 +101,10 @@ def sample(
     check_writable(out, read=prompt_file, force=force)
     loaded = _load(run, checkpoint)
     others = load_others(loaded, with_ or [])
-    refuse_trained_on(loaded.config.data, out)
+    for one in (loaded, *others):
+        refuse_trained_on(one.config.data, out)
+        if copied and one.metadata.fingerprint != loaded.metadata.fingerprint:
+            raise UserError(f"--copied compares with one training text, and {escape(one.run_name)} had another")
     known = _texts(loaded) if copied else None  # before generating
     settings = _sample_settings(
         loaded.config.sample,

@@ -17,14 +17,16 @@ class AverageEngine:
         self.engines, self.context = engines, min(engine.context for engine in engines)
 
     def start(self, ids: NDArray[np.int64]) -> Array:
-        """Start new sequences (B, T), and return the log-probabilities (B, V) of the next token."""
+        """Start new sequences (B, T), and return the logits (B, V) of the next token."""
         return self._mean(lambda engine: engine.start(ids))
 
     def step(self, ids: NDArray[np.int64]) -> Array:
-        """Append one token to each sequence (B), and return the log-probabilities (B, V) of the next token."""
+        """Append one token to each sequence (B), and return the logits (B, V) of the next token."""
         return self._mean(lambda engine: engine.step(ids))
 
     def _mean(self, logits: Callable[[AnyEngine], Array]) -> Array:
-        each = [log_softmax(logits(engine).astype(np.float64)) for engine in self.engines]
-        mean: Array = (np.logaddexp.reduce(each) - np.log(len(each))).astype(np.float32)
-        return mean
+        each = np.stack([logits(engine).astype(np.float64) for engine in self.engines])  # (engines, B, V)
+        log_probs = log_softmax(each)
+        mean = np.logaddexp.reduce(log_probs) - np.log(len(each)) + (each - log_probs).mean(0)
+        logits_of_mean: Array = mean.astype(np.float32)
+        return logits_of_mean

@@ -11,11 +11,11 @@ from minigpt.config.schema import MOST_STEPS, RunConfig
 from minigpt.errors import UserError, count
 from minigpt.model.device import Runtime, measure_matmul, pick_device
 from minigpt.model.size import training_flops
-from minigpt.training.fit import fit, most_steps, regularization
+from minigpt.training.fit import most_steps, regularization
 from minigpt.training.parallel import Processes
 from minigpt.training.plan import StepTime, plan_runtime, time_step
 from minigpt.training.schedule import eval_steps
-from minigpt.training.setup import PreparedRun, describe, with_layers
+from minigpt.training.setup import PreparedRun, describe, fit_run, with_layers
 
 LOOK = 1.5
 """Seconds of an evaluation besides its loss: a sample, a picture of the attention, usually a checkpoint."""
@@ -44,24 +44,20 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
     data, most, why = prepared.data, MOST_STEPS, []
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
-    (label, first), *others = prepared.layers
-    settings = dict(first)
     if prepared.is_fitted:
-        work = max(0.0, seconds) * processes * measure_matmul(runtime) / 3  # as training reaches it
-        shards = prepared.config.train.shards
-        settings = fit(data.size, data.tokenizer.vocab_size, work, *others, shards=shards)
-        prepared = with_layers(prepared, [(label, settings), *others])
+        prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)  # as training reaches
         most = most_steps(data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)
     if prepared.is_fitted:
-        config = with_layers(prepared, [(label, settings), *others, ("time", {"train.steps": steps})]).config
-        settings |= regularization(data.size, config)
-        adjusted = with_layers(prepared, [(label, settings), *others])
-        if adjusted.config.model.dropout != prepared.config.model.dropout:  # with it, a step takes longer
+        (label, settings), *others = prepared.layers
+        config = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})]).config
+        adjusted = with_layers(prepared, [(label, {**settings, **regularization(data.size, config)}), *others])
+        if adjusted.config.model.dropout != prepared.config.model.dropout:  # it stays, and a step takes longer with it
             time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
+        prepared = adjusted
         if steps == most:
             why.append("for so short a text, more epochs would not lower the loss")
-    prepared = with_layers(prepared, [(label, settings), *others, ("time", {"train.steps": steps})])
+    prepared = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})])
     regularized = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
     lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")

@@ -60,15 +60,17 @@ def most_steps(size: int, tokens_per_step: int) -> int:
     return max(1, (60 if size < TINY else 30) * size // tokens_per_step)
 
 
-def fit(size: int, vocab_size: int, work: float, *others: ConfigSource, shards: int = 1) -> dict[str, Any]:
+def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[str, Any]:
     """Return the settings for a text of so many tokens and a run of about so many FLOP.
 
-    They fit the settings of `others`, which come after them. Shards divide the batch.
+    They fit the settings of `others`, which come after them.
     """
     shape = choose_shape(size, work)
     chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}
-    context = resolve(("fitted to the text", chosen), *others, complete=False).config.model.context
-    chosen["train.batch_size"] = math.ceil(shape.batch_size * shape.context / context / shards) * shards
+    given = resolve(("fitted to the text", chosen), *others, complete=False).config
+    divisor = given.train.shards * (given.train.micro_batch_size or 1)
+    sequences = shape.batch_size * shape.context / given.model.context
+    chosen["train.batch_size"] = math.ceil(sequences / divisor) * divisor
     config = resolve(("fitted to the text", chosen), *others).config
     steps = max(1, int(work / (config.tokens_per_step * training_flops(config.model, vocab_size))))
     chosen["train.steps"] = min(steps, most_steps(size, config.tokens_per_step))
@@ -88,7 +90,7 @@ def regularization(size: int, config: RunConfig) -> dict[str, Any]:
         weight_decay = min(1.0, max(0.3, round(1 / (rate * span), 1)))
     return {
         "model.dropout": 0.2 if is_small else 0.1 if has_many else 0.0,
-        "optim.weight_decay": round(weight_decay * rate / config.optim.muon_lr, 3),
+        "optim.weight_decay": round(weight_decay * min(1.0, rate / config.optim.muon_lr), 3),
         "optim.momentum": 0.95 if is_small or steps >= 2000 else 0.9,
         "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}")),
         "train.save_every": max(50, steps // 5),

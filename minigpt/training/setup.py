@@ -109,17 +109,29 @@ def prepare_run(
     _refuse_standard_input(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
+    stem = name_stem(preset or (text[0] if text else "quickstart"))
+    if is_fitted:
+        layers.insert(0, ("fitted to the text", {}))
+    prepared = PreparedRun(
+        resolved.config, data, stem, tuple(notices), start=start, layers=tuple(layers), is_fitted=is_fitted
+    )
     if is_fitted:
         device = resolved.config.runtime.device  # perhaps not here: `plan` is about any
         is_cpu = (pick_device("auto", local_rank=0 if processes > 1 else None) if device == "auto" else device) == "cpu"
-        work, shards = WORK["cpu" if is_cpu else "gpu"], resolved.config.train.shards
-        fitted = fit(data.size, data.tokenizer.vocab_size, work, *layers, shards=shards)
-        layers.insert(0, ("fitted to the text", fitted))
-        data = data.resplit(resolve.resolve(*layers).config.data.val_fraction)
-    notices += _warn_of_little_text(data)
-    stem = name_stem(preset or (text[0] if text else "quickstart"))
-    prepared = PreparedRun(resolved.config, data, stem, tuple(notices), start=start, is_fitted=is_fitted)
-    return with_layers(prepared, layers)
+        work = WORK["cpu" if is_cpu else "gpu"]
+        prepared = fit_run(prepared, work)
+        data = data.resplit(prepared.config.data.val_fraction)
+        prepared = fit_run(replace(prepared, data=data), work)  # again, if the context had to shrink
+    else:
+        prepared = with_layers(prepared, layers)
+    return replace(prepared, notices=(*prepared.notices, *_warn_of_little_text(data)))
+
+
+def fit_run(prepared: PreparedRun, work: float) -> PreparedRun:
+    """Return a new run whose first layer fits its text, its other layers and so many FLOP."""
+    (label, _), *others = prepared.layers
+    settings = fit(prepared.data.size, prepared.data.tokenizer.vocab_size, work, *others)
+    return with_layers(prepared, [(label, settings), *others])
 
 
 def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> PreparedRun:

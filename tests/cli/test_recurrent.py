@@ -110,18 +110,24 @@ def test_predictions_of_two_runs_are_averaged(cli: Cli) -> None:
         assert "lstm" in mixed["with"][0]
 
 
-def test_only_models_of_the_same_vocabulary_and_text_are_averaged(cli: Cli, tmp_path: Path) -> None:
-    here = Path.cwd()
-    (tmp_path / "other.txt").write_text(VERSE + "!", encoding="utf-8")
-    (tmp_path / "verse.txt").write_text(VERSE[::-1], encoding="utf-8")
-    called(tmp_path, "train", "other.txt", *SMALL)
-    called(tmp_path, "train", "verse.txt", *SMALL)
+def test_runs_of_other_texts_are_averaged_with_care(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "more.txt").write_text(VERSE + "!", encoding="utf-8")
+    (tmp_path / "other.txt").write_text(VERSE[::-1], encoding="utf-8")
+    for name in ("more", "other"):
+        called(tmp_path, "train", f"{name}.txt", *SMALL)
+    more, other = (tmp_path / "runs" / f"{name}-1" for name in ("more", "other"))
     for command in ("eval", "sample"):
-        assert (
-            "gpt and other-1 have different vocabularies"
-            in cli(command, "gpt", "--with", tmp_path / "runs/other-1").error
-        )
-    done = cli("eval", "gpt", "--with", tmp_path / "runs/verse-1")
-    assert "verse-1 had another training text: it may know this validation split" in done.err
-    assert "may know" not in cli("eval", "gpt", here / "verse.txt", "--with", "lstm").err
-    assert "no run" in cli("eval", "gpt", "--with", "absent").error
+        assert "gpt and more-1 have different vocabularies" in cli(command, "gpt", "--with", more).error
+        assert "no run" in cli(command, "gpt", "--with", "absent").error
+    warning = "other-1 may have been trained on this text: the loss may be too low"
+    assert warning in cli("eval", "gpt", "--with", other).err
+    assert warning in cli("eval", "gpt", "verse.txt", "--with", other).err
+    assert warning in cli("eval", "gpt", tmp_path / "other.txt", "--with", other).err
+    assert "may have" not in cli("eval", "gpt", tmp_path / "more.txt", "--with", other, "--unknown", "skip").err
+    assert "may have" not in cli("eval", "gpt", "verse.txt", "--with", "lstm").err
+    assert "--copied compares with one training text" in cli("sample", "gpt", "--with", other, "--copied").error
+    assert cli("sample", "gpt", "--with", "lstm", "--copied", "-l", 20).code == 0
+    here = Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    done = cli("sample", here / "runs/gpt", "--with", "other-1", "-o", "other.txt", "--force")
+    assert "the run was trained on this text" in done.error

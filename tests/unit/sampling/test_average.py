@@ -28,14 +28,15 @@ def test_an_average_has_the_mean_of_the_probabilities() -> None:
     ids = torch.randint(VOCAB, (2, 8))
     with torch.no_grad():
         expected = torch.stack([one(ids).softmax(-1) for one in models]).mean(0)
-        torch.testing.assert_close(Average(models)(ids).exp(), expected)
+        torch.testing.assert_close(Average(models)(ids).softmax(-1), expected)
+        torch.testing.assert_close(Average(models[:1] * 2)(ids), models[0](ids), msg="a penalty depends on the logits")
 
 
 @pytest.mark.parametrize(
     ("families", "context"), [(("modern", "lstm"), 8), (("lstm", "classic"), 8), (("gru", "lstm"), None)]
 )
 def test_the_engines_agree_beyond_the_shortest_context(families: tuple[str, str], context: int | None) -> None:
-    models = [model(families[0], 8), model(families[1], 8 if "lstm" in families[:1] else 20)]
+    models = [model(families[0], 20 if "lstm" in families[:1] else 8), model(families[1], 8)]
     one, two = AverageEngine([numpy_engine(m) for m in models]), TorchEngine(Average(models))
     assert one.context == two.context == (context or RecurrentEngine.context)
     steps = [

@@ -153,10 +153,23 @@ def test_weight_decay_fits_the_rate_and_the_batches_of_the_user(prepared: Any) -
     def decay(*assignments: str) -> float:
         return float(prepared("model.context=64", *assignments).config.optim.weight_decay)
 
-    assert decay("optim.muon_lr=0.01") == 2 * decay()
+    assert decay("optim.muon_lr=0.04") == decay() / 2
+    assert decay("optim.muon_lr=0.0001") == decay(), "AdamW has the same decay and its own rate"
     assert decay("train.batch_size=128") == 1.0
     assert decay("train.batch_size=4") == 0.3
-    assert decay("optim.weight_decay=0.2", "optim.muon_lr=0.01") == 0.2
+    assert decay("optim.weight_decay=0.2", "optim.muon_lr=0.04") == 0.2
+
+
+def test_the_batch_can_be_divided_into_the_micro_batches_of_the_user(prepared: Any) -> None:
+    assert prepared("model.context=100", "train.micro_batch_size=4").config.train.batch_size == 12
+    assert prepared("train.micro_batch_size=10", "train.shards=2").config.train.batch_size == 20
+
+
+def test_the_length_fits_a_context_that_had_to_shrink(prepared: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text("abcdef" * 50, encoding="utf-8")
+    config = prepared("model.context=20000", source=str(tmp_path / "tiny.txt")).config
+    assert config.model.context == 269
+    assert (config.train.batch_size, config.train.steps) == (4, most_steps(300, 4 * 269))
 
 
 def test_epochs_are_counted_in_bytes_if_these_are_the_tokens(prepared: Any, tmp_path: Path) -> None:
