@@ -72,10 +72,9 @@ def evaluate(
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.model.average import Average
+    from minigpt.model.average import load_average
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.gpt import use_kernels
-    from minigpt.model.load import load_model
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.text.simple import simple_losses
     from minigpt.training.evaluate import evaluate, protocol
@@ -86,13 +85,11 @@ def evaluate(
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
     configure_torch(runtime)
     others = load_others(loaded, with_ or [])
-    models = [load_model(one).to(runtime.device) for one in (loaded, *others)]
-    for one in models:
-        use_kernels(one, runtime.model_kernels)
-    model = Average(models) if others else models[0]
+    model = load_average([loaded, *others]).to(runtime.device)
+    use_kernels(model, runtime.model_kernels)
     tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
     for other in others:
-        if _may_know(other, loaded, text, encoding):
+        if _may_know(other, loaded, text or [], encoding, is_validation=training is not None):
             notice(f"{escape(other.run_name)} may have been trained on this text: the loss may be too low")
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
@@ -108,7 +105,7 @@ def evaluate(
     if as_json:
         document = _document(result, by_position) | {"simple": simple}
         document |= {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": runtime.dtype}
-        document |= {"with": [escape(other.path) for other in others]} if others else {}
+        document |= {"with": [escape(other.path) for other in others]}
         write(json_text(document))
         return
     print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
@@ -123,9 +120,8 @@ def evaluate(
         print(f"averaged with       {escape(other.path)}")
     if simple:
         print()
-        rows = sorted(
-            {**simple, "these models" if others else "this model": result.loss}.items(), key=lambda row: -row[1]
-        )
+        ours = "these models" if others else "this model"
+        rows = sorted({**simple, ours: result.loss}.items(), key=lambda row: -row[1])
         table(("method", "loss"), [(method, f"{loss:.4f}") for method, loss in rows])
     if by_position:
         _print_by_position(result.by_position)
@@ -152,13 +148,14 @@ def _choose_tokens(
     return encode(corpus, loaded.tokenizer, unknown), name, None
 
 
-def _may_know(other: "Checkpoint", first: "Checkpoint", text: list[str] | None, encoding: str) -> bool:
-    """Return whether a run may have been trained on a text, by default on the validation split of the first run."""
-    if text and _own_validation(first, text, encoding) is None:
+def _may_know(other: "Checkpoint", first: "Checkpoint", text: list[str], encoding: str, *, is_validation: bool) -> bool:
+    """Return whether a run may have been trained on the validation split of the first run, or else on a text."""
+    if not is_validation:
         return _own_validation(other, text, encoding) is not None
-    own, data = other.config.data, first.config.data
-    same = other.metadata.fingerprint == first.metadata.fingerprint
-    return not same or (not data.val_source and own.val_fraction < data.val_fraction)
+    if other.metadata.fingerprint != first.metadata.fingerprint:
+        return True
+    data = first.config.data
+    return not data.val_source and other.config.data.val_fraction < data.val_fraction
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:

@@ -35,12 +35,12 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
 
 
 def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
-    """Return the best checkpoints of runs, to average with the first. Raises UserError if a vocabulary is another."""
+    """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
     from minigpt.storage.checkpoint import load_checkpoint
 
     others = [load_checkpoint(run, None) for run in runs]
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():
             names = f"{escape(first.run_name)} and {escape(other.run_name)}"
-            raise UserError(f"{names} have different vocabularies: only predictions of the same tokens have an average")
+            raise UserError(f"{names} have different vocabularies, so their predictions have no average")
     return others

@@ -104,7 +104,8 @@ def sample(
     for one in (loaded, *others):
         refuse_trained_on(one.config.data, out)
         if copied and one.metadata.fingerprint != loaded.metadata.fingerprint:
-            raise UserError(f"--copied compares with one training text, and {escape(one.run_name)} had another")
+            other = f"{escape(one.run_name)} was trained on another"
+            raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
     known = _texts(loaded) if copied else None  # before generating
     settings = _sample_settings(
         loaded.config.sample,
@@ -121,8 +122,8 @@ def sample(
     found = _measure_copied(samples, known) if known else None
     if as_json:
         used = settings.model_dump(exclude={"prompt", "preview"})
-        document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
-        document |= {"with": [escape(other.path) for other in others]} if others else {}
+        paths = {"checkpoint": escape(loaded.path), "with": [escape(other.path) for other in others]}
+        document = {**paths, "prompt": text, "settings": used, "samples": samples}
         write(json_text(document | ({"copied": found} if found else {})), out)
     else:
         _print_samples(text, samples, found, out)
@@ -154,14 +155,12 @@ def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) ->
         engines = [load_engine(one) for one in checkpoints]
         return AverageEngine(engines) if len(engines) > 1 else engines[0]
     from minigpt.config.schema import RuntimeConfig
-    from minigpt.model.average import Average
+    from minigpt.model.average import load_average
     from minigpt.model.device import choose_runtime
-    from minigpt.model.load import load_model
     from minigpt.model.reference import TorchEngine
 
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), dtype="float32", compile=False))
-    models = [load_model(one).to(runtime.device) for one in checkpoints]
-    return TorchEngine(Average(models) if len(models) > 1 else models[0])
+    return TorchEngine(load_average(checkpoints).to(runtime.device))
 
 
 def _known_prompt(

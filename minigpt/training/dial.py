@@ -11,7 +11,7 @@ from minigpt.config.schema import MOST_STEPS, RunConfig
 from minigpt.errors import UserError, count
 from minigpt.model.device import Runtime, measure_matmul, pick_device
 from minigpt.model.size import training_flops
-from minigpt.training.fit import most_steps, regularization
+from minigpt.training.fit import dependent_settings, most_steps
 from minigpt.training.parallel import Processes
 from minigpt.training.plan import StepTime, plan_runtime, time_step
 from minigpt.training.schedule import eval_steps
@@ -45,14 +45,16 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     data, most, why = prepared.data, MOST_STEPS, []
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
     if prepared.is_fitted:
-        prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)  # as training reaches
+        # Training reaches a third of the speed of matrix products.
+        prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)
         most = most_steps(data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)
     if prepared.is_fitted:
         (label, settings), *others = prepared.layers
         config = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})]).config
-        adjusted = with_layers(prepared, [(label, {**settings, **regularization(data.size, config)}), *others])
-        if adjusted.config.model.dropout != prepared.config.model.dropout:  # it stays, and a step takes longer with it
+        adjusted = with_layers(prepared, [(label, {**settings, **dependent_settings(data.size, config)}), *others])
+        # Dropout makes a step longer. It stays, even if fewer epochs would not need it.
+        if adjusted.config.model.dropout != prepared.config.model.dropout:
             time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
         prepared = adjusted
         if steps == most:

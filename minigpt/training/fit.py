@@ -63,22 +63,26 @@ def most_steps(size: int, tokens_per_step: int) -> int:
 def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[str, Any]:
     """Return the settings for a text of so many tokens and a run of about so many FLOP.
 
-    They fit the settings of `others`, which come after them.
+    They fit the settings of `others`, which have priority.
     """
     shape = choose_shape(size, work)
     chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}
-    given = resolve(("fitted to the text", chosen), *others, complete=False).config
+
+    def resolved(complete: bool = True) -> RunConfig:
+        return resolve(("fitted to the text", chosen), *others, complete=complete).config
+
+    given = resolved(complete=False)
     divisor = given.train.shards * (given.train.micro_batch_size or 1)
     sequences = shape.batch_size * shape.context / given.model.context
     chosen["train.batch_size"] = math.ceil(sequences / divisor) * divisor
-    config = resolve(("fitted to the text", chosen), *others).config
+    config = resolved()
     steps = max(1, int(work / (config.tokens_per_step * training_flops(config.model, vocab_size))))
     chosen["train.steps"] = min(steps, most_steps(size, config.tokens_per_step))
-    return chosen | regularization(size, resolve(("fitted to the text", chosen), *others).config)
+    return chosen | dependent_settings(size, resolved())
 
 
-def regularization(size: int, config: RunConfig) -> dict[str, Any]:
-    """Return what fits a text of so many tokens, and the batches, rate and length of a run.
+def dependent_settings(size: int, config: RunConfig) -> dict[str, Any]:
+    """Return the settings that depend on the size of the text in tokens and on other settings of the run.
 
     Weights average their updates over 1 / (learning rate * weight decay) steps.
     """

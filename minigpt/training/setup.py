@@ -91,8 +91,8 @@ def prepare_run(
     """
     for name in filter(presets.is_config, text):
         raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
-    layers: list[ConfigSource] = []
     is_fitted = bool(text) and preset is None
+    layers: list[ConfigSource] = [("fitted to the text", {})] if is_fitted else []
     if preset is not None:
         layers += presets.read_preset(preset)
     elif not text:
@@ -110,8 +110,6 @@ def prepare_run(
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
     notices += (*resolved.notices, *data.notices)
     stem = name_stem(preset or (text[0] if text else "quickstart"))
-    if is_fitted:
-        layers.insert(0, ("fitted to the text", {}))
     prepared = PreparedRun(
         resolved.config, data, stem, tuple(notices), start=start, layers=tuple(layers), is_fitted=is_fitted
     )
@@ -173,7 +171,7 @@ def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
     """Set `train.shards` to the number of processes if no layer sets it. Return a line that says so."""
     if processes == 1 or any("train.shards" in values for _, values in layers):
         return []
-    layers.insert(0, (f"{processes} processes", {"train.shards": processes}))
+    layers.append((f"{processes} processes", {"train.shards": processes}))
     return [f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"]
 
 

@@ -125,9 +125,26 @@ def test_runs_of_other_texts_are_averaged_with_care(cli: Cli, tmp_path: Path, mo
     assert warning in cli("eval", "gpt", tmp_path / "other.txt", "--with", other).err
     assert "may have" not in cli("eval", "gpt", tmp_path / "more.txt", "--with", other, "--unknown", "skip").err
     assert "may have" not in cli("eval", "gpt", "verse.txt", "--with", "lstm").err
-    assert "--copied compares with one training text" in cli("sample", "gpt", "--with", other, "--copied").error
+    assert (
+        "--copied needs one training text, and other-1 was trained on another"
+        in cli("sample", "gpt", "--with", other, "--copied").error
+    )
     assert cli("sample", "gpt", "--with", "lstm", "--copied", "-l", 20).code == 0
     here = Path.cwd()
     monkeypatch.chdir(tmp_path)
     done = cli("sample", here / "runs/gpt", "--with", "other-1", "-o", "other.txt", "--force")
     assert "the run was trained on this text" in done.error
+
+
+def test_a_separate_validation_text_is_unknown_to_both_runs(cli: Cli, tmp_path: Path) -> None:
+    for name, text in (("train", VERSE), ("held", VERSE[:400])):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    for name, fraction in (("one", "0.1"), ("two", "0.01")):
+        options = ("-s", f"data.val_source={tmp_path / 'held.txt'}", "-s", f"data.val_fraction={fraction}")
+        called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", name, *SMALL, *options)
+    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+    assert "may have" not in cli("eval", runs[0], "--with", runs[1]).err
+    called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", "most", *SMALL, "-s", "data.val_fraction=0.02")
+    called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", "less", *SMALL)
+    assert "most may have been trained" in cli("eval", tmp_path / "runs/less", "--with", tmp_path / "runs/most").err
+    assert "may have" not in cli("eval", tmp_path / "runs/most", "--with", tmp_path / "runs/less").err

@@ -32,6 +32,12 @@ def test_an_average_has_the_mean_of_the_probabilities() -> None:
         torch.testing.assert_close(Average(models[:1] * 2)(ids), models[0](ids), msg="a penalty depends on the logits")
 
 
+def test_the_order_of_the_models_does_not_change_the_context() -> None:
+    for families, context in ((("gru", "lstm"), 8), (("modern", "lstm"), 20), (("classic", "modern"), 8)):
+        models = [model(families[0], 20), model(families[1], 8)]
+        assert {Average(models).config.context, Average(models[::-1]).config.context} == {context}
+
+
 @pytest.mark.parametrize(
     ("families", "context"), [(("modern", "lstm"), 8), (("lstm", "classic"), 8), (("gru", "lstm"), None)]
 )
