@@ -46,7 +46,8 @@ def test_the_engines_agree_beyond_the_shortest_context(families: tuple[str, str]
     one, two = AverageEngine([numpy_engine(m) for m in models]), TorchEngine(Average(models))
     assert one.context == two.context == (context or RecurrentEngine.context)
     steps = [
-        list(generate_ids(engine, np.array([1, 2]), SampleConfig(length=30), num_samples=3)) for engine in (one, two)
+        list(generate_ids(engine, np.array([1, 2]), SampleConfig(length=30, repetition_penalty=1.5), num_samples=3))
+        for engine in (one, two)
     ]
     for (ours, logprobs), (theirs, expected) in zip(*steps, strict=True):
         assert ours.tolist() == theirs.tolist()
