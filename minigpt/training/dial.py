@@ -47,12 +47,11 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     if prepared.is_fitted:
         # Training reaches a third of the speed of matrix products.
         prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)
+        prepared = with_steps(prepared, 1)  # measure without the dropout of many epochs
         most = most_steps(data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)
     if prepared.is_fitted:
-        (label, settings), *others = prepared.layers
-        config = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})]).config
-        adjusted = with_layers(prepared, [(label, {**settings, **dependent_settings(data.size, config)}), *others])
+        adjusted = with_steps(prepared, steps)
         # Dropout makes a step longer. It stays, even if fewer epochs would not need it.
         if adjusted.config.model.dropout != prepared.config.model.dropout:
             time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
@@ -64,6 +63,13 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
     lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")
     return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
+
+
+def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
+    """Return a run whose first layer fits so many steps."""
+    (label, settings), *others = prepared.layers
+    config = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})]).config
+    return with_layers(prepared, [(label, {**settings, **dependent_settings(prepared.data.size, config)}), *others])
 
 
 def measure_steps(

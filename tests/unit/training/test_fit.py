@@ -135,6 +135,11 @@ def test_dropout_counts_in_the_time_of_a_run_that_has_it(prepared: Any, monkeypa
     assert dropped.step_time == time(0.02)
     run, tokens = dropped.config, len(dropped.data.validation)
     assert 50 < total_seconds(run.train.steps, time(0.02), run, tokens) <= 62
+    # Products promise more epochs than fit. A step without dropout decides, and 24 epochs without it would overfit.
+    monkeypatch.setattr(dial, "measure_matmul", lambda *given: 1e12)
+    monkeypatch.setattr(dial, "time_step", lambda config, *given: time(0.5 if config.model.dropout else 0.3))
+    slow = fit_time(prepared("runtime.compile=false"), 1000.0)
+    assert (slow.config.model.dropout, slow.step_time) == (0.1, time(0.5))
 
 
 @pytest.mark.parametrize(
