@@ -244,7 +244,8 @@ def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
     written = text(page)
     assert_shows(page, made, written)
     page.tab.click("button:text-is('Undo')")
-    page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")
+    page.until(f"() => document.querySelector('#text').value.length === {len(START) + 1}")  # drawn in the next frame
+    assert len(text(page)) == len(START) + 1
     page.tab.locator('[data-index="10"]').click(force=True)
     assert_shows(page, made, START[:11])
     letter, _ = bar(page, 2)
