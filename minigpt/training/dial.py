@@ -42,34 +42,27 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         DeviceError: The device is not available.
     """
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
-    data, why = prepared.data, []
+    data, most, why = prepared.data, MOST_STEPS, []
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
     if prepared.is_fitted:
         # Training reaches a third of the speed of matrix products.
-        prepared = fit_shape(prepared, seconds * processes * measure_matmul(runtime) / 3)
-    time, steps = measure_steps(prepared, seconds, runtime, processes)
+        prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)
+        prepared = with_steps(prepared, 1)  # measure without the dropout of many epochs
+        most = most_steps(data.size, prepared.config.tokens_per_step)
+    time, steps = measure_steps(prepared, seconds, runtime, processes, most)
     if prepared.is_fitted:
-        # A step is a better measure, above all on a busy machine.
-        better = fit_shape(prepared, seconds * step_flops(prepared) / time.step)
-        if better.config.model != prepared.config.model:
-            prepared, (time, steps) = better, measure_steps(better, seconds, runtime, processes)
         adjusted = with_steps(prepared, steps)
         # Dropout makes a step longer. It stays, even if fewer epochs would not need it.
         if adjusted.config.model.dropout != prepared.config.model.dropout:
-            time, steps = measure_steps(adjusted, seconds, runtime, processes)
+            time, steps = measure_steps(adjusted, seconds, runtime, processes, most)
         prepared = adjusted
-        if steps == most_steps(data.size, prepared.config.tokens_per_step):
+        if steps == most:
             why.append("for so short a text, more epochs would not lower the loss")
     prepared = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})])
     regularized = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
     lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")
     return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
-
-
-def fit_shape(prepared: PreparedRun, work: float) -> PreparedRun:
-    """Return a run whose first layer fits so many FLOP, without the dropout of many epochs."""
-    return with_steps(fit_run(prepared, max(0.0, work)), 1)
 
 
 def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
@@ -79,22 +72,19 @@ def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
     return with_layers(prepared, [(label, {**settings, **dependent_settings(prepared.data.size, config)}), *others])
 
 
-def step_flops(prepared: PreparedRun) -> int:
-    """Return the FLOP of a step."""
-    config = prepared.config
-    return training_flops(config.model, prepared.data.tokenizer.vocab_size) * config.tokens_per_step
-
-
-def measure_steps(prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int) -> tuple[StepTime, int]:
-    """Measure a run's times. Return them and how many steps it should take.
+def measure_steps(
+    prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int, most: int
+) -> tuple[StepTime, int]:
+    """Measure a run's times. Return them and how many steps it can take, at `most`.
 
     Raises:
         UserError: It can take none.
     """
-    config, validation = prepared.config, len(prepared.data.validation)
-    time = time_step(config, prepared.data.tokenizer.vocab_size, runtime, processes, 3.0)
+    config, vocab_size, validation = prepared.config, prepared.data.tokenizer.vocab_size, len(prepared.data.validation)
+    time = time_step(config, vocab_size, runtime, processes, 3.0)
     left, steps = seconds, steps_within(seconds, time, config, validation)
-    if plan_runtime(config.runtime, processes, steps * step_flops(prepared))[0].compile:
+    per_step = training_flops(config.model, vocab_size) * config.tokens_per_step
+    if plan_runtime(config.runtime, processes, steps * per_step)[0].compile:
         left, compiled = seconds - COMPILING, replace(time, step=COMPILED * time.step)
         steps = steps_within(left, compiled, config, validation)
     if not steps:
@@ -102,7 +92,7 @@ def measure_steps(prepared: PreparedRun, seconds: float, runtime: Runtime, proce
         missing = count(math.ceil((least - left) / 60), "more minute")
         what = "a step, two evaluations and compiling" if left < seconds else "a step and two evaluations"
         raise UserError(f"{what} take {least + seconds - left:.0f} s here: give at least {missing}")
-    return time, min(steps, most_steps(prepared.data.size, config.tokens_per_step)) if prepared.is_fitted else steps
+    return time, min(steps, most)
 
 
 def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_tokens: int) -> float:

@@ -11,7 +11,6 @@ from minigpt.config.resolve import resolve
 from minigpt.config.schema import ModelConfig, RunConfig
 from minigpt.errors import DeviceError, UserError
 from minigpt.model import device
-from minigpt.model.device import Runtime
 from minigpt.model.size import training_flops
 from minigpt.training import dial
 from minigpt.training.dial import fit_time, steps_within, total_seconds
@@ -207,26 +206,9 @@ def test_the_settings_fit_the_steps_that_were_found(prepared: Any) -> None:
     assert "dropout 0.1, weight decay 0.8" in many.notices[-2]
 
 
-def at_a_third_of_matmul(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, *given: Any) -> StepTime:
-    return time(training_flops(config.model, vocab_size) * config.tokens_per_step / (processes * 1e11 / 3))
-
-
-def test_several_processes_have_the_computation_for_a_larger_model(
-    prepared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dial, "time_step", at_a_third_of_matmul)
+def test_several_processes_have_the_computation_for_a_larger_model(prepared: Any) -> None:
     one, four = (fit_time(prepared("train.shards=4"), 120.0, processes).config.model for processes in (1, 4))
     assert one.n_layer < four.n_layer
-
-
-def test_a_measured_step_corrects_a_wrong_speed_of_matrix_products(
-    prepared: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dial, "time_step", at_a_third_of_matmul)
-    right = fit_time(prepared("runtime.compile=false"), 300.0)
-    for wrong in (1e9, 1e14):
-        monkeypatch.setattr(dial, "measure_matmul", lambda *given, speed=wrong: speed)
-        assert fit_time(prepared("runtime.compile=false"), 300.0).config == right.config
 
 
 def test_a_validation_text_does_not_count_as_training_text(prepared: Any, tmp_path: Path) -> None:
