@@ -14,7 +14,6 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from minigpt.storage.metadata import Environment
 from minigpt.world import available_cores
 
 COMPILE_FROM_SECONDS = 270.0
-"""Compile runs of at least this length. Compilation takes about 40 s, and saves at least 15% of the training time."""
+"""Compile runs on a CPU of at least this length. It takes about 40 s, and saves at least 15% of the training time."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     runtime = Runtime(device, dtype, False, threads, kernels)
     if compile == "auto" and kept:
         compile = kept.compile
-    elif compile == "auto" and flops and has_compiler(kind):
+    elif compile == "auto" and flops and kind == "cpu" and has_compiler():
         compile = 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS  # training reaches a third of this speed
     return replace(runtime, compile=compile is True)
 
@@ -175,12 +174,10 @@ def measure_matmul(runtime: Runtime, size: int | None = None) -> float:
     return float(2 * size**3 / best)
 
 
-def has_compiler(kind: str) -> bool:
-    """Return whether torch.compile can work for this type of device: for a GPU it needs triton, else a C++ compiler."""
-    if kind == "cuda":
-        return find_spec("triton") is not None
+def has_compiler() -> bool:
+    """Return whether torch.compile finds the C++ compiler that it needs for a CPU."""
     default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-    return kind == "cpu" and shutil.which(os.environ.get("CXX") or default) is not None
+    return shutil.which(os.environ.get("CXX") or default) is not None
 
 
 def processor(device: torch.device) -> str:
@@ -203,8 +200,10 @@ def configure_torch(runtime: Runtime) -> None:
     if kind == "cuda":
         torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
         torch.set_float32_matmul_precision("high")  # TF32
-    # Compiled CPU kernels add partial sums in the order in which threads finish. Exact resume needs a fixed order.
-    deterministic = kind == "cpu" and runtime.compile
+    # Exact resume needs a fixed order of sums. Compiled CPU kernels add partial sums in the order in which threads
+    # finish, and so do kernels of a GPU, such as the backward pass of attention.
+    deterministic = kind == "cuda" or (kind == "cpu" and runtime.compile)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call below imports the compiler
         torch.use_deterministic_algorithms(deterministic)
     if runtime.kernels == "cpu" and sys.platform == "linux":

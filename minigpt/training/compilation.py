@@ -1,12 +1,16 @@
-"""Compile the loss with torch.compile, if that works and pays."""
+"""Make the loss faster: compiled with torch.compile, or recorded as a CUDA graph."""
 
 import math
 import time
 import warnings
 from collections.abc import Callable
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from minigpt.config.schema import RunConfig
+from minigpt.model.device import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of targets (B, T) given inputs (B, T)."""
@@ -31,12 +35,9 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilation can raise any exception type, and training works without it
-        cause = getattr(error, "inner_exception", error)
-        reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-        log(f"compilation failed, continuing without it ({reason[:200]})")
+        log(f"compilation failed, continuing without it ({_first_line(error)})")
         return loss
-    can_be_slower = example[0].device.type == "cpu"
-    if is_optional and can_be_slower and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
+    if is_optional and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
         log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
         return loss
     return compiled
@@ -51,3 +52,43 @@ def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> f
         loss(*example).backward()
         best[loss] = min(best[loss], time.perf_counter() - started)
     return best[compiled] / best[plain]
+
+
+class _Recordable(nn.Module):
+    """The loss as a module, whose parameters are those of the model."""
+
+    def __init__(self, loss: Loss, model: nn.Module) -> None:
+        super().__init__()
+        self.loss, self.model = loss, model
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(x, y)
+
+
+def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
+    """Return whether `record_loss` can be used: a GPU computes each batch at once, and nothing of it twice."""
+    is_whole = config.train.shards == 1 and config.train.sequences_at_once == config.train.batch_size
+    recomputes = config.runtime.activation_checkpointing
+    return runtime.torch_device.type == "cuda" and not runtime.compile and is_whole and not recomputes
+
+
+def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], log: Callable[[str], None]) -> Loss:
+    """Return `loss` with its GPU kernels recorded once, forward and backward, as CUDA graphs. The bits are the same.
+
+    Python launches the kernels of a small network more slowly than a GPU computes them. A graph launches them together
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward pass overwrites the gradients of
+    the last one, so they cannot be accumulated. All batches have the shape of `example`.
+    """
+    warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")  # a graph is recorded on its own stream
+    try:
+        return cast(Loss, torch.cuda.make_graphed_callables(_Recordable(loss, model), example))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # as in `compile_loss`
+        log(f"recording a CUDA graph failed, continuing without it ({_first_line(error)})")
+        return loss
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "inner_exception", error)
+    return next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)[:200]

@@ -74,7 +74,7 @@ class Learner:
             self.average.eval().requires_grad_(False)
         self.optimizer = Optimizer(self.model, config.optim, self.runtime.torch_dtype)
         self.loss: Loss = self.mean_loss
-        """`mean_loss`, or `mean_loss` compiled."""
+        """`mean_loss`, or `mean_loss` compiled or recorded."""
 
     def _choose_runtime(self, device: str, steps: int, saved: Environment | None) -> Runtime:
         own = self.config.runtime.model_copy(update={"device": device})
@@ -110,9 +110,9 @@ class Learner:
         return self.runtime.environment().model_copy(update={"sums": sums})
 
     def use(self, loss: Loss) -> None:
-        """Compute losses with `loss` from here on: `mean_loss`, or `mean_loss` compiled."""
+        """Compute losses with `loss` from here on: `mean_loss`, or `mean_loss` compiled or recorded."""
         self.loss = loss
-        self.runtime = replace(self.runtime, compile=loss != self.mean_loss)
+        self.runtime = replace(self.runtime, compile=self.runtime.compile and loss != self.mean_loss)
         configure_torch(self.runtime)
 
     # --- a step ------------------------------------------------------------------------------------------

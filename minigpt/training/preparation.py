@@ -7,7 +7,7 @@ from torch import Tensor
 from minigpt.model.memory import backward_bytes, check_batch
 from minigpt.text.batches import batch_at
 from minigpt.text.tokenizer import Ids
-from minigpt.training.compilation import Loss, compile_loss
+from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
 from minigpt.training.learner import Learner
 
 Log = Callable[[str], None]
@@ -51,11 +51,13 @@ def check_fit(learner: Learner, tokens: Ids) -> None:
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Return the loss compiled if the runtime says so, and if that works and pays on every process (collective).
 
-    A resumed run keeps the decision, because it changes the bits.
+    A resumed run keeps the decision, because it changes the bits. Without it, a GPU records the loss where it can.
     """
-    if not learner.runtime.compile:
+    if not (learner.runtime.compile or is_recordable(learner.config, learner.runtime)):
         return learner.mean_loss
     example = example_batch(learner, tokens, learner.config.train.sequences_at_once)
+    if not learner.runtime.compile:
+        return record_loss(learner.mean_loss, learner.model, example, log)
     is_optional = learner.config.runtime.compile == "auto" and step == 0
     loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass

@@ -24,6 +24,7 @@ from minigpt.model.kernels import TORCH, sdpa_fused
 from minigpt.model.load import build_model
 from minigpt.model.memory import SPARING, free_memory_bytes
 from minigpt.model.size import training_flops
+from minigpt.training.compilation import Loss, is_recordable, record_loss
 from minigpt.training.optim import Optimizer
 
 LSTM_WORKSPACE = 15.3
@@ -72,17 +73,20 @@ class _Step:
         self.optimizer = Optimizer(self.model, config.optim, runtime.torch_dtype)
         self.runtime, self.vocab_size, self.shape = runtime, vocab_size, (2, sequences, config.model.context)
 
-    def loss(self) -> Tensor:
+    def batch(self) -> tuple[Tensor, Tensor]:
         x, y = torch.randint(self.vocab_size, self.shape, device=self.runtime.device)
+        return x, y
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
         with self.runtime.autocast():
             logits = self.model(x)
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
-    def timed(self) -> tuple[float, float]:
+    def timed(self, loss: Loss) -> tuple[float, float]:
         """Return the seconds of a forward and backward pass, and of an update."""
         self.optimizer.zero_grad()
         started = time.perf_counter()
-        self.loss().backward()
+        loss(*self.batch()).backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         norm.item()  # waits for the device
         middle = time.perf_counter()
@@ -116,7 +120,7 @@ def count_step(config: RunConfig, vocab_size: int, runtime: Runtime, sequences: 
         counts = {"weights": memory.live}
         for name in ("first", "more"):
             before = memory.peak = memory.live
-            loss = step.loss()
+            loss = step.loss(*step.batch())
             counts["activations"] = memory.live - before
             loss.backward()
             del loss
@@ -129,7 +133,8 @@ def count_step(config: RunConfig, vocab_size: int, runtime: Runtime, sequences: 
 
 def measure_step(config: RunConfig, vocab_size: int, runtime: Runtime, seconds: float) -> tuple[float, float] | None:
     """Return the seconds of a forward and backward pass of a sequence, and of an update. None if it takes too long."""
-    configure_torch(replace(runtime, compile=False))
+    runtime = replace(runtime, compile=False)
+    configure_torch(runtime)
     layers = range(1, min(2, config.model.n_layer) + 1)
     flops = training_flops(config.model.model_copy(update={"n_layer": layers[-1]}), vocab_size) * config.model.context
     affordable = seconds / 4 * measure_matmul(runtime) / 3 / flops  # as in `choose_runtime`
@@ -138,11 +143,14 @@ def measure_step(config: RunConfig, vocab_size: int, runtime: Runtime, seconds: 
     if affordable < 1 / 20 or needed > SPARING * (free_memory_bytes(runtime.device) or math.inf):
         return None
     steps = [_Step(config, vocab_size, runtime, sequences, n) for n in layers]
+    losses = list[Loss]()
     for step in steps:
         step.model.to(runtime.device)
+        is_fast = is_recordable(config, runtime)
+        losses.append(record_loss(step.loss, step.model, step.batch(), lambda line: None) if is_fast else step.loss)
     end, times = time.perf_counter() + seconds, list[list[tuple[float, float]]]()
     while len(times) < 4 or time.perf_counter() < end:
-        times.append([step.timed() for step in steps])
+        times.append([step.timed(loss) for step, loss in zip(steps, losses, strict=True)])
     parts = torch.tensor(times[2:]).median(0).values  # (layers, 2); the first rounds allocate memory
     compute, update = (parts[0] + (config.model.n_layer - 1) * (parts[-1] - parts[0]).clamp(min=0)).tolist()
     return compute / sequences, update

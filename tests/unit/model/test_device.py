@@ -55,6 +55,14 @@ def test_choosing_changes_nothing_and_configuring_does(dtype: str, threads: int,
     assert chosen.describe() == f"{where}, {dtype}, cpu kernels, {how}"
 
 
+def test_a_gpu_computes_deterministically(monkeypatch: pytest.MonkeyPatch, quick_and_clean: None) -> None:
+    """Its attention adds in the order in which threads finish otherwise, so no run could be repeated or resumed."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    configure_torch(Runtime("cuda:0", "bfloat16", False, 1))
+    assert torch.are_deterministic_algorithms_enabled()
+
+
 def test_auto_fits_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a run to compile for, only the precision is measured, so `minigpt eval` starts sooner."""
     dtype = "bfloat16" if device.has_fast_bfloat16("cpu") else "float32"
@@ -102,18 +110,18 @@ def test_a_busy_machine_chooses_the_same_dtype() -> None:
 
 def test_compilation_is_chosen_if_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "measure_matmul", lambda _: 3e9)  # so 1e9 FLOP take one second of training
-    monkeypatch.setattr(device, "has_compiler", lambda kind: True)
+    monkeypatch.setattr(device, "has_compiler", lambda: True)
     limit = device.COMPILE_FROM_SECONDS
     for seconds, expected in ((1.0, False), (0.9 * limit, False), (1.1 * limit, True)):
         assert choose_runtime(config(), flops=seconds * 1e9).compile is expected
-    monkeypatch.setattr(device, "has_compiler", lambda kind: False)
+    monkeypatch.setattr(device, "has_compiler", lambda: False)
     assert choose_runtime(config(), flops=1e10 * limit).compile is False
 
 
 def test_a_compiler_is_found_on_the_path_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert not device.has_compiler("cpu")
+    assert not device.has_compiler()
 
 
 # --- resuming ----------------------------------------------------------------------------------------

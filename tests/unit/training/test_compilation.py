@@ -1,4 +1,4 @@
-"""If compilation fails or does not pay, training continues without it and ends with the same weights."""
+"""If compiling or recording fails or does not pay, training continues without it and ends with the same weights."""
 
 import time
 from pathlib import Path
@@ -10,9 +10,12 @@ from small_runs import make_config, make_data, same, tensors
 from torch import Tensor
 
 from minigpt.model import device
+from minigpt.model.device import Runtime
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.training.compilation import Loss, compile_loss
-from minigpt.training.loop import train
+from minigpt.training import preparation
+from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
+from minigpt.training.loop import Training, train
+from minigpt.training.preparation import choose_loss
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
 
@@ -72,7 +75,7 @@ def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
 
         monkeypatch.setattr(torch, "compile", compile)
         monkeypatch.setattr(device, "COMPILE_FROM_SECONDS", 0.0)
-        monkeypatch.setattr(device, "has_compiler", lambda kind: True)
+        monkeypatch.setattr(device, "has_compiler", lambda: True)
 
     assert train_twice(tmp_path, monkeypatch, slow_compiler, wanted) == (keeps, True)
     assert torch.are_deterministic_algorithms_enabled() is keeps
@@ -85,3 +88,69 @@ def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "compile", lambda loss: exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         compile_loss(exhausted, (torch.ones(2), torch.ones(2)), is_optional=False, log=print)
+
+
+# --- recording ---------------------------------------------------------------------------------------
+
+GPU = Runtime("cuda:0", "bfloat16", False, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "runtime", "expected"),
+    [
+        ({}, GPU, True),
+        ({}, Runtime("cpu", "bfloat16", False, 1), False),
+        ({}, Runtime("cuda:0", "bfloat16", True, 1), False),
+        ({"train__shards": 2}, GPU, False),
+        ({"train__micro_batch_size": 2}, GPU, False),
+        ({"runtime__activation_checkpointing": True}, GPU, False),
+    ],
+)
+def test_a_gpu_records_what_it_computes_at_once(changes: dict[str, Any], runtime: Runtime, expected: bool) -> None:
+    assert is_recordable(make_config(**changes), runtime) is expected
+
+
+def test_a_recorded_run_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preparation, "is_recordable", lambda *_: True)
+        monkeypatch.setattr(preparation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+
+    assert train_twice(tmp_path, monkeypatch, recorder, "auto") == (False, True)
+    assert len(calls) == 12
+
+
+def test_a_failed_recording_is_one_line_and_the_plain_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, example, lines = torch.nn.Linear(2, 2), (torch.ones(2), torch.ones(2)), list[str]()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return ((model(x) - y) ** 2).sum()
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    assert record_loss(loss, model, example, lines.append) is loss
+    assert lines == ["recording a CUDA graph failed, continuing without it (no such instruction: bf16cvt)"]
+
+    def exhausted(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        record_loss(loss, model, example, lines.append)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("family", ["modern", "classic", "lstm"])
+def test_a_gpu_repeats_a_run_bit_for_bit_recorded_or_not(tmp_path: Path, family: str) -> None:
+    config = make_config(model__family=family, model__dropout=0.1, runtime__device="cuda", runtime__dtype="bfloat16")
+    weights = []
+    for is_recorded in (False, False, True):
+        training = Training(config, tmp_path, make_data())
+        if is_recorded:
+            training.learner.use(choose_loss(training.learner, make_data().train, 0, print))
+            assert training.learner.loss != training.learner.mean_loss
+        for _ in range(12):
+            training.step()
+        weights.append({name: tensor.cpu() for name, tensor in training.learner.model.state_dict().items()})
+    assert same(weights[0], weights[1])
+    assert same(weights[0], weights[2])

@@ -71,7 +71,7 @@ def test_peaks_are_those_of_a_real_step(changes: dict[str, Any]) -> None:
     with LiveMemory() as memory:
         step = step_cost._Step(config, V, CPU, 3, 4)
         before = memory.peak = memory.live
-        step.loss().backward()
+        step.loss(*step.batch()).backward()
         first, before = memory.peak - before, memory.live
         memory.peak = before
         step.optimizer.step(1.0)
@@ -148,7 +148,7 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
 
 
 def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "has_compiler", lambda kind: True)
+    monkeypatch.setattr(device, "has_compiler", lambda: True)
     base: dict[str, Any] = {**BASE, "train__shards": 4, "runtime__device": "cpu", "runtime__compile": "auto"}
     per_step = make_plan(make_config(**base), V).flops_per_step
     monkeypatch.setattr(device, "measure_matmul", lambda runtime: 3 * per_step)  # so a step takes a second
