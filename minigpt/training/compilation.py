@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.config.schema import RunConfig
+from minigpt.errors import UserError
 from minigpt.model.device import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +36,9 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilation can raise any exception type, and training works without it
-        log(f"compilation failed, continuing without it ({_first_line(error)})")
+        cause = getattr(error, "inner_exception", error)
+        reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        log(f"compilation failed, continuing without it ({reason[:200]})")
         return loss
     if is_optional and (ratio := time_ratio(compiled, loss, example)) >= MAX_RATIO:
         log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
@@ -66,29 +69,30 @@ class _Recordable(nn.Module):
 
 
 def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
-    """Return whether `record_loss` can be used: a GPU computes each batch at once, and nothing of it twice."""
+    """Return whether to use `record_loss`: a GPU computes each batch at once, and the user has no other wish."""
     is_whole = config.train.shards == 1 and config.train.sequences_at_once == config.train.batch_size
-    recomputes = config.runtime.activation_checkpointing
-    return runtime.torch_device.type == "cuda" and not runtime.compile and is_whole and not recomputes
+    is_free = config.runtime.compile == "auto" and not (runtime.compile or config.runtime.activation_checkpointing)
+    return runtime.torch_device.type == "cuda" and is_whole and is_free
 
 
-def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor], log: Callable[[str], None]) -> Loss:
+def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) -> Loss:
     """Return `loss` with its GPU kernels recorded once, forward and backward, as CUDA graphs. The bits are the same.
 
     Python launches the kernels of a small network more slowly than a GPU computes them. A graph launches them together
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward pass overwrites the gradients of
     the last one, so they cannot be accumulated. All batches have the shape of `example`.
+
+    Raises:
+        UserError: The GPU or its driver cannot record them.
     """
     warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")  # a graph is recorded on its own stream
     try:
-        return cast(Loss, torch.cuda.make_graphed_callables(_Recordable(loss, model), example))
+        module = cast(nn.Module, torch.cuda.make_graphed_callables(_Recordable(loss, model), example))
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # as in `compile_loss`
-        log(f"recording a CUDA graph failed, continuing without it ({_first_line(error)})")
-        return loss
-
-
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "inner_exception", error)
-    return next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)[:200]
+    except RuntimeError as error:  # PyTorch's state is unknown now
+        problem = str(error).partition("\n")[0][:200]
+        raise UserError(f"the GPU cannot record CUDA graphs ({problem}); try --set runtime.compile=false") from error
+    recorded: Loss = module.forward
+    del module.forward  # it refers to the module, so the graphs would be freed late
+    return recorded

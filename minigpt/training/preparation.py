@@ -1,4 +1,4 @@
-"""What happens just before the first step of a process: report, check that a batch fits, and compile."""
+"""What happens just before the first step of a process: report, check that a batch fits, compile or record."""
 
 from collections.abc import Callable
 
@@ -51,13 +51,16 @@ def check_fit(learner: Learner, tokens: Ids) -> None:
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Return the loss compiled if the runtime says so, and if that works and pays on every process (collective).
 
-    A resumed run keeps the decision, because it changes the bits. Without it, a GPU records the loss where it can.
+    A resumed run keeps the decision, because it changes the bits. Otherwise a GPU records the loss where it can.
+
+    Raises:
+        UserError: It cannot.
     """
     if not (learner.runtime.compile or is_recordable(learner.config, learner.runtime)):
         return learner.mean_loss
     example = example_batch(learner, tokens, learner.config.train.sequences_at_once)
     if not learner.runtime.compile:
-        return record_loss(learner.mean_loss, learner.model, example, log)
+        return record_loss(learner.mean_loss, learner.model, example)
     is_optional = learner.config.runtime.compile == "auto" and step == 0
     loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass

@@ -133,7 +133,7 @@ def count_step(config: RunConfig, vocab_size: int, runtime: Runtime, sequences: 
 
 def measure_step(config: RunConfig, vocab_size: int, runtime: Runtime, seconds: float) -> tuple[float, float] | None:
     """Return the seconds of a forward and backward pass of a sequence, and of an update. None if it takes too long."""
-    runtime = replace(runtime, compile=False)
+    is_fast, runtime = is_recordable(config, runtime), replace(runtime, compile=False)
     configure_torch(runtime)
     layers = range(1, min(2, config.model.n_layer) + 1)
     flops = training_flops(config.model.model_copy(update={"n_layer": layers[-1]}), vocab_size) * config.model.context
@@ -146,8 +146,7 @@ def measure_step(config: RunConfig, vocab_size: int, runtime: Runtime, seconds: 
     losses = list[Loss]()
     for step in steps:
         step.model.to(runtime.device)
-        is_fast = is_recordable(config, runtime)
-        losses.append(record_loss(step.loss, step.model, step.batch(), lambda line: None) if is_fast else step.loss)
+        losses.append(record_loss(step.loss, step.model, step.batch()) if is_fast else step.loss)
     end, times = time.perf_counter() + seconds, list[list[tuple[float, float]]]()
     while len(times) < 4 or time.perf_counter() < end:
         times.append([step.timed(loss) for step, loss in zip(steps, losses, strict=True)])
