@@ -92,7 +92,7 @@ def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) ->
         raise
     except RuntimeError as error:  # PyTorch's state is unknown now
         problem = str(error).partition("\n")[0][:200]
-        raise UserError(f"the GPU cannot record CUDA graphs ({problem}); try --set runtime.compile=false") from error
+        raise UserError(f"the GPU cannot record CUDA graphs ({problem}); set runtime.compile=false") from error
     recorded: Loss = module.forward
     del module.forward  # it refers to the module, so the graphs would be freed late
     return recorded
