@@ -38,7 +38,7 @@ SPIN_COUNT = "10000"
 the time of other threads on a busy one. OpenMP reads the variable when PyTorch is first imported."""
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # a GPU's matrix products can then be repeated
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch requires it for deterministic matrix products
 
 __version__ = "0.1.0"
 __all__ = [

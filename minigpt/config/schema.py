@@ -219,7 +219,7 @@ class RuntimeConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Use torch.compile. `auto`: use it on a CPU if it shortens the run, and CUDA graphs on a GPU. `false`: neither."""
+    """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
     """`torch`: PyTorch operations. `cpu`: faster CPU kernels that round dropout probabilities to multiples of 1/256."""
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"

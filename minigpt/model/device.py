@@ -29,7 +29,7 @@ from minigpt.storage.metadata import Environment
 from minigpt.world import available_cores
 
 COMPILE_FROM_SECONDS = 270.0
-"""Compile runs on a CPU of at least this length. It takes about 40 s, and saves at least 15% of the training time."""
+"""On a CPU, compile runs of at least this length: compiling takes about 40 s, and saves at least 15% of the time."""
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,10 @@ def configure_torch(runtime: Runtime) -> None:
     if kind == "cuda":
         torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
         torch.set_float32_matmul_precision("high")  # TF32
-    # Exact resume needs a fixed order of sums. Compiled CPU kernels add partial sums in the order in which threads
-    # finish, and so do kernels of a GPU, such as the backward pass of attention.
+    # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, add partial sums in the
+    # order in which threads finish.
     deterministic = kind == "cuda" or (kind == "cpu" and runtime.compile)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call below imports the compiler
         torch.use_deterministic_algorithms(deterministic)
     if runtime.kernels == "cpu" and sys.platform == "linux":

@@ -27,7 +27,7 @@ def free_memory_bytes(device: str) -> int | None:
     Processes that train together share the memory of their machine, and have a GPU each.
     """
     if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # return what PyTorch keeps for later
+        torch.cuda.empty_cache()  # PyTorch keeps freed memory, which counts as used
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     free = free_memory() if device == "cpu" else None
     return free and free // processes_here()

@@ -69,30 +69,36 @@ class _Recordable(nn.Module):
 
 
 def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
-    """Return whether to use `record_loss`: a GPU computes each batch at once, and the user has no other wish."""
-    is_whole = config.train.shards == 1 and config.train.sequences_at_once == config.train.batch_size
-    is_free = config.runtime.compile == "auto" and not (runtime.compile or config.runtime.activation_checkpointing)
-    return runtime.torch_device.type == "cuda" and is_whole and is_free
+    """Return whether to use `record_loss`: a GPU computes each batch in one pass, and the user did not decide."""
+    is_one_pass = config.train.shards == 1 and config.train.sequences_at_once == config.train.batch_size
+    is_plain = not (runtime.compile or config.runtime.activation_checkpointing)
+    return runtime.torch_device.type == "cuda" and config.runtime.compile == "auto" and is_one_pass and is_plain
 
 
 def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) -> Loss:
-    """Return `loss` with its GPU kernels recorded once, forward and backward, as CUDA graphs. The bits are the same.
+    """Return `loss` with the GPU kernels of its forward and backward pass recorded as CUDA graphs.
 
-    Python launches the kernels of a small network more slowly than a GPU computes them. A graph launches them together
-    (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward pass overwrites the gradients of
-    the last one, so they cannot be accumulated. All batches have the shape of `example`.
+    Python launches the kernels of a small network more slowly than a GPU runs them. A graph launches all of them at
+    once, and computes the same bits (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward
+    pass overwrites the gradients of the one before, so gradients cannot be accumulated.
+
+    Args:
+        loss: The loss to record.
+        model: The network whose parameters need gradients. They must stay in the same memory.
+        example: Inputs and targets (B, T). All later batches need this shape.
 
     Raises:
-        UserError: The GPU or its driver cannot record them.
+        UserError: The GPU or its driver cannot record CUDA graphs.
     """
-    warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")  # a graph is recorded on its own stream
+    # PyTorch records on a stream of its own, and later warns that gradients come from another one.
+    warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
     try:
         module = cast(nn.Module, torch.cuda.make_graphed_callables(_Recordable(loss, model), example))
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # PyTorch's state is unknown now
+    except RuntimeError as error:  # training on is not safe: PyTorch may still be recording
         problem = str(error).partition("\n")[0][:200]
         raise UserError(f"the GPU cannot record CUDA graphs ({problem}); set runtime.compile=false") from error
     recorded: Loss = module.forward
-    del module.forward  # it refers to the module, so the graphs would be freed late
+    del module.forward  # it refers to the module; without this cycle, the graphs are freed as soon as nobody uses them
     return recorded

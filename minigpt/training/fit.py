@@ -37,9 +37,9 @@ SHAPES = (
     (3e14, MEDIUM, Shape(6, 4, 256, 256, 16)),
     (2e15, MEDIUM, Shape(6, 6, 384, 256, 64)),
 )
-"""The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs, not compared."""
+"""The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores, one on an H100."""
+"""FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5

@@ -135,7 +135,7 @@ class Training:
         return repair(self.run, self.state) if self.processes.is_main else []
 
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
-        """Check that a batch fits, choose the loss, record and report what this process computes with (collective)."""
+        """Check that a batch fits, choose the loss, and write down what this process computes with (collective)."""
         learner, message = self.learner, self.metrics.message
         learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
         environment = learner.environment()

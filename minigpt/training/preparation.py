@@ -51,16 +51,17 @@ def check_fit(learner: Learner, tokens: Ids) -> None:
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Return the loss compiled if the runtime says so, and if that works and pays on every process (collective).
 
-    A resumed run keeps the decision, because it changes the bits. Otherwise a GPU records the loss where it can.
+    A resumed run keeps the decision, because it changes the bits. Without compilation, a GPU records the loss.
 
     Raises:
-        UserError: It cannot.
+        UserError: The GPU cannot record it.
     """
-    if not (learner.runtime.compile or is_recordable(learner.config, learner.runtime)):
-        return learner.mean_loss
-    example = example_batch(learner, tokens, learner.config.train.sequences_at_once)
+    sequences = learner.config.train.sequences_at_once
+    if is_recordable(learner.config, learner.runtime):
+        return record_loss(learner.mean_loss, learner.model, example_batch(learner, tokens, sequences))
     if not learner.runtime.compile:
-        return record_loss(learner.mean_loss, learner.model, example)
+        return learner.mean_loss
+    example = example_batch(learner, tokens, sequences)
     is_optional = learner.config.runtime.compile == "auto" and step == 0
     loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass

@@ -1,6 +1,7 @@
 """If compiling or recording fails or does not pay, training continues without it and ends with the same weights."""
 
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,25 @@ def test_a_failed_recording_names_the_setting_that_avoids_it(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         record_loss(loss, model, example)
+
+
+def test_recorded_graphs_are_freed_with_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory counts as used while they wait for the garbage collector."""
+
+    def fake(module: torch.nn.Module, example: tuple[Tensor, Tensor]) -> torch.nn.Module:
+        forward = module.forward
+        module.forward = lambda x, y: forward(x, y) if module.training else None  # refers to the module, as PyTorch's
+        modules.append(weakref.ref(module))
+        return module
+
+    modules: list[weakref.ref[torch.nn.Module]] = []
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fake)
+    model = torch.nn.Linear(2, 2)
+    recorded = record_loss(lambda x, y: (model(x) - y).sum(), model, (torch.ones(2), torch.ones(2)))
+    assert recorded(torch.ones(2), torch.zeros(2)) == model(torch.ones(2)).sum()
+    assert modules[0]() is not None
+    del recorded
+    assert modules[0]() is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

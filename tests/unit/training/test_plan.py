@@ -17,7 +17,7 @@ from minigpt.model.memory import backward_bytes
 from minigpt.training import plan as planning
 from minigpt.training import step_cost
 from minigpt.training.plan import make_plan, process_memory
-from minigpt.training.step_cost import LiveMemory, count_step
+from minigpt.training.step_cost import LiveMemory, count_step, measure_step
 
 V = 13
 CPU = Runtime("cpu", "float32", False, 1, "cpu")
@@ -145,6 +145,16 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
     assert (found.seconds_per_step, found.is_measured) == (found.flops_per_step, False)
     with pytest.raises(ConfigError, match=r"5 processes cannot divide train\.shards=4"):
         make_plan(config, V, processes=5)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_plan_measures_the_loss_that_training_uses(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
+    calls = []
+    monkeypatch.setattr(step_cost, "is_recordable", lambda config, runtime: is_recorded and not runtime.compile)
+    monkeypatch.setattr(step_cost, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+    for compiles in (True, False):  # the plan of a compiled run measures plain steps
+        assert measure_step(make_config(**BASE), V, replace(CPU, compile=compiles), 0.1)
+        assert bool(calls) is (is_recorded and not compiles)
 
 
 def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyPatch) -> None:
