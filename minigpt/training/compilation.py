@@ -70,7 +70,7 @@ class _Recordable(nn.Module):
 
 def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
     """Return whether to use `record_loss`: a GPU computes each batch in one pass, and the user did not decide."""
-    is_one_pass = config.train.shards == 1 and config.train.sequences_at_once == config.train.batch_size
+    is_one_pass = config.train.sequences_at_once == config.train.batch_size
     is_plain = not (runtime.compile or config.runtime.activation_checkpointing)
     return runtime.torch_device.type == "cuda" and config.runtime.compile == "auto" and is_one_pass and is_plain
 
