@@ -184,7 +184,11 @@ def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     command = [sys.executable, str(LAB / "run"), "endless.yaml", "text.txt", "--steps-as-given"]
     with subprocess.Popen(
-        [*command, "--seeds", "1", "--out", "runs.jsonl"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*command, "--seeds", "1", "--out", "runs.jsonl"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # a killed process removes no temporary files
+        stderr=subprocess.PIPE,
+        text=True,
     ) as run:
         assert run.stderr is not None
         assert run.stderr.readline().startswith("short, seed 1: ")  # so the other worker has started as well
