@@ -41,23 +41,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch requires it for deterministic matrix products
 
 __version__ = "0.1.0"
-__all__ = [
-    "GPT",
-    "RunConfig",
-    "SampleConfig",
-    "Training",
-    "UserError",
-    "extract",
-    "generate",
-    "load",
-    "load_checkpoint",
-    "load_engine",
-    "load_model",
-    "new_run",
-    "prepare_run",
-    "train",
-]
-
 _HOME = {
     "GPT": "model.gpt",
     "RunConfig": "config.schema",
@@ -74,20 +57,23 @@ _HOME = {
     "prepare_run": "training.setup",
     "train": "training.loop",
 }
+__all__ = [*_HOME]
 
 if TYPE_CHECKING:
-    from minigpt.config.schema import RunConfig, SampleConfig
-    from minigpt.errors import UserError
-    from minigpt.interpret.extract import extract
-    from minigpt.model.gpt import GPT
-    from minigpt.model.load import load_model
-    from minigpt.notebook import load
-    from minigpt.sampling.generate import generate
-    from minigpt.sampling.load import load_engine
-    from minigpt.storage.checkpoint import load_checkpoint
-    from minigpt.storage.runs import new_run
-    from minigpt.training.loop import Training, train
-    from minigpt.training.setup import prepare_run
+    from minigpt.config.schema import RunConfig as RunConfig
+    from minigpt.config.schema import SampleConfig as SampleConfig
+    from minigpt.errors import UserError as UserError
+    from minigpt.interpret.extract import extract as extract
+    from minigpt.model.gpt import GPT as GPT
+    from minigpt.model.load import load_model as load_model
+    from minigpt.notebook import load as load
+    from minigpt.sampling.generate import generate as generate
+    from minigpt.sampling.load import load_engine as load_engine
+    from minigpt.storage.checkpoint import load_checkpoint as load_checkpoint
+    from minigpt.storage.runs import new_run as new_run
+    from minigpt.training.loop import Training as Training
+    from minigpt.training.loop import train as train
+    from minigpt.training.setup import prepare_run as prepare_run
 
 
 def __getattr__(name: str) -> Any:

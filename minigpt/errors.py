@@ -1,33 +1,4 @@
-"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next.
-
-UserError
-  ConfigError                settings
-  TextError                  texts
-    EncodingError
-    ConfigAsTextError
-    UnknownCharacterError
-    DownloadError
-    TextMismatchError
-  RunNotFoundError           runs
-  RunExistsError
-  RunLockedError
-  RunMovedError
-  RunFinishedError
-  CheckpointError            checkpoints
-  NoOptimizerError
-  TrainingError              training that had to stop
-    DivergedError
-    LostProcessError
-  JoinError                  processes of a run
-  OtherProcessError
-  DeviceError                devices and memory
-  InsufficientMemoryError
-  NoAttentionError           looking inside
-  ViewError
-  NoCounterpartError         exports and imports
-  MissingPackageError
-  FolderNotEmptyError
-"""
+"""Errors that a user can cause. Each says what is wrong; `cli/hints.py` adds what to type next."""
 
 from __future__ import annotations
 

@@ -44,20 +44,9 @@ def withdraw(folder: Path) -> None:
     """Hide a folder, then remove it, so that no other process sees it partly removed."""
     if folder.is_dir():
         hidden = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
-        rename(folder, hidden)
+        folder.rename(hidden)
         sync(folder.parent)  # otherwise a power cut could restore the name without the files
         remove(hidden)
-
-
-def rename(folder: Path, new: Path) -> Path:
-    """Rename a folder and return `new`. Copy a folder of a container's image: overlayfs cannot rename it."""
-    try:
-        os.rename(folder, new)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.move(folder, new)
-    return new
 
 
 def remove(path: Path) -> None:
@@ -120,7 +109,7 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
         UserError: The file cannot be opened, is outside the folder, or is a pipe, a device or a folder.
     """
     try:
-        if leaves(path, folder):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{escape(path)} is a link that leads out of its folder")
         # O_NONBLOCK: opening a pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -130,11 +119,6 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
         os.close(descriptor)
         raise UserError(f"{escape(path)} is not a regular file")
     return os.fdopen(descriptor, "rb")
-
-
-def leaves(path: Path, folder: Path) -> bool:
-    """Return whether `path`, with links resolved, is outside `folder`."""
-    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def read_within(path: Path, folder: Path, limit: int | None = None) -> bytes:

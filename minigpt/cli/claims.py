@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from minigpt.cli.excerpt import notice_checkpoint
 from minigpt.cli.hints import checkpoint_argument, shell_quote
-from minigpt.cli.input import validation_tokens
+from minigpt.cli.input import run_dataset
 from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
 from minigpt.cli.output import json_text, wrapped, write
 from minigpt.errors import UserError, escape
@@ -88,7 +88,7 @@ def _ask(loaded: "Checkpoint", numbers: Collection[str]) -> "list[Result]":
     from minigpt.course.claims.trained import QUESTIONS, ask
 
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
-        answers = ask(loaded, validation_tokens(loaded), bar.update, numbers)
+        answers = ask(loaded, run_dataset(loaded).validation, bar.update, numbers)
     notice_checkpoint(loaded)
     return answers
 

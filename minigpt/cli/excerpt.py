@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.input import read_text, validation_tokens
+from minigpt.cli.input import read_text, run_dataset
 from minigpt.cli.options import OnUnknown
 from minigpt.cli.output import notice
 from minigpt.errors import UserError
@@ -56,7 +56,7 @@ def choose_excerpt(
         name = "standard input" if file == "-" else Path(file).name
         return excerpt.last_tokens(checkpoint, ids, name, max_tokens)
     try:
-        tokens = validation_tokens(checkpoint)
+        tokens = run_dataset(checkpoint).validation
     except UserError as error:
         if val is not None:
             raise

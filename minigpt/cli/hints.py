@@ -146,7 +146,8 @@ def _run_hint(error: UserError, command: str) -> str:
         case NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"
         case DivergedError():
-            return ", or ".join(filter(None, [_retry(error), "start a new run with a lower optim.lr"]))
+            lower = "start a new run with a lower optim.lr"  # the same settings would diverge again
+            return f"{_retry(error)}, or {lower}" if error.settings else lower
         case TrainingError():
             return _retry(error)
         case JoinError():

@@ -1,4 +1,4 @@
-"""Read what commands use: files, the validation split of a run, and runs to average with it."""
+"""Read what commands use: files, the text of a run, and runs to average with it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +8,6 @@ from minigpt.errors import TextMismatchError, UserError, escape
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.dataset import TokenDataset
-    from minigpt.text.tokenizer import Ids
 
 
 def read_text(path: str, encoding: str = "utf-8") -> str:
@@ -16,11 +15,6 @@ def read_text(path: str, encoding: str = "utf-8") -> str:
     from minigpt.text.sources import open_corpus
 
     return "".join(open_corpus([path], encoding).blocks())
-
-
-def validation_tokens(checkpoint: "Checkpoint") -> "Ids":
-    """Return the validation tokens (N,) of a run. Raises UserError if its text is missing or has changed."""
-    return run_dataset(checkpoint).validation
 
 
 def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOption, choose_excerpt, notice_skipped
-from minigpt.cli.input import validation_tokens
+from minigpt.cli.input import run_dataset
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
 from minigpt.errors import UserError, escape
@@ -90,7 +90,7 @@ def inspect(
 def _split(loaded: "Checkpoint") -> "Ids | None":
     """Return the validation tokens, which describe the heads, or None if they are missing: the excerpt will do."""
     with suppress(UserError):
-        return validation_tokens(loaded)
+        return run_dataset(loaded).validation
     return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Exit, Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import load_others, read_text
+from minigpt.cli.input import load_others, read_text, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
     from minigpt.sampling.generate import LanguageModel, SampledChar
     from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.text.dataset import TokenDataset
 
 
 def sample(
@@ -106,7 +107,7 @@ def sample(
         if copied and one.metadata.fingerprint != loaded.metadata.fingerprint:
             other = f"{escape(one.run_name)} was trained on another"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
-    known = _texts(loaded) if copied else None  # before generating
+    known = run_dataset(loaded) if copied else None  # before generating
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -215,19 +216,11 @@ def _print_samples(prompt: str, samples: list[dict[str, Any]], found: dict[str, 
         _print_copied(found, is_colored)
 
 
-def _texts(loaded: "Checkpoint") -> tuple[str, str]:
-    """Return the training and the validation text of the run. Raises UserError if it is missing or has changed."""
-    from minigpt.sampling.copied import texts_of
-    from minigpt.text.dataset import reload_dataset
-
-    return texts_of(reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer))
-
-
-def _measure_copied(samples: list[dict[str, Any]], known: tuple[str, str]) -> dict[str, Any]:
+def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
     """Add the length of each character's match to `samples`. Return the shares, and those of the validation text."""
     from minigpt.sampling.copied import excerpts, measure
 
-    training, validation = known
+    training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
     found = measure((one["text"] for one in samples), training)
     for one, lengths in zip(samples, found.lengths, strict=True):
         one["copied"] = lengths

@@ -24,8 +24,7 @@ UNUSED = "not used"
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
     "train.steps", "train.epochs", "train.patience", "train.log_every", "train.eval_every",
-    "train.save_every", "train.keep_last", "train.attention", "train.histograms", "train.hparams",
-    "train.micro_batch_size", "train.on_nonfinite", "train.max_skipped",
+    "train.save_every", "train.keep_last", "train.attention", "train.histograms", "train.micro_batch_size",
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
@@ -264,15 +263,9 @@ def to_yaml(config: RunConfig) -> str:
     return text
 
 
-def from_yaml(text: str, origin: str, steps: int = 1) -> RunConfig:
-    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid.
-
-    Older runs may have a length in minutes. They count as finished after `steps`.
-    """
-    values = dotted(plain_yaml.parse(text, origin), origin)
-    if values.pop("train.minutes", None) is not None:
-        values["train.steps"] = steps
-    return resolve((origin, values)).config
+def from_yaml(text: str, origin: str) -> RunConfig:
+    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid."""
+    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
 
 
 def schema() -> dict[str, Any]:

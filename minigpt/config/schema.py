@@ -165,16 +165,10 @@ class TrainConfig(Section):
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
     """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    """If a loss or gradient is NaN or infinite: `stop` the run, or `skip` the update."""
-    max_skipped: int = Field(20, ge=0)
-    """Stop the run rather than skip more updates than this."""
     attention: bool = True
     """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
     histograms: bool = False
     """Log histograms of weights and gradients to TensorBoard at each evaluation."""
-    hparams: bool = False
-    """Log the settings and the final loss to TensorBoard's hyperparameter table."""
 
     @property
     def sequences_at_once(self) -> int:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.text.dataset import TokenDataset
-
 RUNS = (10, 20, 40)
 """Lengths of copied runs, in characters."""
 ENOUGH = 2_000
@@ -61,8 +59,3 @@ def excerpts(validation: str, lengths: Sequence[int]) -> list[str]:
     count = max(1, min(-(-ENOUGH // length), len(validation) // length))
     starts = np.linspace(0, max(0, len(validation) - length), count).astype(int).tolist()
     return [validation[start : start + length] for start in starts]
-
-
-def texts_of(data: TokenDataset) -> tuple[str, str]:
-    """Return the training and the validation text of a dataset. They take one to four bytes per character."""
-    return data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)

@@ -34,7 +34,7 @@ class TrainState:
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
 
     step: Count = 0
-    """Steps completed, including skipped ones."""
+    """Steps completed."""
     tokens_seen: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
     seconds: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Time spent in the training loop."""
@@ -47,8 +47,6 @@ class TrainState:
     best_step: Count = 0
     train_loss_at_best: float | None = None
     evaluations_since_best: Count = 0
-    skipped: Count = 0
-    """Steps without an update because the loss or gradient was not finite."""
     # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0

@@ -26,7 +26,6 @@ from minigpt.files import (
     read_within,
     remove,
     remove_abandoned,
-    rename,
     sync,
     withdraw,
     write_atomically,
@@ -175,7 +174,7 @@ def repair(run: Path, state: TrainState) -> list[Path]:
     for folder in (run, run / CHECKPOINTS):
         remove_abandoned(folder, age=0)
     later = [step_folder(run, step) for step in checkpoint_steps(run) if step > state.step]
-    return [rename(path, path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
+    return [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
 
 
 # --- start a run -------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from minigpt.seeds import mix_seed, permute
-from minigpt.text.cache import release
 from minigpt.text.tokenizer import Ids
 
 
@@ -43,7 +42,6 @@ def batch_at(
         order_seed = mix_seed(seed, "order", int(epoch))
         starts[in_epoch] = offset + context * permute(indices[in_epoch], windows, order_seed)
     ids = tokens[starts[part, None] + np.arange(context + 1)]  # (B, T + 1)
-    release(tokens)
     sequences = torch.from_numpy(ids.astype(np.int64))
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
@@ -60,7 +58,6 @@ def evaluation_windows(tokens: Ids, context: int, stride: int, batch_size: int) 
     for (_, new), group in groupby(windows, key=lambda window: (window[1] - window[0], window[2])):
         while batch := list(islice(group, batch_size)):
             ids = np.stack([tokens[start : end + 1] for start, end, _ in batch])  # (B, T + 1)
-            release(tokens)
             sequences = torch.from_numpy(ids.astype(np.int64))
             yield sequences[:, :-1], sequences[:, 1:], new
 

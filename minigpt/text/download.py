@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -87,16 +86,11 @@ def download(name: str) -> Path:
     return item.path
 
 
-class _NoFTP(urllib.request.FTPHandler):
-    def ftp_open(self, req: urllib.request.Request) -> Any:
-        raise OSError("a redirect to FTP is not followed")
-
-
 def _chunks(item: Download) -> Iterator[bytes]:
     """Yield the contents of `item.url`, up to one byte more than the expected size."""
     request = urllib.request.Request(item.url, headers={"User-Agent": "minigpt"})
     try:
-        with urllib.request.build_opener(_NoFTP).open(request, timeout=TIMEOUT) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             rest = item.bytes + 1
             while chunk := response.read(min(CHUNK, rest)):
                 rest -= len(chunk)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from minigpt.errors import CheckpointError, UnknownCharacterError
-from minigpt.text.cache import release
 
 Unknown = Literal["error", "skip", "replace"]
 """How to handle characters outside the vocabulary."""
@@ -139,7 +138,6 @@ class ByteTokenizer(Tokenizer):
         ids, count = np.asarray(ids), 0
         for start in range(0, len(ids), 1 << 20):  # in parts, to save memory
             count += int(np.count_nonzero((ids[start : start + (1 << 20)] & 0xC0) != 0x80))
-            release(ids)
         return count
 
     def to_json(self) -> str:

@@ -25,14 +25,7 @@ from minigpt.training import snapshot
 from minigpt.training.evaluate import evaluate
 from minigpt.training.learner import Learner
 from minigpt.training.metrics import Metrics
-from minigpt.training.outcome import (
-    Outcome,
-    hparams,
-    is_out_of_patience,
-    refuse_if_finished,
-    settings_card,
-    typed_errors,
-)
+from minigpt.training.outcome import Outcome, is_out_of_patience, refuse_if_finished, settings_card, typed_errors
 from minigpt.training.parallel import ONE, Processes
 from minigpt.training.preparation import prepare_learner
 from minigpt.training.schedule import Clock, eval_steps, lr_factor, run_steps
@@ -73,7 +66,7 @@ def train(
         InsufficientMemoryError: The model or the batch does not fit.
         LostProcessError: Another process has ended or hangs.
     """
-    with typed_errors(config, run, data):
+    with typed_errors(config, run):
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
@@ -175,13 +168,11 @@ class Training:
             interrupts.adopt(signal)
             if self.saved_step != state.step:
                 self.save()
-        if config.hparams and is_done:
-            self.metrics.add_hparams(hparams(self.config), state)
         is_early = is_done and state.step < self.steps
         return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early)
 
     def step(self) -> None:
-        """Make one update (collective). Skip it if it is not finite and `train.on_nonfinite` is "skip".
+        """Make one update (collective).
 
         Raises:
             DivergedError: The loss or gradient is not finite. The weights are as before.
@@ -192,22 +183,10 @@ class Training:
         state.step += 1
         state.tokens_seen += self.config.tokens_per_step
         if not math.isfinite(loss + self.gradient_norm):
-            self._skip_or_stop(loss)
-            return
+            raise self.diverged(f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite")
         state.clipped_count += self.learner.update(self.lr_factor, self.gradient_norm, state.step)
         state.loss_sum += loss
         state.loss_count += 1
-
-    def _skip_or_stop(self, loss: float) -> None:
-        """Count a step without an update, or raise DivergedError if no more may be skipped."""
-        state, train = self.state, self.config.train
-        problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
-        if train.on_nonfinite == "stop" or state.skipped >= train.max_skipped:
-            raise self.diverged(problem + (f" after {state.skipped} skipped updates" if state.skipped else ""))
-        state.skipped += 1
-        self.metrics.message(f"step {state.step}: {problem}; skipped its update ({state.skipped} so far)")
-        self.metrics.log(state.step, self.clock.total, {"optimizer/skipped": state.skipped})
-        self.learner.optimizer.zero_grad()  # a histogram of these gradients in evaluate() would fail
 
     @property
     def rates(self) -> dict[str, float]:
@@ -219,8 +198,6 @@ class Training:
         state, learner = self.state, self.learner
         seconds, tokens = self.clock.training - self.logged_seconds, state.tokens_seen - self.logged_tokens
         self.logged_seconds, self.logged_tokens = self.clock.training, state.tokens_seen
-        if not state.loss_count:  # every update since the last log line was skipped
-            return
         tokens_per_second = tokens / max(1e-9, seconds)
         characters_per_second = tokens_per_second * self.data.characters_per_token
         flops = tokens_per_second * learner.flops_per_token
@@ -302,12 +279,9 @@ class Training:
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""
-        dtype, settings = self.learner.runtime.dtype, []
-        if self.config.train.on_nonfinite == "stop":
-            settings.append("train.on_nonfinite=skip")
-        if dtype != "float32":
-            settings.append("runtime.dtype=float32")
+        dtype = self.learner.runtime.dtype
+        settings = ("runtime.dtype=float32",) if dtype != "float32" else ()
         figures = [f"{name.replace('_', ' ')} {rate:.2g}" for name, rate in self.rates.items()]
         figures += [f"gradient norm {self.gradient_norm:g}", dtype]
         problem = f"step {self.state.step}: {problem} ({', '.join(figures)})"
-        return DivergedError(problem, self.run, newest_step(self.run), tuple(settings))
+        return DivergedError(problem, self.run, newest_step(self.run), settings)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from minigpt.errors import escape, reason
 from minigpt.paths import VALIDATION
-from minigpt.storage.metadata import Metadata, TrainState
+from minigpt.storage.metadata import Metadata
 from minigpt.training.signals import STDERR
 
 GROUPS = {
@@ -112,13 +112,6 @@ class Metrics:
             for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
                 if tensor is not None:
                     self.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, step)
-
-    def add_hparams(self, settings: Mapping[str, Any], state: TrainState) -> None:
-        """Add this run and its best loss to TensorBoard's HParams page."""
-        result = {"hparam/best_validation_loss": state.best_loss}
-        self._to_boards(
-            lambda board: board.add_hparams(dict(settings), result, run_name=".", global_step=state.step), ""
-        )
 
     def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
         """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from minigpt.config.resolve import decisive, flatten, show
+from minigpt.config.resolve import flatten, show
 from minigpt.config.schema import RunConfig
 from minigpt.errors import LostProcessError, RunFinishedError, TrainingError, escape, reason
 from minigpt.model.memory import as_memory_error
@@ -33,7 +32,7 @@ class Outcome:
 
 
 @contextmanager
-def typed_errors(config: RunConfig, run: Path, data: TokenDataset) -> Iterator[None]:
+def typed_errors(config: RunConfig, run: Path) -> Iterator[None]:
     """Raise errors of PyTorch and the system as errors of minigpt, which name the newest checkpoint of the run."""
     try:
         yield
@@ -43,19 +42,9 @@ def typed_errors(config: RunConfig, run: Path, data: TokenDataset) -> Iterator[N
         if is_lost(error):
             raise LostProcessError(LOST_CONTACT, run, newest_step(run)) from error
         raise
-    except IndexError as error:
-        if max(data.train.max(), data.validation.max()) < data.tokenizer.vocab_size:
-            raise
-        raise TrainingError("the encoded text in the cache changed during training", run, newest_step(run)) from error
     except OSError as error:
         place = f"cannot write to {run}" if error.filename is None else escape(os.fsdecode(error.filename))
         raise TrainingError(f"{place}: {reason(error)}", run, newest_step(run)) from error
-
-
-def hparams(config: RunConfig) -> dict[str, Any]:
-    """Return the settings for TensorBoard's HParams page: those that decide the result of a run."""
-    settings = {"data.source": config.data.source, **decisive(flatten(config))}
-    return {key: v if isinstance(v, int | float | bool) else show(v) for key, v in settings.items()}
 
 
 def settings_card(config: RunConfig) -> str:

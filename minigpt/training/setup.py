@@ -222,9 +222,6 @@ def prepare_resume(
     check_count(processes, config)
     _refuse_standard_input(config, processes)
     data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
-    if len(data.train) <= config.model.context:
-        needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
-        raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

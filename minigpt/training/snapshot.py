@@ -83,7 +83,7 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     stored = processes.together(lambda: load_optimizer(checkpoint) if processes.is_main else {})
     shapes = processes.share({name: array.shape for name, array in stored.items()})
     has_moments = any(not name.startswith(RAW) for name in shapes)
-    if not has_moments and checkpoint.metadata.state.step > checkpoint.metadata.state.skipped:  # after an update
+    if not has_moments and checkpoint.metadata.step > 0:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}  # whole on the main process
     state |= {name: torch.tensor(array) for name, array in stored.items()}

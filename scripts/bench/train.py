@@ -43,7 +43,7 @@ def run(
     """
     if not 0 <= seconds <= MAX_SECONDS:
         raise UserError(f"cannot measure rounds of {seconds:g} seconds: expected 0 to {MAX_SECONDS:g}")
-    start = prepare_run(text, preset, [*assignments, "train.on_nonfinite=stop"])
+    start = prepare_run(text, preset, assignments)
     for notice in start.notices:
         log(notice)
     config, known = start.config, (start.data.fingerprint, start.data.tokenizer)

@@ -103,7 +103,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
             "train",
             "to resume from step 8: minigpt train --resume x --set a.b=c, or start a new run with a lower optim.lr",
         ),
-        (DivergedError("p", RUN), "train", "start a new run with a lower optim.lr"),
+        (DivergedError("p", RUN, 8), "train", "start a new run with a lower optim.lr"),
         (UserError("p"), "train", ""),
     ],
     ids=repr,

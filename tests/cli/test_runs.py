@@ -65,20 +65,9 @@ def test_board_passes_its_options_to_tensorboard(cli: Cli, empty_folder: Path, m
     Path("runs").mkdir()
     assert "set Smoothing to 0" in cli("board", "--port", 7000).err
     assert {"--logdir=runs", "--port=7000", "--host=localhost"} <= set(seen)
-
-
-@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
-def test_a_port_in_use_is_one_line(cli: Cli, empty_folder: Path, host: str, family: int) -> None:
-    Path("runs").mkdir()
-    with socket.socket(family) as server:
-        try:
-            server.bind((host, 0))
-        except OSError:
-            pytest.skip(f"this system has no {host}")
-        server.listen()
-        port = server.getsockname()[1]
-        error = cli("board", "--host", host, "--port", port).error
-    assert error == f"port {port} is in use; for a free one: --port 0"
+    seen.clear()
+    cli("board")
+    assert not [option for option in seen if "port" in option]  # TensorBoard looks for a free one
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")

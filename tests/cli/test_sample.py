@@ -17,7 +17,7 @@ import pytest
 from command_line import VERSE, Cli
 
 from minigpt.sampling import generate as sampling
-from minigpt.sampling.copied import match_lengths, texts_of
+from minigpt.sampling.copied import match_lengths
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.text.dataset import reload_dataset
 
@@ -226,7 +226,9 @@ def test_sample_imports_nothing_that_is_slow_to_import(at_home: Path) -> None:
 def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str) -> None:
     command = ["sample", name, "--copied", "-l", 30, "-n", 2]
     document = cli(*command, "--json").json
-    training, _ = texts_of(known(name))
+    loaded = load_checkpoint(name)
+    data = reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
+    training = data.tokenizer.decode(data.train)
     for sample in document["samples"]:
         assert sample["copied"] == match_lengths(sample["text"], training)
         assert len(sample["copied"]) == len(sample["text"])
@@ -238,11 +240,6 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
     assert done.out.startswith(cli("sample", name, "-l", 30, "-n", 2).out)
     for least, share in document["copied"]["samples"]["shares"].items():
         assert re.search(rf"^copied in runs of {least}\+ +{share:.1%} ", done.out, re.M)
-
-
-def known(name: str) -> Any:
-    loaded = load_checkpoint(name)
-    return reload_dataset(loaded.config.data, loaded.metadata.fingerprint, loaded.tokenizer)
 
 
 def test_copied_colors_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

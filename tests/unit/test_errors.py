@@ -12,7 +12,6 @@ import pytest
 import typer
 
 import minigpt
-from minigpt import errors
 from minigpt.cli.main import app
 from minigpt.errors import count, did_you_mean, escape, reason, sanitize_terminal
 
@@ -99,18 +98,3 @@ def test_a_similar_name_is_suggested_and_escaped() -> None:
     assert did_you_mean("xyz", ["shakespeare"]) == ""
     assert did_you_mean("loop", ["loop"]) == "", "a name is no suggestion for itself"
     assert did_you_mean("abcde", ["abcd\n"]) == r"; did you mean abcd\n?"
-
-
-def test_the_tree_at_the_top_lists_every_class_below_its_base() -> None:
-    def tree(kind: type, depth: int = 0) -> Iterator[tuple[int, str]]:
-        yield depth, kind.__name__
-        for below in kind.__subclasses__():
-            yield from tree(below, depth + 1)
-
-    drawn = re.findall(r"^( *)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
-    assert sorted((len(indent) // 2, name) for indent, name in drawn) == sorted(tree(errors.UserError))
-    parents: list[str] = []
-    for indent, name in drawn:
-        depth = len(indent) // 2
-        parents[depth:] = [name]
-        assert depth == 0 or getattr(errors, name).__base__.__name__ == parents[depth - 1]

@@ -116,19 +116,6 @@ def test_a_folder_is_hidden_durably_before_its_files_go(tmp_path: Path, monkeypa
     assert names(tmp_path) == []
 
 
-def test_a_folder_of_a_container_image_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overlayfs cannot rename a folder of its lower layer."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/file").touch()
-    monkeypatch.setattr(os, "rename", refuse)
-    withdraw(tmp_path / "folder")
-    assert names(tmp_path) == []
-
-
 def test_readers_of_a_file_that_is_replaced_see_a_complete_one(tmp_path: Path) -> None:
     path, stop = tmp_path / "f", threading.Event()
     contents = ["a" * 100_000, "b" * 50_000]

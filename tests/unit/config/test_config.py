@@ -89,11 +89,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.keep_last": ("5", 5),
     "train.patience": ("2", 2),
     "train.ema": ("0.99", 0.99),
-    "train.on_nonfinite": ("skip", "skip"),
-    "train.max_skipped": ("0", 0),
     "train.histograms": ("true", True),
     "train.attention": ("false", False),
-    "train.hparams": ("True", True),
     "sample.prompt": ("ROMEO:", "ROMEO:"),
     "sample.length": ("10", 10),
     "sample.preview": ("0", 0),
@@ -597,7 +594,7 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
             assert changed[0].startswith(f"{key} is ")
             assert changed[0].endswith(f" {shown} now") or " " in shown
     rhythm = ("steps", "epochs", "log_every", "eval_every", "save_every", "keep_last", "patience")
-    safe = ("attention", "histograms", "hparams", "micro_batch_size", "on_nonfinite", "max_skipped")
+    safe = ("attention", "histograms", "micro_batch_size")
     expected = {f"train.{key}" for key in (*rhythm, *safe)}
     expected |= {"data.source", "data.val_source", "data.encoding"}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
@@ -612,11 +609,6 @@ def test_a_configuration_is_frozen() -> None:
         config.model.n_layer = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolve().config = config  # type: ignore[misc]
-
-
-def test_older_runs_with_a_length_in_minutes_count_as_finished() -> None:
-    assert from_yaml("train: {minutes: null, steps: 7}", "saved").train.steps == 7
-    assert from_yaml("train: {minutes: 5, steps: null}", "saved", steps=30).train.steps == 30
 
 
 def test_settings_that_could_not_be_read_again_are_refused() -> None:

@@ -104,9 +104,6 @@ class Handler(BaseHTTPRequestHandler):
     def send_tofile(self) -> None:
         self.start(0, 302, location="file:///etc/hosts")
 
-    def send_toftp(self) -> None:
-        self.start(0, 302, location="ftp://127.0.0.1/etc/hosts")
-
     def send_silent(self) -> None:
         self.start(len(BODY))
         time.sleep(1)
@@ -183,7 +180,6 @@ def test_a_download_is_cached_until_it_is_damaged(registry: Path) -> None:
         ("other", "has the SHA-256 "),
         ("missing", "HTTP Error 404: Not Found"),
         ("tofile", "HTTP Error 302"),
-        ("toftp", "cannot download"),
         ("garbage", "cannot download"),
         ("refused", "Connection refused"),
     ],

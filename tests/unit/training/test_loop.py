@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import disturb, make_config, make_data, same, stop_at, tensors
+from small_runs import disturb, make_config, make_data, same, tensors
 from torch import Tensor
 
 import minigpt.storage.checkpoint as storage
@@ -107,7 +106,7 @@ def test_logging_evaluating_and_saving_change_no_weight(go: Any) -> None:
     calm, _ = go("calm", train__log_every=100, train__eval_every=100, train__save_every=100, **settings)
     busy, _ = go(
         "busy", train__log_every=1, train__eval_every=1, train__save_every=1, train__keep_last=3,
-        train__histograms=True, train__hparams=True, probes=(use_randomness,), **settings,
+        train__histograms=True, probes=(use_randomness,), **settings,
     )  # fmt: skip
     assert same(tensors(calm, 12), tensors(busy, 12))
 
@@ -221,51 +220,13 @@ def test_the_first_save_says_that_it_retries(
     assert capsys.readouterr().err.startswith(f"{problem}; retrying in 0 s\n")
 
 
-@pytest.mark.parametrize("kind", ["nan", "gradient"])
-def test_a_run_that_stops_names_a_checkpoint_and_settings_that_work(
-    go: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_run_that_stops_names_a_checkpoint_and_a_setting_that_may_help(
+    go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disturb(monkeypatch, {7: kind})
+    disturb(monkeypatch, {7: "gradient"})
     with pytest.raises(TrainingError, match="step 7: ") as error:
-        go()
-    assert error.value.saved_step == 5
-    assert error.value.settings == ("train.on_nonfinite=skip",)
-    run, outcome = go(resume=True, train__on_nonfinite="skip")
-    assert (outcome.state.step, outcome.state.skipped) == (12, 1)
-    assert curve(run, "optimizer/skipped") == {7: 1}
-
-
-@pytest.mark.parametrize("stop", [6, 8])
-def test_a_run_with_skipped_steps_is_resumed_exactly(go: Any, monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
-    disturb(monkeypatch, {4: "nan", 6: "gradient", 7: "inf", 10: "nan", 11: "nan", 12: "nan"})
-    settings = {
-        "train__on_nonfinite": "skip", "train__eval_every": 1, "train__histograms": True, "model__dropout": 0.1
-    }  # fmt: skip
-    whole, done = go("whole", **settings)
-    run, stopped = go(probes=(stop_at(stop),), **settings)
-    assert (stopped.signal, stopped.state.step) == (signal.SIGINT, stop)
-    _, resumed = go(resume=True, **settings)
-    assert same(tensors(run, 12), tensors(whole, 12))
-    assert (resumed.state.skipped, resumed.state.loss_count) == (done.state.skipped, done.state.loss_count) == (6, 0)
-    for tag in ("loss/train", "optimizer/skipped", "loss/validation"):
-        assert curve(run, tag) == curve(whole, tag), tag
-    assert list(curve(run, "loss/train")) == [3, 6, 9], "steps 10 to 12 have no loss to log"
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_the_limit_of_skipped_updates_counts_over_all_sessions(
-    go: Any, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    disturb(monkeypatch, dict.fromkeys((4, 6, 8, 9), "nan"))
-    settings = {"train__on_nonfinite": "skip", "train__max_skipped": most}
-    after = f" after {most} skipped updates" if most else ""
-    problem = rf"step {(4, 6, 8)[most]}: the loss is nan{after} \("
-    with pytest.raises(TrainingError, match=problem):
-        go(**settings)
-    if most:
-        with pytest.raises(TrainingError, match=problem):
-            go(resume=True, **settings)
-        assert go(resume=True, **{**settings, "train__max_skipped": 4})[1].state.skipped == 4
+        go(runtime__dtype="bfloat16")
+    assert (error.value.saved_step, error.value.settings) == (5, ("runtime.dtype=float32",))
 
 
 @pytest.mark.parametrize("eval_every", [1, 100])
