@@ -141,7 +141,8 @@ class Model:
         sample = resolve(("run", stored), ("arguments", chosen)).config.sample
         tokenizer = self.checkpoint.tokenizer
         if prompt is None:  # not every text has the default, a newline
-            prompt = tokenizer.decode(tokenizer.encode(sample.prompt, "error" if sample.has_own_prompt else "replace"))
+            own = unix_newlines(sample.prompt)
+            prompt = tokenizer.decode(tokenizer.encode(own, "error" if sample.has_own_prompt else "replace"))
         prompt = unix_newlines(prompt)
         stops = (stop,) if isinstance(stop, str) else stop
         chars = list(generate(self._engine, tokenizer, prompt, sample, stop=stops))

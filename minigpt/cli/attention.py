@@ -27,7 +27,7 @@ from minigpt.cli.options import (
     UnknownOption,
 )
 from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
-from minigpt.errors import UserError, count, escape, sanitize_terminal
+from minigpt.errors import UnknownCharacterError, UserError, count, escape, sanitize_terminal
 
 if TYPE_CHECKING:
     from minigpt.interpret.excerpt import Excerpt
@@ -120,10 +120,14 @@ def _probe_score(tokenizer: "Tokenizer", activations: "Activations", source: str
 
     if not source or not target:
         raise UserError("--probe: expected two strings that occur in the text")
-    query, key = (tokenizer.encode(span, "error").tolist() for span in (source, target))
+    missing = f"--probe: the excerpt has no '{escape(target)}' before a '{escape(source)}'"
+    try:
+        query, key = (tokenizer.encode(span).tolist() for span in (source, target))
+    except UnknownCharacterError:
+        raise UserError(missing) from None
     score = span_score(activations.weights, activations.ids.tolist(), query, key)
     if math.isnan(score.uniform):
-        raise UserError(f"--probe: the excerpt has no '{escape(target)}' before a '{escape(source)}'")
+        raise UserError(missing)
     return score
 
 

@@ -22,12 +22,12 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import CheckpointError, TextError, TextMismatchError, UserError, count, escape
+from minigpt.errors import CheckpointError, TextError, UserError, count, escape
+from minigpt.paths import RUNS, is_run
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.storage.metadata import Metadata
-    from minigpt.text.dataset import TokenDataset
     from minigpt.text.tokenizer import Ids
     from minigpt.training.evaluate import EvalResult
 
@@ -79,7 +79,7 @@ def evaluate(
     from minigpt.text.simple import simple_losses
     from minigpt.training.evaluate import evaluate, protocol
 
-    if os.path.isfile(run):
+    if os.path.isfile(run) and not is_run(RUNS / run):
         raise UserError(f"{escape(run)} is a text file; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
@@ -87,10 +87,10 @@ def evaluate(
     others = load_others(loaded, with_ or [])
     model = load_average([loaded, *others]).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
-    tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
-    for other in others:
-        if _may_know(other, loaded, text or [], encoding, is_validation=training is not None):
-            notice(f"{escape(other.run_name)} may have been trained on this text: the loss may be too low")
+    tokens, name, training, fingerprint = _choose_tokens(loaded, text or [], unknown, encoding)
+    for one in (loaded, *others):
+        if _may_know(one, loaded, fingerprint, is_validation=training is not None):
+            notice(f"{escape(one.run_name)} may have been trained on this text: the loss may be too low")
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -129,33 +129,41 @@ def evaluate(
 
 def _choose_tokens(
     loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str
-) -> tuple["Ids", str, "Ids | None"]:
-    """Return the tokens (N,) of the text and its name, by default of the validation split, with the training split."""
-    from minigpt.text.dataset import encode
+) -> tuple["Ids", str, "Ids | None", str]:
+    """Return the tokens (N,) of the text, its name, the training split, and the fingerprint.
+
+    By default, it is the validation split of the run. Another text has no training split.
+    """
+    from minigpt.text.corpus import scan
+    from minigpt.text.dataset import encode, reload_dataset
     from minigpt.text.sources import open_corpus
 
     if not text:
         data = run_dataset(loaded)
-        return data.validation, "validation split", data.train
-    if (own := _own_validation(loaded, text, encoding)) is not None:
-        notice("this is the text that the run was trained on; using its validation split")
-        return own.validation, "validation split", own.train
+        return data.validation, "validation split", data.train, data.fingerprint
     corpus = open_corpus(text, encoding)
+    fingerprint = scan(corpus).fingerprint
+    if fingerprint == loaded.metadata.fingerprint:  # the loss on the training part would say nothing about new text
+        notice("this is the text that the run was trained on; using its validation split")
+        update = {"source": tuple(text), "val_source": (), "encoding": encoding}
+        own = reload_dataset(loaded.config.data.model_copy(update=update), fingerprint, loaded.tokenizer)
+        return own.validation, "validation split", own.train, fingerprint
     notice(*corpus.notices)
     name = corpus.name
     if unknown != "error":
         name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
-    return encode(corpus, loaded.tokenizer, unknown), name, None
+    return encode(corpus, loaded.tokenizer, unknown), name, None, fingerprint
 
 
-def _may_know(other: "Checkpoint", first: "Checkpoint", text: list[str], encoding: str, *, is_validation: bool) -> bool:
+def _may_know(run: "Checkpoint", first: "Checkpoint", fingerprint: str, *, is_validation: bool) -> bool:
     """Return whether a run may have been trained on the validation split of the first run, or else on a text."""
+    known = run.metadata.fingerprint
     if not is_validation:
-        return _own_validation(other, text, encoding) is not None
-    if other.metadata.fingerprint != first.metadata.fingerprint:
-        return True
+        return known.split("+")[0] == fingerprint
     data = first.config.data
-    return not data.val_source and other.config.data.val_fraction < data.val_fraction
+    return known != first.metadata.fingerprint or (
+        not data.val_source and run.config.data.val_fraction < data.val_fraction
+    )
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:
@@ -187,21 +195,3 @@ def _print_by_position(by_position: Sequence[float]) -> None:
         return
     most = next(last for _, last, loss in bins if bins[0][2] - loss >= MOST * gain)
     print(f"the loss falls by {gain:.4f} from position 1 to {names[-1]}, {MOST:.0%} of that within {most} tokens")
-
-
-def _own_validation(checkpoint: "Checkpoint", text: list[str], encoding: str) -> "TokenDataset | None":
-    """Return the dataset of the run if files named by `text` are its training text, else None.
-
-    The loss on the training part would say nothing about new text.
-    """
-    from minigpt.text.dataset import reload_dataset
-    from minigpt.text.sources import VOLATILE
-
-    if any(source in VOLATILE for source in text):
-        return None
-    update = {"source": tuple(text), "val_source": (), "encoding": encoding}
-    data = checkpoint.config.data.model_copy(update=update)
-    try:
-        return reload_dataset(data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
-    except TextMismatchError:
-        return None

@@ -175,7 +175,7 @@ def _model_hint(error: UserError, command: str) -> str:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if _has_settings(command):
             return "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer"
-        case DeviceError():
+        case DeviceError() if command != "runs":
             return f"try {'--set runtime.device=auto' if _has_settings(command) else '--device cpu'}"
     return ""
 

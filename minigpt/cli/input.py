@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minigpt.errors import TextMismatchError, UserError, escape
+from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -32,7 +32,11 @@ def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
     """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
     from minigpt.storage.checkpoint import load_checkpoint
 
-    others = [load_checkpoint(run, None) for run in runs]
+    try:
+        others = [load_checkpoint(run, None) for run in runs]
+    except CheckpointError as error:
+        error.intact = ()  # --checkpoint chooses one of the first run
+        raise
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():
             names = f"{escape(first.run_name)} and {escape(other.run_name)}"

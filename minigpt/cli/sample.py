@@ -104,7 +104,7 @@ def sample(
     others = load_others(loaded, with_ or [])
     for one in (loaded, *others):
         refuse_trained_on(one.config.data, out)
-        if copied and one.metadata.fingerprint != loaded.metadata.fingerprint:
+        if copied and _split(one) != _split(loaded):
             other = f"{escape(one.run_name)} was trained on another"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
     known = run_dataset(loaded) if copied else None  # before generating
@@ -131,6 +131,11 @@ def sample(
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         raise Exit(128 + signal.SIGINT)
+
+
+def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
+    """Return what decides the training and the validation text of a run."""
+    return checkpoint.metadata.fingerprint, checkpoint.config.data.val_fraction
 
 
 def _load(run: str, checkpoint: str | None) -> "Checkpoint":

@@ -28,6 +28,9 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
+RETIRED = ("train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
+"""Settings of older runs. None of them decides a weight of a run that has ended."""
+
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
 
@@ -265,7 +268,12 @@ def to_yaml(config: RunConfig) -> str:
 
 def from_yaml(text: str, origin: str) -> RunConfig:
     """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid."""
-    return resolve((origin, dotted(plain_yaml.parse(text, origin), origin))).config
+    return resolve((origin, saved(plain_yaml.parse(text, origin), origin))).config
+
+
+def saved(tree: Any, origin: str) -> dict[str, Any]:
+    """Flatten sections that a run or an export has saved, as `dotted` does, without settings that no longer exist."""
+    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED}
 
 
 def schema() -> dict[str, Any]:

@@ -37,7 +37,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def public_name(checkpoint: Checkpoint) -> str:
     """Return the names of the training texts, without their folders."""
-    return " + ".join(re.split(r"[/\\\\]", name)[-1] for name in checkpoint.metadata.corpus.split(" + "))
+    return " + ".join(re.split(r"[/\\\\]", name.rstrip("/\\"))[-1] for name in checkpoint.metadata.corpus.split(" + "))
 
 
 def facts(checkpoint: Checkpoint) -> str:

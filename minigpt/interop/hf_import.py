@@ -108,7 +108,7 @@ def from_theirs(
             raise refuse(f"the tensor {missing[0]} is missing")
         flips = is_transposed(kind, ours)
         pieces = [left.pop(name).T if flips else left.pop(name) for name in names]
-        if "qk_norm" in ours and len(pieces) == 2:
+        if "qk_norm" in ours:
             if not np.array_equal(pieces[0], pieces[1]):
                 raise refuse(f"{names[0]} and {names[1]} differ, and minigpt has one norm for both")
             del pieces[1]

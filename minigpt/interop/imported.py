@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minigpt.config.resolve import dotted, flatten, resolve
+from minigpt.config.resolve import flatten, resolve, saved
 from minigpt.config.schema import ModelConfig, RunConfig, RuntimeConfig
 from minigpt.errors import UserError, escape
 from minigpt.files import read_text_within
@@ -39,7 +39,7 @@ class About(BaseModel):
     @property
     def config(self) -> RunConfig:
         """All settings. The text is named as the training run named it, without its folder."""
-        values = dotted(self.settings, ABOUT) | {"data.source": [self.corpus or "unknown"], "data.val_source": []}
+        values = saved(self.settings, ABOUT) | {"data.source": [self.corpus or "unknown"], "data.val_source": []}
         return resolve((ABOUT, values)).config
 
 
@@ -97,7 +97,7 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
     if found.step:
         values["train.steps"] = found.step
     if text is not None:
-        tokenizer.encode("".join(text.counts))
+        tokenizer.encode("".join(text.counts), about.config.data.unknown if about else "error")
         values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
     elif about is None:
         values["data.source"] = ["unknown"]
@@ -106,8 +106,8 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
     step, loss, origin, fingerprint = found.step, None, found.origin, ""
     if about is not None:
         step, loss, origin, fingerprint = about.step, about.validation_loss, about.origin or EXPORTED, about.fingerprint
-    if text is not None:
-        fingerprint = text.fingerprint
+    if text is not None and text.fingerprint != fingerprint:  # the loss was measured on another validation split
+        fingerprint, loss = text.fingerprint, None
     metadata = Metadata(
         corpus=escape(source or config.data.source[0]),
         fingerprint=fingerprint,

@@ -129,7 +129,7 @@ class _Sample:
 
     def __init__(self, index: int, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.index, self.decode = index, tokenizer.decoder()
-        self.stop = [text for text in stop if text]
+        self.stop = [unix_newlines(text) for text in stop if text]
         self.pending: list[SampledChar] = []
         self.logprob = 0.0
         self.has_ended = False

@@ -90,7 +90,7 @@ def build_page(
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
         models.append(_Shown(other, ids, exact, selected).data(selected, split, max_weights))
-    warnings = [f"{warning} Its heads attend at random."] if (warning := untrained_warning(checkpoint)) else []
+    warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
     if excerpt.skipped:
         warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
     data: Data = {
@@ -262,6 +262,8 @@ def _summary(checkpoint: Checkpoint) -> str:
     metadata, folder = checkpoint.metadata, checkpoint.path
     if metadata.imported:
         return f"imported from {escape(metadata.imported)}"
+    if metadata.step == 0 and metadata.origin:
+        return f"with the weights of {escape(metadata.origin.run)}, step {metadata.origin.step:,}"
     if metadata.step == 0:
         return "untrained"
     seconds = metadata.state.seconds

@@ -177,7 +177,7 @@ def test_a_run_whose_text_is_missing_generates_one(cli: Cli, folder: Path, tmp_p
         (["--probe", "a", "b", "--tty"], "--probe"),
         (["--text", "all too short", "--probe", "all", "short"], "no 'short' before a 'all'"),
         (["--probe", "", "date"], "two strings"),
-        (["--probe", "@", "date"], "'@'"),
+        (["--probe", "@", "date"], "the excerpt has no 'date' before a '@'"),
     ],
 )
 def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str) -> None:

@@ -50,6 +50,8 @@ def test_the_training_text_of_a_run_gives_the_loss_of_its_validation_split(cli: 
         key: value for key, value in own.items() if key != "text"
     }
     assert "the text that the run was trained on" in found.err
+    piped = cli("eval", "verse-1", "-", "--json", stdin=VERSE.encode())
+    assert (piped.json["loss"], piped.err) == (own["loss"], found.err)
     copy.write_text(VERSE[:-1], encoding="utf-8")
     assert cli("eval", "verse-1", copy, "--json").json["characters"] == len(VERSE) - 2
 

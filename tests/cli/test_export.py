@@ -29,6 +29,10 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     assert losses[0] == losses[1]
     assert cli("inspect", "back", "-o", "page.html").code == 0
     assert "minigpt train TEXT --from back" in cli("train", "--resume", "back").error
+    Path("other.txt").write_text(VERSE[:300], encoding="utf-8")
+    wrong = cli("import", "hf", "again", "--text", "other.txt", "--name", "wrong").err
+    assert "other.txt is not the text that the model was trained on" in wrong
+    assert "in training" not in cli("eval", "wrong").out, "the recorded loss is of another text"
     Path("other.txt").write_text("Ω", encoding="utf-8")
     assert "name the text" in cli("import", "hf", "again", "--text", "other.txt").error
 

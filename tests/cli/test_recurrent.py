@@ -144,7 +144,17 @@ def test_a_separate_validation_text_is_unknown_to_both_runs(cli: Cli, tmp_path: 
         called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", name, *SMALL, *options)
     runs = [tmp_path / "runs" / name for name in ("one", "two")]
     assert "may have" not in cli("eval", runs[0], "--with", runs[1]).err
+    assert "one may have been trained on this text" in cli("eval", runs[0], tmp_path / "train.txt").err
     called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", "most", *SMALL, "-s", "data.val_fraction=0.02")
     called(tmp_path, "train", str(tmp_path / "train.txt"), "--name", "less", *SMALL)
     assert "most may have been trained" in cli("eval", tmp_path / "runs/less", "--with", tmp_path / "runs/most").err
     assert "may have" not in cli("eval", tmp_path / "runs/most", "--with", tmp_path / "runs/less").err
+    copied = cli("sample", tmp_path / "runs/less", "--with", tmp_path / "runs/most", "--copied")
+    assert "--copied needs one training text" in copied.error
+
+
+def test_a_run_may_have_the_name_of_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "poems").write_text(VERSE, encoding="utf-8")
+    called(tmp_path, "train", "poems", "--name", "poems", *SMALL)
+    monkeypatch.chdir(tmp_path)
+    assert cli("eval", "poems").code == 0

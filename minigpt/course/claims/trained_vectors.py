@@ -9,6 +9,7 @@ from minigpt.course.claims.claim import fmt
 from minigpt.course.claims.evidence import (
     INCONCLUSIVE,
     MIN_DIFFERENCE,
+    NOT_APPLICABLE,
     SHUFFLES,
     Answer,
     Evidence,
@@ -32,6 +33,8 @@ def embeddings_learn(evidence: Evidence) -> Answer:
     Weight decay alone also changes an embedding, but not its direction. So only the part orthogonal to the initial
     embedding counts.
     """
+    if evidence.loaded.metadata.origin or evidence.loaded.metadata.imported:
+        return Answer(NOT_APPLICABLE, "this run did not start from random weights")
     ids = torch.cat([seen.ids for seen in evidence.activations]).unique()
     models = (evidence.model, evidence.untrained_model)
     now, then = (model.token_embedding.weight.detach().cpu()[ids] for model in models)

@@ -207,6 +207,12 @@ def test_embeddings_that_only_decayed_did_not_learn() -> None:
     assert measured == "moved by 0.4 times their initial length; cosine to the initial embedding 1"
 
 
+def test_weights_of_another_run_have_no_random_start_to_compare_with() -> None:
+    loaded = untrained()
+    loaded = replace(loaded, metadata=loaded.metadata.model_copy(update={"imported": "nanoGPT"}))
+    assert trained_vectors.embeddings_learn(evidence(loaded)).verdict == NOT_APPLICABLE
+
+
 def test_groups_of_similar_embeddings_are_found() -> None:
     loaded = untrained()
     with torch.no_grad():

@@ -54,6 +54,18 @@ def test_a_model_of_700_files_can_be_imported_again(empty_folder: Path) -> None:
     assert load_checkpoint(run).metadata.corpus.endswith(" + chapter 0698.txt + chapter 0699.txt")
 
 
+def test_the_text_of_a_run_that_left_characters_out_can_be_named(empty_folder: Path) -> None:
+    model = made()
+    data = model.config.data.model_copy(update={"unknown": "skip"})
+    corpus = model.metadata.model_copy(update={"corpus": "my/books/"})
+    export(replace(model, config=model.config.model_copy(update={"data": data}), metadata=corpus), "hf", Path("out"))
+    found = hf_import.read(Path("out"))
+    assert found.about is not None
+    assert found.about.corpus == "books"
+    Path("text.txt").write_text(TEXT + "Ω", encoding="utf-8")
+    create_run(found, read_text("text.txt", "utf-8"), "text.txt", "utf-8", "mine", "text")
+
+
 def test_an_error_names_the_shape_in_the_file(empty_folder: Path) -> None:
     model = made(family="classic")
     export(model, "hf", Path("out"))

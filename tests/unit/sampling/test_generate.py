@@ -198,6 +198,10 @@ def test_a_sample_ends_before_the_first_stop_string(text: str, stop: list[str]) 
     assert "".join(char.text for char in sampled(text.encode(), tuple(stop))) == until(text, stop)
 
 
+def test_a_stop_string_may_have_the_line_end_of_windows() -> None:
+    assert "".join(char.text for char in sampled(b"a\nb", ("\r\n",))) == "a"
+
+
 def test_only_the_possible_beginning_of_a_stop_string_waits() -> None:
     sample = _Sample(0, ByteTokenizer(), ["bcd"])
     released = ["".join(char.text for char in sample.push(token, 0.0)) for token in b"abcbce"]

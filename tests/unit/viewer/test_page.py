@@ -22,6 +22,7 @@ from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.scores import is_in_word
 from minigpt.model.load import load_model, load_transformer
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import Origin
 from minigpt.viewer import document
 from minigpt.viewer.packing_weights import dequantized
 from minigpt.viewer.page import Start, build_page
@@ -245,7 +246,18 @@ def test_the_page_says_how_long_the_model_was_trained(seconds: float, expected: 
 def test_an_untrained_model_gets_a_warning(changes: dict[str, Any], warning: bool) -> None:
     loaded = checkpoint(**changes)
     page = build_page(loaded, excerpt(loaded))
-    assert ("Its heads attend at random." in text_of(page)) == warning == bool(page_data(page)["warnings"])
+    assert ("This model " in text_of(page)) == warning == bool(page_data(page)["warnings"])
+
+
+def test_a_model_with_the_weights_of_another_is_not_untrained() -> None:
+    loaded = checkpoint(step=0, loss=None)
+    imported = {"imported": "nanoGPT"}
+    tuned = {"origin": Origin(run="first-1", step=30, sha256="")}
+    for changes, said in ((imported, "imported from nanoGPT"), (tuned, "with the weights of first-1, step 30")):
+        one = replace(loaded, metadata=loaded.metadata.model_copy(update=changes))
+        page = build_page(one, excerpt(one))
+        assert page_data(page)["warnings"] == []
+        assert said in text_of(page)
 
 
 def test_a_cut_text_gets_a_warning() -> None:

@@ -2,6 +2,7 @@
 
 import { choose, penalize, softmax, weigh } from "./filters.js";
 import { isUnfinished, windowStart } from "./letters.js";
+import { isRecurrent } from "./weights.js";
 
 /** @typedef {import("./letters.js").Letter} Letter */
 /** @typedef {import("./types.js").Model} Model */
@@ -279,10 +280,16 @@ export class App {
     }
   }
 
+  /** How many letters a model sees at most: all of them if it has a hidden state. @param {number} index of the model */
+  context(index) {
+    const { config } = this.payload.models[index];
+    return isRecurrent(config) ? Infinity : config.context;
+  }
+
   /** What the engine needs to know about the selected letter. @param {number} index of the model */
   position(index) {
     const { letters, ids, selected, muted } = this.state;
-    const { context } = this.payload.models[index].config;
+    const context = this.context(index);
     const length = letters[selected].last + 1;
     const from = windowStart(length + this.unfinished.length, context);
     const seen = this.unfinished.length
@@ -312,9 +319,10 @@ export class App {
     const asked = this.asked[reply.model];
     if (reply.id !== asked?.id) return;
     const looks = [...this.state.looks];
+    if (reply.kind === "error") looks[reply.model] = null;
     if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map(), done: false };
     const look = looks[reply.model];
-    if (!look) return;
+    if (!look) return this.set({ looks });
     if (reply.kind === "effect") {
       look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
     }

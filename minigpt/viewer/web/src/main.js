@@ -35,10 +35,11 @@ function fail(reason) {
 function start(payload) {
   const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
+  const recorded = { ids: vocabulary.encode(payload.text).ids, selected: payload.selected };
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => {
     if (models[request.model].weights) return engine.send(request);
-    const replies = recall(models[request.model], vocabulary.size, request, request.model ? null : payload.selected);
+    const replies = recall(models[request.model], vocabulary.size, request, recorded);
     for (const reply of replies) app.receive(reply);
   });
   const engine = connect(models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));

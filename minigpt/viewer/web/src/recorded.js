@@ -6,13 +6,17 @@
  * Answer a request about the selected letter, as a session does.
  * @param {Model} model @param {number} vocabulary its size V
  * @param {{id: number, model: number, ids: number[], at: number, from: number}} request
- * @param {number | null} start the index of the token for which the effects of heads were recorded
+ * @param {{ids: number[], selected: number}} start the text of the page, and its token for which effects were recorded
  * @returns {any[]} replies
  */
 export function recall(model, vocabulary, { id, model: index, ids, at, from }, start) {
   const { recorded, config, heads } = model;
   const position = from + at - recorded.skipped;
-  if (position < 0) return [{ id, model: index, kind: "error", message: `${model.name} does not see this letter.` }];
+  const isEdited = ids.some((token, t) => token !== start.ids[from + t]);
+  if (isEdited || !recorded.top[position]) {
+    const message = `${model.name} is too large for this page, which has no numbers of it for this letter.`;
+    return [{ id, model: index, kind: "error", message }];
+  }
   /** Logits (V) of recorded probabilities. The other tokens share the rest. @param {[number, number][]} top */
   const logits = (top) => {
     const rest = 1 - top.reduce((sum, [, probability]) => sum + probability, 0);
@@ -36,7 +40,7 @@ export function recall(model, vocabulary, { id, model: index, ids, at, from }, s
   const replies = /** @type {any[]} */ ([
     { id, model: index, kind: "look", logits: logits(recorded.top[position]), surprise, attention },
   ]);
-  if (from + at === start) {
+  if (from + at === start.selected) {
     recorded.effects.forEach((/** @type {[number, number][]} */ top, /** @type {number} */ head) => {
       const place = { layer: Math.floor(head / config.n_head), head: head % config.n_head };
       replies.push({ id, model: index, kind: "effect", ...place, logits: logits(top) });

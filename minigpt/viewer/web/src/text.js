@@ -4,6 +4,9 @@ import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
+/** The maximum number of letters to draw apart. */
+const DRAWN = 1024;
+
 /** @param {import("./app.js").App} app */
 export function textPanel(app) {
   const isRecorded = !app.model.weights;
@@ -82,8 +85,9 @@ export function textPanel(app) {
     if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end)
       area.setSelectionRange(current.end, current.end);
     const { from } = app.position(state.model);
-    const first = letters.findIndex((letter) => letter.last >= from);
-    const last = Math.min(letters.length, first + Math.min(app.model.config.context, 1024));
+    const unseen = letters.findIndex((letter) => letter.last >= from);
+    const first = Math.max(unseen, selected - DRAWN + 1);
+    const last = Math.min(letters.length, first + Math.min(app.context(state.model), DRAWN));
     setText(before, text.slice(0, letters[first].start));
     setText(after, text.slice(last ? letters[last - 1].end : 0));
     while (spans.length > last - first) spans.pop()?.remove();
@@ -108,7 +112,7 @@ export function textPanel(app) {
     const count = app.muted.size;
     off.hidden = !count;
     setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
-    setText(legend, describe(state, look, first, shares));
+    setText(legend, describe(state, look, unseen, shares));
     const at = spans[selected - first]?.getBoundingClientRect();
     const view = paper.getBoundingClientRect();
     const isHidden = at && (at.top < view.top || at.bottom > view.bottom);
@@ -116,18 +120,18 @@ export function textPanel(app) {
     seen = selected;
   }
 
-  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} first
+  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} unseen
    * @param {number[]} shares */
-  function describe(state, look, first, shares) {
+  function describe(state, look, unseen, shares) {
     const { context } = app.model.config;
-    const unseen = first ? `The model does not see the grey start: its context is ${context} letters. ` : "";
-    if (state.shade === "surprise") return `${unseen}The darker a letter, the less the model expected it.`;
-    if (state.shade === "nothing" || !state.head || !look) return unseen;
+    const start = unseen ? `The model does not see the grey start: its context is ${context} letters. ` : "";
+    if (state.shade === "surprise") return `${start}The darker a letter, the less the model expected it.`;
+    if (state.shade === "nothing" || !state.head || !look) return start;
     const name = `${state.head.layer}·${state.head.head}`;
     const strongest = argmax(shares);
-    if (!(shares[strongest] >= 0)) return unseen;
+    if (!(shares[strongest] >= 0)) return start;
     const letter = glyph(state.letters[strongest].text);
-    return `${unseen}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`;
+    return `${start}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`;
   }
 
   /** How dark each letter of the text is, from 0 to 1, or -1 for none.
