@@ -141,7 +141,7 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"to train longer: {resume_command(run, settings)}"
         case CheckpointError(intact=steps) if steps and command == "compare":
             return f"to compare an intact checkpoint, give its folder: RUN/checkpoints/step-{steps[-1]:08d}"
-        case CheckpointError(intact=steps) if steps and command != "train":
+        case CheckpointError(intact=steps) if steps and command not in ("train", "runs"):
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
         case NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"

@@ -24,7 +24,7 @@ from minigpt.cli.options import (
     only_config,
 )
 from minigpt.cli.output import duration, notice
-from minigpt.errors import RunFinishedError, UnknownCharacterError, UserError, count
+from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UnknownCharacterError, UserError, count
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle, unhandled
 from minigpt.world import is_one_of_several
@@ -155,9 +155,16 @@ def _resume(processes: "Processes", resume: str, assignments: list[str], has_own
             own = processes.together(lambda: newest_intact(run) if processes.is_main else None)
             shared = processes.share(own and (replace(own[0], weights={}), list[str]()))  # only one needs the weights
             found = own or shared
+            assert found, "the main process has read it"
+            step = found[0].metadata.step
             prepared = processes.together(lambda: prepare_resume(run, assignments, found, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes)
+        except TrainingError as error:
+            may_help = error.settings or not isinstance(error, DivergedError)
+            if error.saved_step == step and may_help:  # the next command needs these settings again
+                error.settings = (*assignments, *error.settings)
+            raise
         except RunFinishedError as error:
             if not is_auto:
                 raise

@@ -28,8 +28,8 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
-RETIRED = ("train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
-"""Settings of older runs. None of them decides a weight of a run that has ended."""
+RETIRED = {"train.hparams": False, "train.max_skipped": 20, "train.minutes": None, "train.on_nonfinite": "stop"}
+"""Settings of older runs that no longer exist, with the value that changed nothing."""
 
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
@@ -272,8 +272,8 @@ def from_yaml(text: str, origin: str) -> RunConfig:
 
 
 def saved(tree: Any, origin: str) -> dict[str, Any]:
-    """Flatten sections that a run or an export has saved, as `dotted` does, without settings that no longer exist."""
-    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED}
+    """Flatten sections that a run or an export has saved, as `dotted` does, without retired settings."""
+    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED or value != RETIRED[key]}
 
 
 def schema() -> dict[str, Any]:

@@ -262,6 +262,9 @@ def lock(run: Path) -> Iterator[None]:
             try:
                 yield
             finally:
+                if not has_moved(run):
+                    with suppress(OSError):
+                        os.truncate(file, 0)  # this process may live on
                 del LOCKED[run]
     except Timeout as error:
         holder = "another process"

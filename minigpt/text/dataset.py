@@ -73,19 +73,22 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
     return replace(data, notices=(*notices, *data.notices))
 
 
-def reload_dataset(config: DataConfig, fingerprint: str, tokenizer: Tokenizer) -> TokenDataset:
+def reload_dataset(
+    config: DataConfig, fingerprint: str, tokenizer: Tokenizer, *, has_moved: bool = False
+) -> TokenDataset:
     """Load the dataset of an earlier run. Standard input and texts of Python are loaded from the cache.
 
     Args:
         config: The data settings. The source may have changed.
         fingerprint: The fingerprint of the run's dataset.
         tokenizer: The run's tokenizer.
+        has_moved: Whether the source has changed, so that its text must be read.
 
     Raises:
         TextMismatchError: The text is missing or has changed.
     """
     sources = (*config.source, *config.val_source)
-    if any(source in VOLATILE for source in sources):
+    if not has_moved and any(source in VOLATILE for source in sources):
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):

@@ -90,7 +90,7 @@ def _chunks(item: Download) -> Iterator[bytes]:
     """Yield the contents of `item.url`, up to one byte more than the expected size."""
     request = urllib.request.Request(item.url, headers={"User-Agent": "minigpt"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        with urllib.request.build_opener().open(request, timeout=TIMEOUT) as response:
             rest = item.bytes + 1
             while chunk := response.read(min(CHUNK, rest)):
                 rest -= len(chunk)

@@ -137,8 +137,9 @@ class Training:
             before, now = resume.config.train.sequences_at_once, self.config.train.sequences_at_once
             if before != now:
                 changes.append(f"micro-batches of {now} instead of {before}")
-            if changes:
-                message(f"results may differ in the last digits from here on: {', '.join(changes)}")
+            if changes and self.state.step:
+                masks = " and in their dropout masks" if self.config.model.dropout else ""
+                message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
         if self.processes.is_main:
             record_start(self.run, self.state.step, command, environment, self.processes.size)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)

@@ -171,7 +171,7 @@ class Metrics:
         if self.bar is not None:
             self.bar.close()
         if self.pending:
-            self.message(f"{escape(self.path)}: lost the last {len(self.pending):,} bytes, the disk is full")
+            self.message(f"{self.path}: lost the last {len(self.pending):,} bytes, the disk is full")
         self.lines.close()
         threading.excepthook = self.excepthook
 
@@ -192,11 +192,11 @@ class Metrics:
                 os.fsync(self.lines.fileno())
         except OSError as error:
             if not self.is_failing:
-                self.message(f"cannot write {escape(self.path)}: {reason(error)}; keeping the lines in memory")
+                self.message(f"cannot write {self.path}: {reason(error)}; keeping the lines in memory")
             self.is_failing = True
         else:
             if self.is_failing:
-                self.message(f"{escape(self.path)} is writable again; no line was lost")
+                self.message(f"{self.path} is writable again; no line was lost")
             self.is_failing = False
 
 

@@ -264,11 +264,11 @@ def check_count(size: int, config: RunConfig) -> None:
     allowed = [n for n in range(1, shards + 1) if shards % n == 0 and not (is_exact and n & (n - 1))]
     if size in allowed:
         return
-    if shards % size == 0:
-        problem = f"{size} processes cannot give the same bits as one"
-        raise ConfigError(f"{problem}; use a power of two, such as 2 or 4, or set runtime.exact=false")
     *most, last = map(str, allowed)
     counts = f"{', '.join(most)} or {last} processes" if most else "one process"
+    if shards % size == 0:
+        problem = f"{size} processes cannot give the same bits as one"
+        raise ConfigError(f"{problem}; use {counts}, or set runtime.exact=false")
     raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.paths import is_run
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.learner import Learner
@@ -51,7 +52,8 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
     if origin is None:
         return None
     try:
-        start = load_checkpoint(origin.run, origin.step)
+        beside = checkpoint.path.parents[2] / origin.run
+        start = load_checkpoint(str(beside) if is_run(beside) else origin.run, origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
     if start.origin.sha256 != origin.sha256:

@@ -159,8 +159,8 @@ def describe(config: RunConfig, data: TokenDataset) -> str:
 
 def _warn_of_little_text(data: TokenDataset) -> list[str]:
     """Return a line if the text is too short to learn from, or else if its validation text is too short to measure."""
-    if data.characters < ENOUGH:
-        many = f"the text has only {data.characters:,} characters"
+    if (characters := round(data.size * data.characters_per_token)) < ENOUGH:
+        many = f"the text has only {characters:,} characters"
         return [f"{many}, and settings were measured from {ENOUGH:,}: expect the model to memorize it"]
     if (validation := round(len(data.validation) * data.characters_per_token)) < ENOUGH:
         return [f"only {validation:,} characters are for validation, so the validation loss may be off by about 0.1"]
@@ -221,7 +221,9 @@ def prepare_resume(
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     check_count(processes, config)
     _refuse_standard_input(config, processes)
-    data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
+    before, now = checkpoint.config.data, config.data
+    has_moved = (before.source, before.val_source) != (now.source, now.val_source)
+    data = reload_dataset(now, checkpoint.metadata.fingerprint, checkpoint.tokenizer, has_moved=has_moved)
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

@@ -16,6 +16,8 @@ from minigpt.sampling.generate import window_start
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.viewer.page import Start, build_page
 
+pytestmark = pytest.mark.slow
+
 START = TEXT[:60]
 SERIOUS = ("serious", "critical")
 Opener = Callable[..., Any]

@@ -30,6 +30,7 @@ def test_a_claim_shows_what_is_often_said_and_what_was_measured(cli: Cli) -> Non
     assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md#\S+ 1 pass", shown[58])
 
 
+@pytest.mark.slow
 def test_a_run_adds_claims_about_trained_models(cli: Cli, folder: Path) -> None:
     plain = {row["id"] for row in cli("claims", "--json").json}
     found = cli("claims", "verse", "--json").json

@@ -56,6 +56,7 @@ def copy(rivals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "copy"
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_setting_and_the_best_first(cli: Cli) -> None:
     *notes, head, first, second = cli("compare", "half", "gpt-1", "gpt-2").out.splitlines()
     rows = [first, second]

@@ -82,6 +82,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
             "to resume from its last checkpoint, pass its new folder to minigpt train --resume",
         ),
         (CheckpointError("p", (4, 8)), "sample", "try --checkpoint 4 or --checkpoint 8"),
+        (CheckpointError("p", (4, 8)), "runs", ""),
         (CheckpointError("p"), "sample", ""),
         (
             InsufficientMemoryError("p", ("train.micro_batch_size=4",)),

@@ -39,7 +39,9 @@ def test_a_run_that_started_from_another_needs_that_one(cli: Cli) -> None:
     train(cli, "a")
     assert cli("train", "verse.txt", "--from", "a", *SMALL[8:], "--name", "b").code == 0
     assert cli("runs", "--replay", "b").out == SAME.format("b")
+    shutil.copytree("runs", "other")
     shutil.rmtree("runs/a")
+    assert cli("runs", "other", "--replay", "b").out == SAME.format("b")
     assert "cannot replay run b from its start: no run is named 'a'" in cli("runs", "--replay", "b").error
     train(cli, "a", "-s", "train.seed=2")
     assert "of run a has changed since" in cli("runs", "--replay", "b").error

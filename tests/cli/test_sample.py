@@ -201,6 +201,7 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     assert (tmp_path / "s.txt").read_bytes().decode() == f"do{text}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["-n", 3, "-t", 0.9], ["-l", 40, "-p", "May", "--top-k", 7]], ids=str)
 def test_both_engines_generate_the_same_text(cli: Cli, arguments: list[Any]) -> None:
     expected = cli("sample", *arguments)

@@ -1,5 +1,6 @@
 """`minigpt train`: texts, names, fitted settings, resuming and stopping."""
 
+import errno
 import gzip
 import hashlib
 import itertools
@@ -113,6 +114,7 @@ def test_a_text_gets_fitted_settings_below_those_of_the_user(cli: Cli, verse: st
     assert "fitted" not in cli("train", verse, "-c", "tiny", *ONE_STEP).err
 
 
+@pytest.mark.slow
 def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock only chooses the length, so the settings in the run repeat it. `--resume` keeps the length."""
     monkeypatch.setattr("minigpt.cli.train.STARTED", time.perf_counter())
@@ -130,6 +132,7 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     assert "--minutes and --set train.steps=4 both give the length" in both.error
 
 
+@pytest.mark.slow
 def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other settings, nothing is suggested: to resume does not lower the loss."""
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 3)
@@ -250,6 +253,7 @@ def test_a_prompt_with_unknown_characters_is_a_notice_in_training_and_an_error_i
     assert "sample.prompt" not in cli("train", verse, *ONE_STEP, "-s", "sample.prompt=do ").err
 
 
+@pytest.mark.slow
 def test_overfitting_is_reported(cli: Cli) -> None:
     Path("noise.txt").write_text("".join(random.Random(1).choices("abcdefgh", k=300)), encoding="utf-8")
     lengths = ("train.steps=80", "train.eval_every=10", "train.log_every=10", "train.patience=0")
@@ -401,6 +405,18 @@ def test_resume_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pyte
     assert content(folder) == before
 
 
+def test_the_command_after_a_failed_resume_has_its_settings(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Training) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Training, "step", fail)
+    step = checkpoint_steps(run)[-1]
+    command = f"to resume from step {step}: minigpt train --resume {run.name} --set train.steps=9"
+    assert cli("train", "--resume", "last", "-s", "train.steps=9").error.endswith(command)
+
+
 def test_resume_accepts_the_same_text_in_another_place_or_encoding(
     cli: Cli, run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +432,7 @@ def test_resume_accepts_the_same_text_in_another_place_or_encoding(
     before = content(folder)
     for wrong in ("gone.txt", "other.txt"):
         assert wrong in resumed(f"data.source={texts / wrong}").error
+    assert "builtin:pydoc is not the text" in resumed("data.source=builtin:pydoc").error, "and not from the cache"
     both = (f"data.source={texts / 'moved.txt'}", f"data.val_source={texts / 'other.txt'}")
     assert "other.txt" in resumed(*both).error
     assert content(folder) == before
@@ -451,6 +468,7 @@ def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pyt
 # ---- stopping and failing ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, number: signal.Signals) -> None:

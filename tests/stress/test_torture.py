@@ -12,6 +12,8 @@ import pytest
 from checks import find_damage
 from powerloss import Cut, Disk, RandomCut, Record
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = "kills=2 early=1 pairs=2 blocked=1 ranks=3 hosts=0 faults=3 images=3 settings=1 seed=1"
 SHORT = [word for option in COUNTS.split() for word in f"--{option}".split("=")]

@@ -23,6 +23,8 @@ from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.errors import UserError
 from minigpt.storage.runs import find_run, newest_step
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",

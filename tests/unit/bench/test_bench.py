@@ -51,6 +51,7 @@ def check(document: Any, rate: str, rounds: int) -> None:
             assert ratio["min"] <= ratio["median"] <= ratio["max"]
 
 
+@pytest.mark.slow
 def test_training_computes_the_same_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(MIXED, encoding="utf-8")
@@ -147,6 +148,7 @@ def test_llama_cpp_has_no_row_for_several_samples() -> None:
         sample.build_llama(untrained(), 16, 2, print)
 
 
+@pytest.mark.slow
 def test_encoding_gives_the_same_tokens_on_both_sides(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\ufeff" + MIXED, encoding="utf-8", newline="")
@@ -159,6 +161,7 @@ def test_encoding_gives_the_same_tokens_on_both_sides(tmp_path: Path) -> None:
     assert document["comparisons"][0]["bytes"] == len(lines.encode())
 
 
+@pytest.mark.slow
 def test_each_generated_text_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "GENERATED", [(name, 1, letters) for name, _, letters in data.GENERATED])
     done = bench("data", "--rounds", 1)

@@ -66,6 +66,7 @@ def test_a_curve_that_vanishes_leaves_the_panel() -> None:
     assert top / bottom < 1e4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("y_base", [None, 10])
 def test_extreme_numbers_and_names_give_a_picture(y_base: int | None) -> None:
     extreme = [(), (5.0,), (np.nan, np.inf), (0.0, -1.0), (2.0, 2.0), (1e-30, 1e30)]

@@ -62,6 +62,7 @@ def test_a_second_team_lives_as_long_as_the_machine_is_busy(monkeypatch: pytest.
     assert teams == ["second team"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "is_watched"),
     [({}, True), ({"GOMP_SPINCOUNT": "7"}, False), ({"OMP_WAIT_POLICY": "active"}, False)],

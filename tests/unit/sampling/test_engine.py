@@ -132,6 +132,7 @@ def test_the_shapes_are_those_of_the_torch_model() -> None:
         assert parameter_shapes(model.config, 11) == {key: tuple(t.shape) for key, t in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_the_same_text_as_the_torch_model_for_random_settings() -> None:
     """For 200 random models, prompts and settings, below and beyond the context."""
     rng, differences = random.Random(1), 0

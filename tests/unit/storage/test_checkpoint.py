@@ -427,6 +427,7 @@ def test_a_save_that_fails_anywhere_is_repeated_or_leaves_the_checkpoint_before_
     raise AssertionError("the range is too short")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_full_disk_under_safetensors_is_one_line(tmp_path: Path) -> None:
     """safetensors has its own error for a full disk."""

@@ -24,6 +24,7 @@ from minigpt.storage.runs import (
     checkpoint_steps,
     find_checkpoint,
     find_run,
+    is_training,
     last_start,
     lock,
     new_run,
@@ -392,11 +393,14 @@ def test_the_lock_names_its_holder_and_ends_with_the_process() -> None:
 
 def test_the_lock_holds_within_a_process_and_ends_with_an_error() -> None:
     run = make_run("runs/a")
-    with lock(run), pytest.raises(RunLockedError, match=f"in use by process {os.getpid()} "):
-        try_lock(run)
+    with lock(run):
+        with pytest.raises(RunLockedError, match=f"in use by process {os.getpid()} "):
+            try_lock(run)
+        assert is_training(run)
     with pytest.raises(ZeroDivisionError), lock(run):
         _ = 1 / 0
     try_lock(run)
+    assert not is_training(run), "although this process lives on"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x1b[2J\nsecond line"])

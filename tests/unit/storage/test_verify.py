@@ -126,6 +126,7 @@ def test_an_unreadable_file_is_named_and_the_others_are_checked(run: Path, monke
     assert set(problems()) == {f"{run} metrics.jsonl" for run in "ab"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
 def test_every_flipped_bit_is_found(run: Path, name: str) -> None:
     content = (run / name).read_bytes()

@@ -46,6 +46,7 @@ def naive(model: GPT, ids: np.ndarray, stride: int) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 5, CONTEXT, CONTEXT + 1, CONTEXT + 2, 3 * CONTEXT + 1, 61])
 @pytest.mark.parametrize("stride", [None, 1, 3, CONTEXT])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,6 +86,7 @@ def test_a_failure_leaves_the_model_in_its_mode(training: bool) -> None:
     assert all(module.training == training for module in model.modules())
 
 
+@pytest.mark.slow
 def test_sliding_windows_lower_the_loss_of_a_trained_model() -> None:
     model, ids = model_of("modern", n_embd=32), CHARS.encode(TEXT)
     tokens = torch.from_numpy(ids.astype(np.int64)).unfold(0, CONTEXT + 1, 1)

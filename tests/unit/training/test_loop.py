@@ -268,18 +268,6 @@ def test_other_runtime_errors_are_not_hidden(go: Any, monkeypatch: pytest.Monkey
         go()
 
 
-def test_tokens_that_are_overwritten_end_the_run_in_a_typed_error(tmp_path: Path) -> None:
-    """The tokens are a memory map of a file in the cache."""
-    data = make_data()
-
-    def overwrite(step: int, *_: object) -> None:
-        data.train[:] = data.train if step < 4 else 255
-
-    with pytest.raises(TrainingError, match="the encoded text in the cache changed") as error:
-        train(make_config(), tmp_path, data, probes=(overwrite,))
-    assert error.value.saved_step == 4
-
-
 def test_a_system_error_names_its_file(go: Any, tmp_path: Path) -> None:
     def read(*_: object) -> None:
         (tmp_path / "no such file").read_bytes()
@@ -376,6 +364,7 @@ def test_in_float32_the_fast_kernels_give_the_same_curve(family: str, tmp_path: 
     assert statistics.fmean(ours[-20:]) == pytest.approx(statistics.fmean(torchs[-20:]), abs=0.02)
 
 
+@pytest.mark.slow
 def test_with_dropout_and_in_bfloat16_the_kernels_agree_within_the_noise_of_seeds(tmp_path: Path) -> None:
     """Masks and rounding differ, the mean must not: pairs of runs from the same weights and batches."""
     differences = []
@@ -415,6 +404,7 @@ def test_a_compiler_that_fails_or_does_not_pay_leaves_the_plain_loss(
         assert (loss != own.mean_loss) is kept
 
 
+@pytest.mark.slow
 def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path) -> None:
     """Importing it takes nearly a second."""
     (tmp_path / "text.txt").write_text("to be or not to be " * 20)

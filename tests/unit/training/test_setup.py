@@ -74,10 +74,12 @@ GO_ON = ["-s", "train.steps=8"]
         (49_990, [], "only 4,999 characters are for validation, "),
         (50_000, [], None),
         (50_000, ["data.val_fraction=0.01", "data.tokenizer=byte"], "only 500 characters are for validation, "),
+        (4999, ["data.val_source=other.txt"], "the text has only 4,999 characters, "),
     ],
 )
 def test_little_text_gives_one_warning(size: int, settings: list[str], expected: str | None) -> None:
     Path("a.txt").write_text("aé" * (size // 2) + "a" * (size % 2), encoding="utf-8")
+    Path("other.txt").write_text("éa" * 4000, encoding="utf-8")
     notices = prepare_run(["a.txt"], None, settings).notices
     assert [line.startswith(str(expected)) for line in notices if "characters" in line] == [True] * bool(expected)
 

@@ -264,6 +264,7 @@ def test_a_signal_of_another_process_counts_as_the_first_of_a_pair(send: Any, ra
     assert [number for number, _ in raised] == [signal.SIGTERM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "gap"),
     [("INT", 0.0), ("TERM", 0.0), ("INT TERM", 0.0002), ("TERM INT", 0.7), ("INT INT", 1.2)],
@@ -400,6 +401,7 @@ def test_writes_to_a_stderr_that_nobody_reads_do_not_block(kind: str) -> None:
     os.close(read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ENDS)
 def test_with_a_stderr_that_nobody_reads_training_continues_and_stops_on_sigterm(tmp_path: Path, kind: str) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60, encoding="utf-8")
