@@ -35,4 +35,4 @@ def board(
     options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one
     notice("TensorBoard smooths curves; to read their values, set Smoothing to 0")
     server.configure(argv=["minigpt board", *options])
-    raise typer.Exit(server.main())
+    raise typer.Exit(int(server.main() != 0))

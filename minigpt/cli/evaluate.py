@@ -135,24 +135,25 @@ def _choose_tokens(
     By default, it is the validation split of the run. Another text has no training split.
     """
     from minigpt.text.corpus import scan
-    from minigpt.text.dataset import encode, reload_dataset
+    from minigpt.text.dataset import encode, from_scans
     from minigpt.text.sources import open_corpus
 
     if not text:
         data = run_dataset(loaded)
         return data.validation, "validation split", data.train, data.fingerprint
     corpus = open_corpus(text, encoding)
-    fingerprint = scan(corpus).fingerprint
-    if fingerprint == loaded.metadata.fingerprint:  # the loss on the training part would say nothing about new text
+    found = scan(corpus)
+    if (
+        found.fingerprint == loaded.metadata.fingerprint
+    ):  # the loss on the training part would say nothing about new text
         notice("this is the text that the run was trained on; using its validation split")
-        update = {"source": tuple(text), "val_source": (), "encoding": encoding}
-        own = reload_dataset(loaded.config.data.model_copy(update=update), fingerprint, loaded.tokenizer)
-        return own.validation, "validation split", own.train, fingerprint
+        own = from_scans(loaded.config.data, [found], loaded.tokenizer)
+        return own.validation, "validation split", own.train, found.fingerprint
     notice(*corpus.notices)
     name = corpus.name
     if unknown != "error":
         name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
-    return encode(corpus, loaded.tokenizer, unknown), name, None, fingerprint
+    return encode(corpus, loaded.tokenizer, unknown), name, None, found.fingerprint
 
 
 def _may_know(run: "Checkpoint", first: "Checkpoint", fingerprint: str, *, is_validation: bool) -> bool:

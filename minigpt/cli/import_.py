@@ -69,7 +69,8 @@ def _finish(found: "Found", scan: "Scan | None", text: str | None, encoding: str
     """Create the run, and print what to type next."""
     from minigpt.interop.imported import create_run
 
-    if scan and found.about and found.about.fingerprint.split("+")[0] != scan.fingerprint:
+    known = found.about.fingerprint.split("+")[0] if found.about else ""
+    if scan and known not in ("", scan.fingerprint):
         notice(f"{escape(text or '')} is not the text that the model was trained on")
     run = as_argument(create_run(found, scan, text, encoding, name, stem))
     notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")

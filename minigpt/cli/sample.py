@@ -105,7 +105,7 @@ def sample(
     for one in (loaded, *others):
         refuse_trained_on(one.config.data, out)
         if copied and _split(one) != _split(loaded):
-            other = f"{escape(one.run_name)} was trained on another"
+            other = f"{escape(one.run_name)} was trained on another part or text"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
     known = run_dataset(loaded) if copied else None  # before generating
     settings = _sample_settings(
@@ -135,7 +135,8 @@ def sample(
 
 def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
     """Return what decides the training and the validation text of a run."""
-    return checkpoint.metadata.fingerprint, checkpoint.config.data.val_fraction
+    data = checkpoint.config.data
+    return checkpoint.metadata.fingerprint, 0.0 if data.val_source else data.val_fraction
 
 
 def _load(run: str, checkpoint: str | None) -> "Checkpoint":

@@ -28,8 +28,8 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
-RETIRED = {"train.hparams": False, "train.max_skipped": 20, "train.minutes": None, "train.on_nonfinite": "stop"}
-"""Settings of older runs that no longer exist, with the value that changed nothing."""
+RETIRED = ("train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
+"""Settings of older runs that no longer exist."""
 
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
@@ -266,14 +266,20 @@ def to_yaml(config: RunConfig) -> str:
     return text
 
 
-def from_yaml(text: str, origin: str) -> RunConfig:
-    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid."""
-    return resolve((origin, saved(plain_yaml.parse(text, origin), origin))).config
+def from_yaml(text: str, origin: str, steps: int = 1) -> RunConfig:
+    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid.
+
+    Older runs may have a length in minutes. They count as finished after `steps`.
+    """
+    values = saved(tree := plain_yaml.parse(text, origin), origin)
+    if dotted(tree, origin).get("train.minutes") is not None:
+        values["train.steps"] = steps
+    return resolve((origin, values)).config
 
 
 def saved(tree: Any, origin: str) -> dict[str, Any]:
     """Flatten sections that a run or an export has saved, as `dotted` does, without retired settings."""
-    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED or value != RETIRED[key]}
+    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED}
 
 
 def schema() -> dict[str, Any]:

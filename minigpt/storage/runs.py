@@ -262,8 +262,8 @@ def lock(run: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                if not has_moved(run):
-                    with suppress(OSError):
+                with suppress(OSError):
+                    if not has_moved(run):
                         os.truncate(file, 0)  # this process may live on
                 del LOCKED[run]
     except Timeout as error:

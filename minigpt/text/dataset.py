@@ -69,7 +69,7 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
         raise TextError("data.val_source shares text with data.source, so its loss says nothing about new text")
     tokenizer = tokenizer or make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
     notices = [notice for found in scans for notice in found.corpus.notices]
-    data = _from_scans(config, scans, tokenizer)
+    data = from_scans(config, scans, tokenizer)
     return replace(data, notices=(*notices, *data.notices))
 
 
@@ -97,14 +97,15 @@ def reload_dataset(
     try:
         scans = _scan(config)
     except TextError as error:
-        origin = "it came from standard input and is no longer in the cache; " if "-" in sources else ""
+        is_lost = "-" in sources and not has_moved
+        origin = "it came from standard input and is no longer in the cache; " if is_lost else ""
         raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
     if _join(scans) != fingerprint:
         names = " or ".join(found.corpus.name for found in scans)
         files = sum(len(found.corpus.parts) for found in scans)
         why = f" (one of {files} files was added, removed or changed)" if files > len(scans) else ""
         raise TextMismatchError(f"{names} is not the text that this run was trained on{why}")
-    return _from_scans(config, scans, tokenizer)
+    return from_scans(config, scans, tokenizer)
 
 
 def _scan(config: DataConfig) -> list[Scan]:
@@ -117,7 +118,8 @@ def _join(scans: Sequence[Scan]) -> str:
     return "+".join(found.fingerprint for found in scans)
 
 
-def _from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
+def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
+    """Return the dataset of a text, and of a validation text if there is one. Raises UnknownCharacterError."""
     counts = sum((Counter(found.counts) for found in scans), Counter[str]())
     known = set(tokenizer.decode(tokenizer.encode("".join(counts), "skip")))
     unknown = Counter({char: count for char, count in counts.items() if char not in known})

@@ -52,7 +52,7 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
     if origin is None:
         return None
     try:
-        beside = checkpoint.path.parents[2] / origin.run
+        beside = checkpoint.path.absolute().parents[2] / origin.run
         start = load_checkpoint(str(beside) if is_run(beside) else origin.run, origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error

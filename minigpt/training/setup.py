@@ -224,6 +224,9 @@ def prepare_resume(
     before, now = checkpoint.config.data, config.data
     has_moved = (before.source, before.val_source) != (now.source, now.val_source)
     data = reload_dataset(now, checkpoint.metadata.fingerprint, checkpoint.tokenizer, has_moved=has_moved)
+    if len(data.train) <= config.model.context:
+        needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
+        raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 

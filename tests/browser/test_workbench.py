@@ -578,6 +578,24 @@ def test_a_large_model_shows_recorded_numbers(made: Made, opened: Opener) -> Non
     shown.assert_quiet()
 
 
+def test_recorded_numbers_beside_a_live_model_are_those_of_the_first_text(made: Made, opened: Opener) -> None:
+    big = checkpoint(layers=3, heads=2, width=96, context=64, seed=3, name="big")
+    content = build_page(
+        made.loaded, excerpt(made.loaded, START), others=[big], max_weights=1, start=Start(at_end=True)
+    )
+    shown = opened(content)
+    shown.tab.select_option('select[aria-label="Compare with"]', "1")
+    shown.until("() => document.querySelector('.track .other:not([hidden])') !== null")
+    shown.tab.locator("#text").press("a")
+    shown.tab.get_by_text("big is too large for this page").wait_for()
+    assert len(bar(shown)[0]) == 1, "the live model still answers"
+    shown.tab.select_option('select[aria-label="Model"]', "1")
+    shown.tab.wait_for_selector(".bars", state="hidden")
+    shown.press("ArrowLeft")
+    shown.tab.wait_for_selector(".bars")
+    shown.assert_quiet()
+
+
 def test_damaged_weights_are_one_line(made: Made, opened: Opener) -> None:
     content = made.content.replace('"shape":[', '"shape":[7,', 1)
     shown = opened(content, wait=".message")

@@ -3,12 +3,14 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import VERSE, Cli
 
+from minigpt.paths import cache_folder
 from minigpt.text.corpus import Part
 from minigpt.training.evaluate import EvalResult
 
@@ -52,6 +54,8 @@ def test_the_training_text_of_a_run_gives_the_loss_of_its_validation_split(cli: 
     assert "the text that the run was trained on" in found.err
     piped = cli("eval", "verse-1", "-", "--json", stdin=VERSE.encode())
     assert (piped.json["loss"], piped.err) == (own["loss"], found.err)
+    shutil.rmtree(cache_folder() / "tokens")
+    assert cli("eval", "verse-1", "-", "--json", stdin=VERSE.encode()).json["loss"] == own["loss"]
     copy.write_text(VERSE[:-1], encoding="utf-8")
     assert cli("eval", "verse-1", copy, "--json").json["characters"] == len(VERSE) - 2
 

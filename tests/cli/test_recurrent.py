@@ -126,7 +126,7 @@ def test_runs_of_other_texts_are_averaged_with_care(cli: Cli, tmp_path: Path, mo
     assert "may have" not in cli("eval", "gpt", tmp_path / "more.txt", "--with", other, "--unknown", "skip").err
     assert "may have" not in cli("eval", "gpt", "verse.txt", "--with", "lstm").err
     assert (
-        "--copied needs one training text, and other-1 was trained on another"
+        "--copied needs one training text, and other-1 was trained on another part or text"
         in cli("sample", "gpt", "--with", other, "--copied").error
     )
     assert cli("sample", "gpt", "--with", "lstm", "--copied", "-l", 20).code == 0

@@ -281,6 +281,14 @@ def test_a_forged_checkpoint_is_rejected_with_little_memory(cli: Cli, run: Path,
     assert not Path("ran").exists()
 
 
+def test_a_context_longer_than_the_text_is_not_resumed(cli: Cli, run: Path) -> None:
+    """Rotary positions have no weights, so only the text shows that this context was not trained."""
+    for step in STEPS:
+        folder = step_folder(run, step)
+        forge(folder, {CONFIG: text(("context: 8", "context: 99999"))((folder / CONFIG).read_bytes())})
+    fails_in_one_line(cli, RESUME)
+
+
 STATE = "blocks.0.weight_hh_l0"
 RECURRENT: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "missing weight": (MODEL, weights(lambda w: w.pop(STATE))),

@@ -313,13 +313,16 @@ export class App {
     this.waiting.delete(reply.id);
     if (use) return use(reply);
     if (reply.kind === "error") {
-      this.set({ isWriting: false });
+      if (reply.model === this.state.model) this.set({ isWriting: false });
       this.say(reply.message);
     }
     const asked = this.asked[reply.model];
     if (reply.id !== asked?.id) return;
     const looks = [...this.state.looks];
-    if (reply.kind === "error") looks[reply.model] = null;
+    if (reply.kind === "error") {
+      looks[reply.model] = null;
+      delete this.asked[reply.model]; // nothing more will come
+    }
     if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map(), done: false };
     const look = looks[reply.model];
     if (!look) return this.set({ looks });

@@ -125,7 +125,11 @@ function tile(app, head, phrase) {
     element.classList.toggle("muted", isMuted);
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
-    if (!look || !plain) return;
+    if (!look || !plain) {
+      canvas.width = 0;
+      setText(looks, "");
+      return setText(without, "");
+    }
     const row = attentionRow(app, look, head);
     strip(canvas, row, look.ids.length, `--head-${head.head % 8}`);
     const strongest = argmax(row);

@@ -54,7 +54,8 @@ export function nextPanel(app) {
     const tail = letters.slice(Math.max(0, selected - 5), selected + 1).map(({ text }) => glyph(text));
     const after = `after “${tail.join("").replace(/.*↵(?=.)/, "")}”`;
     setText(title, `Next letter ${after}`);
-    if (!look) return;
+    list.hidden = note.hidden = !look;
+    if (!look) return setText(strip, ""); // the model does not answer for this letter
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
     const isOff = state.other === null && app.muted.size > 0;

@@ -12,8 +12,9 @@
 export function recall(model, vocabulary, { id, model: index, ids, at, from }, start) {
   const { recorded, config, heads } = model;
   const position = from + at - recorded.skipped;
-  const isEdited = ids.some((token, t) => token !== start.ids[from + t]);
-  if (isEdited || !recorded.top[position]) {
+  const edited = ids.findIndex((token, t) => token !== start.ids[from + t]);
+  const known = edited < 0 ? ids.length : edited;
+  if (at >= known || !recorded.top[position]) {
     const message = `${model.name} is too large for this page, which has no numbers of it for this letter.`;
     return [{ id, model: index, kind: "error", message }];
   }
@@ -24,7 +25,8 @@ export function recall(model, vocabulary, { id, model: index, ids, at, from }, s
     for (const [token, probability] of top) all[token] = Math.log(probability);
     return all;
   };
-  const surprise = Float32Array.from(ids, (_, t) => recorded.actual[t + from - recorded.skipped] ?? NaN);
+  const actual = (/** @type {number} */ t) => (t < known ? recorded.actual[t + from - recorded.skipped] : null);
+  const surprise = Float32Array.from(ids, (_, t) => actual(t) ?? NaN);
   const attention = new Float32Array(heads.length * config.n_head * (at + 1));
   if (heads.length) {
     const bytes = atob(recorded.attention);

@@ -29,12 +29,13 @@ test("recorded numbers answer for the text of the page, and for no other text", 
   const model = { name: "big", config: {}, heads: [], recorded: { skipped: 0, top, actual: [], effects: [] } };
   const start = { ids: [0, 1, 0], selected: 2 };
   /** @param {number[]} ids */
-  const kinds = (ids) => {
-    const replies = recall(model, 2, { id: 1, model: 0, ids, at: ids.length - 1, from: 0 }, start);
+  const kinds = (ids, at = ids.length - 1) => {
+    const replies = recall(model, 2, { id: 1, model: 0, ids, at, from: 0 }, start);
     return replies.map((reply) => reply.kind);
   };
   assert.deepEqual(kinds([0, 1, 0]), ["look", "done"]);
   assert.deepEqual(kinds([0, 1]), ["look", "done"]);
   assert.deepEqual(kinds([1, 1, 0]), ["error"]);
+  assert.deepEqual(kinds([0, 1, 1], 1), ["look", "done"]);
   assert.deepEqual(kinds([0, 1, 0, 1]), ["error"]);
 });
