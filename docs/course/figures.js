@@ -108,10 +108,15 @@
             pen.fillRect(8 * j, 8 * i, 7, 7);
           }),
         );
-        canvas.onclick = (event) => draw(Math.floor((event.offsetY / canvas.clientHeight) * letters.length));
+        canvas.onclick = (event) => {
+          const i = Math.floor((event.offsetY / canvas.clientHeight) * letters.length);
+          after.querySelector("select").selectedIndex = Math.min(i, letters.length - 1);
+          draw(Math.min(i, letters.length - 1));
+        };
         return canvas;
       };
-      figure.control(choice("after the letter", letters.map(show), draw, H));
+      const after = choice("after the letter", letters.map(show), draw, H);
+      figure.control(after);
       draw(H);
     },
     // Chapter 2: the weights of an average.

@@ -85,6 +85,8 @@ def build_page(
     text, ids = _whole_characters(tokenizer, excerpt.ids)
     first = _Shown(checkpoint, ids, exact)
     selected, head = _choose_start(first, start or Start())
+    if tokenizer.kind == "byte":  # the page selects whole characters
+        selected += int(np.argmin(np.append(first.ids[selected + 1 :] >> 6, 0) == 0b10))
     models = [first.data(selected, split, max_weights)]
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():

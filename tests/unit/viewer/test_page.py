@@ -260,6 +260,13 @@ def test_a_model_with_the_weights_of_another_is_not_untrained() -> None:
         assert said in text_of(page)
 
 
+def test_the_selected_byte_ends_a_character() -> None:
+    text = "начало было в конце, а конец в начале"
+    loaded = checkpoint(byte=True)
+    selected = page_data(build_page(loaded, excerpt(loaded, text)))["selected"]
+    text.encode()[: selected + 1].decode()  # raises UnicodeDecodeError inside a character
+
+
 def test_a_cut_text_gets_a_warning() -> None:
     loaded = checkpoint()
     assert "first 300 tokens" in text_of(build_page(loaded, excerpt(loaded, skipped=300)))

@@ -160,6 +160,7 @@ export class App {
   show(text, caret) {
     const { letters, ids } = this.vocabulary.encode(text);
     const after = letters.findIndex((letter) => letter.end >= caret);
+    this.unfinished = [];
     this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after });
     this.ask();
   }
@@ -193,6 +194,7 @@ export class App {
   select(index) {
     const selected = Math.min(Math.max(0, index), this.state.letters.length - 1);
     this.lastGroup = "";
+    this.unfinished = [];
     this.set({ selected, isWriting: false });
     this.ask();
   }
@@ -209,10 +211,10 @@ export class App {
     this.edit(kept, kept.length, group);
   }
 
-  /** Let the model choose the next letter. @param {string} [group] */
+  /** Let the model choose the next letter, if it has computed this one. @param {string} [group] */
   step(group) {
     const { look } = this;
-    if (!look) return;
+    if (!look || look.id !== this.asked[this.state.model]?.id) return;
     const id = choose(this.weights(look), Math.random());
     this.continueWith(id, group);
   }
@@ -263,9 +265,10 @@ export class App {
   /** @param {number} model @param {number | null} other */
   compare(model, other) {
     const { n_layer, n_head } = this.payload.models[model].config;
-    const head = this.state.head;
+    const { head, model: before } = this.state;
     const exists = head && head.layer < n_layer && head.head < n_head && this.payload.models[model].heads.length;
-    this.set({ model, other: other === model ? null : other, head: exists ? head : null });
+    if (other === model) other = before === model ? null : before;
+    this.set({ model, other, head: exists ? head : null });
     this.ask();
   }
 

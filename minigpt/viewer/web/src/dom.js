@@ -80,6 +80,11 @@ export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+/** The name and the step of a model. @param {import("./types.js").Model} model */
+export function named({ name, step }) {
+  return `${name}, step ${step.toLocaleString("en")}`;
+}
+
 /** Write a probability as a percentage. @param {number} p */
 export function percent(p) {
   const value = 100 * p;

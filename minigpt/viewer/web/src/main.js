@@ -2,7 +2,7 @@
 
 import { App } from "./app.js";
 import { openCompute } from "./compute.js";
-import { h, setText, term } from "./dom.js";
+import { h, named, setText, term } from "./dom.js";
 import { connect } from "./engine.js";
 import { argmax, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
@@ -22,22 +22,24 @@ const root = /** @type {HTMLElement} */ (document.getElementById("app"));
 try {
   start(JSON.parse(document.getElementById("data")?.textContent ?? ""));
 } catch (error) {
-  fail(error instanceof Error ? error.message : String(error));
+  const reason = error instanceof Error ? error.message : String(error);
+  fail(`This page is damaged: ${reason}. Write it again with minigpt inspect.`);
 }
 
-/** @param {string} reason */
-function fail(reason) {
-  const advice = "Write it again with minigpt inspect.";
-  root.replaceChildren(h("p.message", { role: "alert" }, `This page is damaged: ${reason}. ${advice}`));
+/** @param {string} message */
+function fail(message) {
+  root.replaceChildren(h("p.message", { role: "alert" }, message));
 }
 
 /** @param {import("./types.js").Payload} payload */
 function start(payload) {
   const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
+  let isChecked = !models[0].weights;
   const recorded = { ids: vocabulary.encode(payload.text).ids, selected: payload.selected };
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => {
+    if (!isChecked) return; // a look now would cancel the check, after which the page asks
     if (models[request.model].weights) return engine.send(request);
     const replies = recall(models[request.model], vocabulary.size, request, recorded);
     for (const reply of replies) app.receive(reply);
@@ -78,11 +80,13 @@ function start(payload) {
   function showCheck(reply) {
     if (reply.kind === "error") fail(reply.message);
     if (reply.kind !== "look") return;
-    app.ask(); // not before: a new look cancels the last one
+    isChecked = true;
+    app.ask();
     const difference = Math.max(...logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
-    const points = (100 * models[0].rounding).toFixed(1);
+    const points = (100 * Math.max(...models.map((model) => model.rounding))).toFixed(1);
     const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
-    const right = `✓ computes the same logits as minigpt, to ${difference.toExponential(0)}`;
+    const checked = models.length > 1 ? `${named(models[0])}, ` : "";
+    const right = `✓ ${checked}computes the same logits as minigpt, to ${difference.toExponential(0)}`;
     const wrong = `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`;
     setText(check, difference < MAX_DIFFERENCE ? right + (points === "0.0" ? "" : rounded) : wrong);
   }
@@ -91,25 +95,34 @@ function start(payload) {
 /** @param {App} app */
 function header(app) {
   const { models } = app.payload;
-  const { name, parameters, summary, config, weights } = models[0];
-  const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
-  const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
+  const title = h("h1");
+  const about = h("p");
+  let described = -1;
+  app.panels.push(({ model }) => {
+    if (model === described) return;
+    described = model;
+    const { name, parameters, summary, config, weights } = models[model];
+    const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
+    const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
+    title.replaceChildren(h("bdi", name));
+    const size = `A ${kind} of ${parameters.toLocaleString("en")} `;
+    about.replaceChildren(size, term("parameters"), `, ${summary}. ${live}`);
+  });
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");
-  const restart = weights && h("button.quiet", { onclick: () => app.restart() }, "Start text");
+  const restart = models[0].weights && h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
   const choices = models.length > 1 ? chooseModels(app) : [];
   return h(
     "header",
-    h("h1", h("bdi", name)),
-    h("p", `A ${kind} of ${parameters.toLocaleString("en")} `, term("parameters"), `, ${summary}. ${live}`),
+    title,
+    about,
     h("nav", { "aria-label": "Page" }, ...choices, restart, keys, theme),
   );
 }
 
 /** @param {App} app */
 function chooseModels(app) {
-  const names = app.payload.models.map(({ name, step }) => `${name}, step ${step.toLocaleString("en")}`);
-  const options = () => names.map((name, index) => h("option", { value: index }, name));
+  const options = () => app.payload.models.map((model, index) => h("option", { value: index }, named(model)));
   const change = () => app.compare(Number(shown.value), other.value === "" ? null : Number(other.value));
   const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
   const nothing = h("option", { value: "" }, "nothing");

@@ -2,7 +2,7 @@
 
 import { argmax, entropy, normalize, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { h, percent, setText, term } from "./dom.js";
+import { h, named, percent, setText, term } from "./dom.js";
 
 const ROWS = 7;
 const BEST = 3;
@@ -75,7 +75,7 @@ export function nextPanel(app) {
     const nats = entropy(chosen);
     const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
     note.replaceChildren(
-      other ? `Outlined: ${isOff ? "with all heads on" : app.payload.models[state.other ?? 0].name}.` : hint,
+      other ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[state.other ?? 0])}.` : hint,
       " Entropy ",
       nats.toFixed(2),
       " ",

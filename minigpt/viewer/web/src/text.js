@@ -46,10 +46,19 @@ export function textPanel(app) {
   element.addEventListener("click", ({ target }) => {
     if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) area.focus();
   });
-  area.addEventListener("input", () => {
+  function typed() {
     app.edit(area.value, area.selectionStart, "typing");
     if (!area.value) area.setRangeText(app.state.text, 0, 0, "select"); // what is typed next replaces it
+  }
+  let isComposing = false; // an input method, such as pinyin, writes letters that it will replace
+  area.addEventListener("compositionstart", () => {
+    isComposing = true;
   });
+  area.addEventListener("compositionend", () => {
+    isComposing = false;
+    typed();
+  });
+  area.addEventListener("input", () => isComposing || typed());
   area.addEventListener("beforeinput", (event) => {
     if (area.selectionStart !== area.selectionEnd) app.lastGroup = ""; // to replace a selection is a step of Undo
     if (!event.inputType.startsWith("history")) return;
@@ -78,11 +87,13 @@ export function textPanel(app) {
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
+    if (isComposing) return;
     const { text, letters, selected } = state;
     const look = app.look;
     const current = letters[selected];
     if (area.value !== text) area.value = text;
-    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end)
+    const isAtStart = selected === 0 && area.selectionStart === 0; // where a letter can be inserted before the first
+    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end && !isAtStart)
       area.setSelectionRange(current.end, current.end);
     const { from } = app.position(state.model);
     const unseen = letters.findIndex((letter) => letter.last >= from);
@@ -124,7 +135,8 @@ export function textPanel(app) {
    * @param {number[]} shares */
   function describe(state, look, unseen, shares) {
     const { context } = app.model.config;
-    const start = unseen ? `The model does not see the grey start: its context is ${context} letters. ` : "";
+    const unit = app.vocabulary.isByte ? "bytes" : "letters";
+    const start = unseen ? `The model does not see the grey start: its context is ${context} ${unit}. ` : "";
     if (state.shade === "surprise") return `${start}The darker a letter, the less the model expected it.`;
     if (state.shade === "nothing" || !state.head || !look) return start;
     const name = `${state.head.layer}·${state.head.head}`;

@@ -23,6 +23,33 @@ test("a GPT sees a window of the text, and a recurrent network sees all of it", 
   assert.deepEqual([position("lstm").from, position("lstm").ids.length], [0, 9]);
 });
 
+test("what interrupts a model inside a character drops its bytes, and an outdated answer writes nothing", () => {
+  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
+  const bytes = new Vocabulary("byte");
+  const app = new App(payload({ family: "modern", context: 64 }, "abc def"), bytes, () => {});
+  app.ask();
+  app.continueWith(0xe4); // the first of three bytes
+  app.select(2);
+  assert.deepEqual([app.unfinished, app.state.text], [[], "abc def"]);
+  const logits = new Float32Array(256);
+  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits, surprise: [], attention: [] });
+  app.select(3);
+  app.step();
+  assert.equal(app.state.text, "abc def");
+});
+
+test("a comparison stays when its models change places", () => {
+  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
+  const two = payload({ family: "modern" }, "ab");
+  two.models.push(two.models[0]);
+  const app = new App(two, VOCABULARY, () => {});
+  app.compare(0, 1);
+  app.compare(1, 1);
+  assert.deepEqual([app.state.model, app.state.other], [1, 0]);
+  app.compare(1, 1);
+  assert.equal(app.state.other, null);
+});
+
 test("recorded numbers answer for the text of the page, and for no other text", () => {
   const top = [0, 1, 0].map((id) => [[id, 0.75]]);
   /** @type {any} */
