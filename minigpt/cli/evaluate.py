@@ -143,9 +143,8 @@ def _choose_tokens(
         return data.validation, "validation split", data.train, data.fingerprint
     corpus = open_corpus(text, encoding)
     found = scan(corpus)
-    if (
-        found.fingerprint == loaded.metadata.fingerprint
-    ):  # the loss on the training part would say nothing about new text
+    if found.fingerprint == loaded.metadata.fingerprint:
+        # The loss on the training part would say nothing about new text.
         notice("this is the text that the run was trained on; using its validation split")
         own = from_scans(loaded.config.data, [found], loaded.tokenizer)
         return own.validation, "validation split", own.train, found.fingerprint

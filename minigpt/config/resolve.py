@@ -267,19 +267,19 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def from_yaml(text: str, origin: str, steps: int = 1) -> RunConfig:
-    """Read a complete configuration. Raise a ConfigError that names `origin` if it is invalid.
+    """Read a complete configuration, as `saved` does. Raise a ConfigError that names `origin` if it is invalid."""
+    return resolve((origin, saved(plain_yaml.parse(text, origin), origin, steps))).config
+
+
+def saved(tree: Any, origin: str, steps: int = 1) -> dict[str, Any]:
+    """Flatten sections that a run or an export has saved, as `dotted` does, without retired settings.
 
     Older runs may have a length in minutes. They count as finished after `steps`.
     """
-    values = saved(tree := plain_yaml.parse(text, origin), origin)
-    if dotted(tree, origin).get("train.minutes") is not None:
+    values = dotted(tree, origin)
+    if values.get("train.minutes") is not None:
         values["train.steps"] = steps
-    return resolve((origin, values)).config
-
-
-def saved(tree: Any, origin: str) -> dict[str, Any]:
-    """Flatten sections that a run or an export has saved, as `dotted` does, without retired settings."""
-    return {key: value for key, value in dotted(tree, origin).items() if key not in RETIRED}
+    return {key: value for key, value in values.items() if key not in RETIRED}
 
 
 def schema() -> dict[str, Any]:

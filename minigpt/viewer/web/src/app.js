@@ -306,7 +306,9 @@ export class App {
    * @param {object} request @param {(reply: any, position: ReturnType<App["position"]>) => void} use */
   askOnce(request, use) {
     const position = this.position(this.state.model);
-    this.waiting.set(position.id, (reply) => use(reply, position));
+    this.waiting.set(position.id, (reply) => {
+      if (!document.querySelector("dialog")) use(reply, position); // an earlier click may have opened one
+    });
     this.send({ ...position, ...request });
   }
 

@@ -15,7 +15,6 @@ export function openCompute(app) {
   const letter = glyph(letters[selected].text);
   app.askOnce({ kind: "detail", ...head }, (reply, position) => {
     if (reply.kind !== "detail") return app.say(reply.message);
-    if (document.querySelector("dialog")) return; // of an earlier click
     const name = `${head.layer}·${head.head}`;
     const isOff = position.muted.includes(app.index(head));
     const title = `How head ${name}${isOff ? " (switched off)" : ""} computes at “${letter}”`;

@@ -20,7 +20,6 @@ export function openMatrix(app) {
   if (!head) return;
   app.askOnce({ kind: "matrix", ...head }, (reply, { model, at, from, ids }) => {
     if (reply.kind !== "matrix") return app.say(reply.message);
-    if (document.querySelector("dialog")) return; // of an earlier click
     const T = ids.length;
     const room = Math.min(720, window.innerWidth - 130, window.innerHeight - AROUND);
     const size = Math.max(1, Math.floor(room / T));
