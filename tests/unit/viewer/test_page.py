@@ -24,6 +24,7 @@ from minigpt.model.load import load_model, load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Origin
 from minigpt.viewer import document
+from minigpt.viewer import page as viewer_page
 from minigpt.viewer.packing_weights import dequantized
 from minigpt.viewer.page import Start, build_page
 
@@ -260,11 +261,11 @@ def test_a_model_with_the_weights_of_another_is_not_untrained() -> None:
         assert said in text_of(page)
 
 
-def test_the_selected_byte_ends_a_character() -> None:
-    text = "начало было в конце, а конец в начале"
+@pytest.mark.parametrize(("chosen", "selected"), [(0, 0), (1, 4), (3, 4), (4, 4), (5, 6), (7, 7)])
+def test_the_selected_byte_ends_a_character(monkeypatch: pytest.MonkeyPatch, chosen: int, selected: int) -> None:
+    monkeypatch.setattr(viewer_page, "_choose_start", lambda *_: (chosen, (0, 0)))
     loaded = checkpoint(byte=True)
-    selected = page_data(build_page(loaded, excerpt(loaded, text)))["selected"]
-    text.encode()[: selected + 1].decode()  # raises UnicodeDecodeError inside a character
+    assert page_data(build_page(loaded, excerpt(loaded, "a😀яb")))["selected"] == selected
 
 
 def test_a_cut_text_gets_a_warning() -> None:
