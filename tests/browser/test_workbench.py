@@ -243,6 +243,7 @@ def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
     page.tab.click(".controls .primary")
     page.until(f"() => document.querySelector('#text').value.length > {len(START) + 10}")
     page.tab.click(".controls .primary")
+    page.until("() => document.querySelector('.controls .primary').textContent === 'Write'")  # the last letter is drawn
     written = text(page)
     assert_shows(page, made, written)
     page.tab.click("button:text-is('Undo')")
