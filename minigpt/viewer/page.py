@@ -161,7 +161,6 @@ class _Shown:
         return {
             "name": escape(checkpoint.run_name),
             "step": checkpoint.metadata.step,
-            "loss": checkpoint.metadata.state.validation_loss,
             "parameters": checkpoint.metadata.parameters,
             "summary": _summary(checkpoint),
             "config": _fields(checkpoint.config.model, CONFIG),

@@ -366,6 +366,7 @@ def test_the_keyboard_does_everything(page: Any, made: Made) -> None:
     page.press("m", "c")
     page.until("() => document.querySelectorAll('dialog section').length === 7")
     assert "(switched off)" in page.tab.inner_text("dialog h2")
+    page.tab.locator("dialog > div").click(position={"x": 5, "y": 5})  # its edge
     written = page.tab.locator("dialog section").nth(4)
     assert "is switched off, so it adds nothing" in written.inner_text()
     assert written.locator("canvas").count() == 0
@@ -565,6 +566,7 @@ def test_a_recurrent_model_has_no_heads(opened: Opener) -> None:
     loaded = recurrent()
     shown = opened(build_page(loaded, excerpt(loaded, START)))
     assert "has no heads" in shown.tab.inner_text(".heads")
+    assert "looked" not in shown.tab.inner_text(".lead")
     shown.assert_quiet()
 
 
@@ -576,6 +578,7 @@ def test_a_large_model_shows_recorded_numbers(made: Made, opened: Opener) -> Non
     shown.press("ArrowLeft")
     assert_shows(shown, made, START[:-1])
     assert shown.tab.locator(".primary").count() == 0
+    assert "Switch one off" not in shown.tab.inner_text(".heads")
     shown.assert_quiet()
 
 
@@ -592,6 +595,7 @@ def test_recorded_numbers_beside_a_live_model_are_those_of_the_first_text(made: 
     assert len(bar(shown)[0]) == 1, "the live model still answers"
     shown.tab.select_option('select[aria-label="Model"]', "1")
     shown.tab.wait_for_selector(".bars", state="hidden")
+    assert shown.tab.locator(".primary").is_disabled()
     shown.press("ArrowLeft")
     shown.tab.wait_for_selector(".bars")
     shown.assert_quiet()

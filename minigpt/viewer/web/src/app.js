@@ -66,6 +66,8 @@ export class App {
     /** @type {number[]} bytes of an unfinished character that the model is writing */
     this.unfinished = [];
     const { letters, ids } = vocabulary.encode(payload.text);
+    /** @type {Head | null} the chosen one, which a model may not have */
+    this.head = payload.head && { layer: payload.head[0], head: payload.head[1] };
     this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
     /** @type {State} */
     this.state = {
@@ -75,7 +77,7 @@ export class App {
       selected: this.start,
       model: 0,
       other: null,
-      head: payload.head && { layer: payload.head[0], head: payload.head[1] },
+      head: this.head,
       shade: payload.head ? "head" : "surprise",
       muted: payload.models.map(() => new Set()),
       sampling: { ...payload.sample },
@@ -245,6 +247,7 @@ export class App {
 
   /** @param {Head} head */
   choose(head) {
+    this.head = head;
     this.set({ head, shade: "head" });
   }
 
@@ -265,7 +268,8 @@ export class App {
   /** @param {number} model @param {number | null} other */
   compare(model, other) {
     const { n_layer, n_head } = this.payload.models[model].config;
-    const { head, model: before } = this.state;
+    const { head } = this;
+    const before = this.state.model;
     const exists = head && head.layer < n_layer && head.head < n_head && this.payload.models[model].heads.length;
     if (other === model) other = before === model ? null : before;
     this.set({ model, other, head: exists ? head : null });
@@ -277,7 +281,7 @@ export class App {
   /** Ask the engine about the selected letter. */
   ask() {
     const { model, other, isWriting } = this.state;
-    for (const index of new Set([model, other ?? model])) {
+    for (const index of new Set([other ?? model, model])) { // the effects of heads come last: a look cancels them
       this.asked[index] = this.position(index);
       this.send({ ...this.asked[index], effects: !isWriting && index === model });
     }

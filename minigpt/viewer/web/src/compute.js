@@ -61,7 +61,7 @@ function steps(app, reply, position, layer, letter, isOff) {
     ],
     [
       [layer ? `${layer} layer${layer > 1 ? "s" : ""} later` : "It enters layer 0"],
-      "Earlier layers have added what they found. This is what the head receives, normalized:",
+      `${layer ? "Earlier layers have added what they found. " : ""}This is what the head receives, normalized:`,
       vector(reply.normed),
     ],
     [

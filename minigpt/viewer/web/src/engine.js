@@ -8,7 +8,7 @@ import { Session } from "./session.js";
  * @typedef {import("./session.js").Request} Request
  * @param {import("./weights.js").Model[]} models
  * @param {(reply: import("./session.js").Reply) => void} onReply
- * @returns {{send: (request: Request) => void, readonly isWorker: boolean}}
+ * @returns {{send: (request: Request) => void}}
  */
 export function connect(models, onReply) {
   const needed = models.map(({ config, weights }) => ({ config, weights }));
@@ -43,5 +43,5 @@ export function connect(models, onReply) {
   } catch { // some browsers refuse workers to pages from a file
     start(new Session(needed, onReply));
   }
-  return { send, get isWorker() { return target !== undefined && !(target instanceof Session); } };
+  return { send };
 }

@@ -9,8 +9,6 @@ const STRIP = 34;
 const LARGE = 0.1;
 /** A change of a probability that is shown in red. */
 const SMALL = 0.01;
-const EVIDENCE = 6;
-/** Scores to show of a head, the clearest ones. */
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
   "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
@@ -21,7 +19,7 @@ const EXPLANATION =
 export function headsPanel(app, strip, open) {
   const title = h("h2");
   const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
-  const intro = h("p.note", "Bars: where each one looks. Switch one off to see what it is for.");
+  const intro = h("p.note");
   const grid = h("div.layers");
   const chosen = h("div.chosen", { role: "region", "aria-label": "The chosen head" });
   const row = h("div.row", title, strip, all);
@@ -33,11 +31,12 @@ export function headsPanel(app, strip, open) {
 
   /** @param {number} model */
   function build(model) {
-    const { config, heads } = app.payload.models[model];
+    const { config, heads, weights } = app.payload.models[model];
     built = model;
     tiles = [];
     grid.replaceChildren();
     intro.hidden = !heads.length;
+    setText(intro, `Bars: where each one looks.${weights ? " Switch one off to see what it is for." : ""}`);
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
       const why = "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.";
@@ -72,9 +71,7 @@ export function headsPanel(app, strip, open) {
     described = key;
     const { phrase, evidence } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
-    const rows = evidence
-      .slice(0, EVIDENCE)
-      .map(({ label, ...numbers }) => [label, figure(numbers.value, label), figure(numbers.uniform, label)]);
+    const rows = evidence.map(({ label, value, uniform }) => [label, figure(value, label), figure(uniform, label)]);
     const buttons = app.model.weights && [
       h("button", { onclick: open.compute }, "Compute this letter"),
       h("button", { onclick: open.matrix }, "At all letters"),
@@ -92,9 +89,8 @@ function called({ layer, head }, phrase) {
   return [h("b", `${layer}·${head} `), `usually: ${phrase}`];
 }
 
-/** @param {number | null} value @param {string} label */
+/** @param {number} value @param {string} label */
 function figure(value, label) {
-  if (value === null) return "";
   return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
 }
 

@@ -94,23 +94,3 @@ export function commonPrefix(a, b) {
   return n;
 }
 
-/** Raise an error unless ids are a text that a model can compute.
- * @param {number[]} ids @param {number} context @param {number} vocabulary */
-export function checkIds(ids, context, vocabulary) {
-  if (!ids.length) throw new Error("the text is empty");
-  if (ids.length > context) throw new Error(`${ids.length} tokens exceed the context of ${context}`);
-  const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= vocabulary);
-  if (wrong !== undefined) throw new Error(`no token has the id ${wrong}: the vocabulary has ${vocabulary} tokens`);
-}
-
-/**
- * Run a generator to its end, and return its result.
- * @template T
- * @param {Generator<void, T, void>} work @returns {T}
- */
-export function finish(work) {
-  for (;;) {
-    const { done, value } = work.next();
-    if (done) return /** @type {T} */ (value);
-  }
-}

@@ -39,7 +39,7 @@ function start(payload) {
   const recorded = { ids: vocabulary.encode(payload.text).ids, selected: payload.selected };
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => {
-    if (!isChecked) return; // a look now would cancel the check, after which the page asks
+    if (!isChecked && !request.kind) return; // a look now would cancel the check, after which the page asks
     if (models[request.model].weights) return engine.send(request);
     const replies = recall(models[request.model], vocabulary.size, request, recorded);
     for (const reply of replies) app.receive(reply);
@@ -109,7 +109,8 @@ function header(app) {
     about.replaceChildren(size, term("parameters"), `, ${summary}. ${live}`);
   });
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");
-  const restart = models[0].weights && h("button.quiet", { onclick: () => app.restart() }, "Start text");
+  const isLive = models.some(({ weights }) => weights);
+  const restart = isLive && h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
   const choices = models.length > 1 ? chooseModels(app) : [];
   return h(
@@ -150,7 +151,7 @@ function announce(app, element) {
     if (state.isWriting) return;
     timer = window.setTimeout(() => {
       const look = app.look;
-      if (!look) return;
+      if (!look || look.id !== app.asked[state.model]?.id) return;
       const probabilities = normalize(app.weights(look));
       const top = argmax(probabilities);
       const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;

@@ -5,7 +5,7 @@
  * Letters in shapes: T tokens, S = t + 1 tokens up to position t, C width, H heads, D = C / H, L layers, V vocabulary.
  */
 
-import { CHUNK, checkIds, commonPrefix, dot, extend, multiply } from "./linear.js";
+import { CHUNK, commonPrefix, dot, extend, multiply } from "./linear.js";
 
 /**
  * @typedef {import("./linear.js").Floats} Floats
@@ -31,7 +31,6 @@ export class Transformer {
   constructor(config, weights) {
     this.config = config;
     this.weights = weights;
-    this.context = config.context;
     this.vocabulary = weights["token_embedding.weight"].length / config.n_embd;
     const size = config.n_embd / config.n_head;
     this.rotations = config.position === "rotary" ? waves(config.context, size) : null; // (context, D): sin, cos, ...
@@ -48,7 +47,6 @@ export class Transformer {
    * @returns {Generator<void, Run, void>}
    */
   *run(ids, { muted = [], previous = null, lastOnly = false } = {}) {
-    checkIds(ids, this.context, this.vocabulary);
     const { n_layer: L, n_head: H, n_embd: C } = this.config, T = ids.length, V = this.vocabulary;
     const run = newRun(ids, new Set(muted), V);
     const prefix = previous ? commonPrefix(ids, previous.ids) : 0;

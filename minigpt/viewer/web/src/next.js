@@ -59,7 +59,9 @@ export function nextPanel(app) {
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
     const isOff = state.other === null && app.muted.size > 0;
-    const outlined = isOff ? look.whole && { ...look, logits: look.whole } : state.looks[state.other ?? -1];
+    const compared = state.looks[state.other ?? -1];
+    const isNew = compared?.id === app.asked[state.other ?? -1]?.id;
+    const outlined = isOff ? look.whole && { ...look, logits: look.whole } : isNew && compared;
     const other = outlined ? normalize(app.weights(outlined)) : null;
     const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
     const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
@@ -73,7 +75,8 @@ export function nextPanel(app) {
       if (index < shown.length) bar.draw(shown[index], plain, chosen, other, shown[index] === came);
     });
     const nats = entropy(chosen);
-    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
+    const click = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
+    const hint = app.model.weights ? click : "";
     note.replaceChildren(
       other ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[state.other ?? 0])}.` : hint,
       " Entropy ",

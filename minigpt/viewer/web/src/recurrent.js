@@ -1,6 +1,6 @@
 /** The recurrent networks of model/recurrent.py. States are kept for each position, so that a prefix is reused. */
 
-import { CHUNK, checkIds, commonPrefix, extend, multiply } from "./linear.js";
+import { CHUNK, commonPrefix, extend, multiply } from "./linear.js";
 import { newRun } from "./model.js";
 
 /**
@@ -10,8 +10,6 @@ import { newRun } from "./model.js";
  */
 
 export class Recurrent {
-  context = Infinity;
-
   /** @param {import("./weights.js").Config} config
    * @param {Record<string, Float32Array>} weights named as in the `state_dict()` of the model */
   constructor(config, weights) {
@@ -23,7 +21,6 @@ export class Recurrent {
   /** Compute a text, from the first token that differs from `previous`.
    * @param {number[]} ids (T) @param {{previous?: Run | null}} [options] @returns {Generator<void, Run, void>} */
   *run(ids, { previous = null } = {}) {
-    checkIds(ids, this.context, this.vocabulary);
     const { n_layer: L, n_embd: C } = this.config, T = ids.length, V = this.vocabulary;
     const prefix = previous ? commonPrefix(ids, previous.ids) : 0, embedding = this.weights["token_embedding.weight"];
     const run = /** @type {Run} */ (Object.assign(newRun(ids, new Set(), V), { cells: [] }));

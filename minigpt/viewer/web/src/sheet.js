@@ -7,7 +7,8 @@ import { h, table } from "./dom.js";
  * @returns {{close: () => void}} */
 export function openSheet(title, ...content) {
   const close = h("button.quiet", { onclick: () => dialog.close(), "aria-label": "Close" }, "✕");
-  const dialog = h("dialog.sheet", { "aria-label": title }, h("div.row", h("h2", title), close), ...content);
+  const inside = h("div", h("div.row", h("h2", title), close), ...content); // so that only a click beside it closes it
+  const dialog = h("dialog.sheet", { "aria-label": title }, inside);
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);

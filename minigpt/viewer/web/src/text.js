@@ -9,7 +9,7 @@ const DRAWN = 1024;
 
 /** @param {import("./app.js").App} app */
 export function textPanel(app) {
-  const isRecorded = !app.model.weights;
+  const isRecorded = app.payload.models.every(({ weights }) => !weights);
   const readonly = isRecorded || matchMedia("(pointer: coarse)").matches;
   const help = { spellcheck: "false", autocapitalize: "off", autocomplete: "off" };
   const area = h("textarea", { id: "text", "aria-label": "Text", rows: "1", readonly, ...help });
@@ -32,12 +32,13 @@ export function textPanel(app) {
   const legend = h("p.note");
   const off = h("button.quiet.off", { onclick: () => app.mute([]) });
   const notice = h("div.notice", message, off, legend);
-  const lead = ["Click any letter: you see what the model expected ", h("b", "next"), ", and where its "];
-  const rest = [" ", h("b", "looked"), isRecorded ? "." : ". Type to change the text."];
+  const lead = h("p.lead", "Click any letter: you see what the model expected ", h("b", "next"));
+  const hasHeads = app.payload.models.some(({ heads }) => heads.length);
+  if (hasHeads) lead.append(", and where its ", term("heads"), " ", h("b", "looked"));
+  lead.append(isRecorded ? "." : readonly ? ". Edit changes the text." : ". Type to change the text.");
   const buttons = isRecorded ? [] : [write, step, undo, redo, edit];
   const controls = h("div.controls", ...buttons, h("label", "shade by ", shade));
-  const intro = h("p.lead", ...lead, term("heads"), ...rest);
-  const element = h("section.card.text", { "aria-label": "Text" }, intro, paper, controls, notice);
+  const element = h("section.card.text", { "aria-label": "Text" }, lead, paper, controls, notice);
 
   function startEditing() {
     area.readOnly = false;
@@ -53,9 +54,11 @@ export function textPanel(app) {
   let isComposing = false; // an input method, such as pinyin, writes letters that it will replace
   area.addEventListener("compositionstart", () => {
     isComposing = true;
+    paper.classList.add("composing"); // shows the field instead of the drawn copy
   });
   area.addEventListener("compositionend", () => {
     isComposing = false;
+    paper.classList.remove("composing");
     typed();
   });
   area.addEventListener("input", () => isComposing || typed());
@@ -116,6 +119,7 @@ export function textPanel(app) {
     paper.style.setProperty("--hue", isByHead ? `var(--head-${isByHead.head % 8})` : "var(--red)");
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
+    write.disabled = step.disabled = !app.model.weights;
     undo.disabled = app.history.length === 0;
     redo.disabled = app.future.length === 0;
     setText(message, state.message);

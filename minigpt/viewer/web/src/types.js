@@ -1,10 +1,10 @@
 /**
  * The data that Python puts into the page.
  *
- * @typedef {{label: string, value: number, uniform: number | null}} Evidence
+ * @typedef {{label: string, value: number, uniform: number}} Evidence
  * @typedef {{phrase: string, evidence: Evidence[]}} Description
  *
- * @typedef {{name: string, step: number, loss: number | null, parameters: number, summary: string,
+ * @typedef {{name: string, step: number, parameters: number, summary: string,
  *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed> | null,
  *   check: {ids: number[], logits: number[]}, rounding: number, heads: Description[][], recorded: any}} Model
  *   summary: how long and when it was trained; check: minigpt's own logits, to compare with; rounding: the largest

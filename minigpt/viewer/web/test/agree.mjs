@@ -7,10 +7,10 @@
 import { readFileSync } from "node:fs";
 
 import { normalize, penalize, weigh } from "../src/filters.js";
-import { finish } from "../src/linear.js";
 import { Transformer } from "../src/model.js";
 import { Recurrent } from "../src/recurrent.js";
 import { isRecurrent, unpack } from "../src/weights.js";
+import { finish } from "./models.js";
 
 /**
  * @typedef {{config: import("../src/weights.js").Config, weights: any, exact: boolean, ids: number[], muted: number[],

@@ -50,6 +50,18 @@ test("a comparison stays when its models change places", () => {
   assert.equal(app.state.other, null);
 });
 
+test("the chosen head comes back after a look at a model without it", () => {
+  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
+  const two = payload({ family: "modern" }, "ab");
+  two.models[0].heads = [[{}]];
+  two.models.push({ config: { family: "lstm" }, heads: [] });
+  const app = new App({ ...two, head: [0, 0] }, VOCABULARY, () => {});
+  app.compare(1, null);
+  assert.equal(app.state.head, null);
+  app.compare(0, null);
+  assert.deepEqual(app.state.head, { layer: 0, head: 0 });
+});
+
 test("recorded numbers answer for the text of the page, and for no other text", () => {
   const top = [0, 1, 0].map((id) => [[id, 0.75]]);
   /** @type {any} */

@@ -9,6 +9,18 @@ export const CONFIG = {
   activation: "relu2", qk_norm: true, bias: false,
 };
 
+/**
+ * Run a generator to its end, and return its result.
+ * @template T
+ * @param {Generator<void, T, void>} work @returns {T}
+ */
+export function finish(work) {
+  for (;;) {
+    const { done, value } = work.next();
+    if (done) return /** @type {T} */ (value);
+  }
+}
+
 /** @param {Float32Array | Int8Array} values */
 export function encode(values) {
   return Buffer.from(values.buffer).toString("base64");

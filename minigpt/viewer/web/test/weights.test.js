@@ -1,10 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { finish } from "../src/linear.js";
 import { Transformer } from "../src/model.js";
 import { shapes, unpack } from "../src/weights.js";
-import { CONFIG, encode, randomModel } from "./models.js";
+import { CONFIG, encode, finish, randomModel } from "./models.js";
 
 /** @param {(weights: Record<string, any>, model: any) => void} damage @param {RegExp} message */
 function assertDamaged(damage, message) {
