@@ -12,7 +12,7 @@ from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOpti
 from minigpt.cli.input import run_dataset
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
-from minigpt.errors import UserError, escape
+from minigpt.errors import CheckpointError, UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -34,7 +34,9 @@ def inspect(
         str | None,
         Option(help="Add other checkpoints of the run, at most 8: all (evenly spaced) or steps.", metavar="all|N,..."),
     ] = None,
-    layer: Annotated[int | None, Option(help="Open the page at a head of this layer.", metavar="N")] = None,
+    layer: Annotated[
+        int | None, Option(help="Open the page at a head of this layer. The first is 0.", metavar="N")
+    ] = None,
     head: Annotated[int | None, Option(help="Open the page at this head. The first is 0.", metavar="N")] = None,
     max_weights: Annotated[
         float,
@@ -98,9 +100,13 @@ def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path]) -> "It
     """Load the other models of the page, one at a time."""
     from minigpt.storage.checkpoint import load_checkpoint
 
-    yield from (load_checkpoint(path) for path in steps if path != loaded.path)
-    if compare is not None:
-        yield load_checkpoint(compare)
+    try:
+        yield from (load_checkpoint(path) for path in steps if path != loaded.path)
+        if compare is not None:
+            yield load_checkpoint(compare)
+    except CheckpointError as error:
+        error.intact = ()  # --checkpoint chooses one of the first run
+        raise
 
 
 def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:

@@ -127,9 +127,9 @@ def _training_notes(groups: Sequence[Group]) -> Iterator[str]:
         ("lengths of training", "steps", lambda run: run.trained[0]),
     )
     for noun, unit, value in amounts:
-        means = {group.name: group.mean(value) or 0.0 for group in groups}
-        least = min(means.values())
-        if max(means.values()) > max(least * ALIKE, least + 1):
+        means = {group.name: mean for group in groups if (mean := group.mean(value))}  # 0 if another program trained it
+        least = min(means.values(), default=0.0)
+        if max(means.values(), default=0.0) > max(least * ALIKE, least + 1):
             shown = "; ".join(f"{mean:,.0f} {unit}: {escape(name)}" for name, mean in means.items())
             yield f"the {noun} differ ({shown}), which also changes the loss"
     if contexts := _listed(groups, lambda run: run.settings["model.context"]):

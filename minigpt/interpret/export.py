@@ -93,7 +93,7 @@ def summary_rows(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and rows of a table with the strongest pattern of each head, beside its uniform baseline."""
     kinds, rows = head_kinds(scores), []
-    patterns = [name for name in PATTERNS if name in scores and not math.isnan(scores[name].uniform)]
+    patterns = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     for layer, head in selected:
         found = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in patterns]
         nothing = (math.nan, math.nan, "-")  # a text of one token
@@ -111,7 +111,7 @@ def table_rows(
     Pattern scores show their lift, such as ×1.5. If there is a `probe` score, it is the only column.
     """
     kinds = head_kinds(scores)
-    columns = ["probe"] if "probe" in scores else [name for name in scores if name != "next"]
+    columns = ["probe"] if "probe" in scores else list(scores)
     rows = [("uniform", "", *(_number(scores[name].uniform) for name in columns))]
     for layer, head in selected:
         values = (_with_lift(name, scores[name], layer, head) for name in columns)

@@ -30,13 +30,8 @@ def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tup
     """Yield the windows with each kind of link, and their texts. Only every fourth window has a pronoun's."""
     for window in windows:
         text = tokenizer.decode(window)
-        if len(text) == len(window) and has_links(text):
+        if len(text) == len(window) and {link.kind for link in links(text)} > {"copy"}:
             yield window, text
-
-
-def has_links(text: str) -> bool:
-    """Whether a text has links of an invented word and of a pronoun."""
-    return {link.kind for link in links(text)} > {"copy"}
 
 
 def link_scores(weights: Tensor, text: str) -> dict[str, Score]:

@@ -42,7 +42,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]
             metrics.message(f"step {step}: {error}")
             return
         scores = head_scores(activations.weights, characters(data.tokenizer, ids))
-        scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS if name != "next"}
+        scalars = {f"heads/{name}": scores[name].values.max().item() for name in PATTERNS}
         for name in ("distance", "entropy", "outside line"):
             means = scores[name].values.mean(-1).tolist()
             scalars |= {f"attention/{name}/layer {layer}": mean for layer, mean in enumerate(means)}

@@ -22,7 +22,6 @@ PATTERNS = {
     "induction": "the characters that followed earlier occurrences of the same character (Olsson et al. 2022)",
     "word": "the first character of the current word",
     "line": "the first character of the current line",
-    "next": "the next character; always 0 in a causal model",
 }
 """The keys of each pattern. Its score is the share of attention on them, averaged over queries that have such keys."""
 MEASURES = {
@@ -116,7 +115,6 @@ def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
         "induction": after_same & past,
         "word": _segment_starts([is_in_word(character) for character in characters]),
         "line": _segment_starts(["\n" not in character for character in characters]),
-        "next": position[:, None] + 1 == position,
     }
 
 
