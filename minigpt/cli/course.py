@@ -61,7 +61,7 @@ def run(
 ) -> None:
     """Train what a chapter needs, and print its numbers beside those of the book.
 
-    The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command goes on.
+    The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command resumes.
     """
     from minigpt.course.chapters import CHAPTERS
 

@@ -2,7 +2,7 @@
 
 A decoder predicts the next token at every position at once. Each position may use itself and the past, but not the
 future. Before the softmax, the score of every later key is set to -inf, which the softmax turns into exactly 0. The
-mask is the only difference between an encoder and a decoder.
+mask is the only difference between the self-attention of an encoder and that of a GPT.
 """
 
 import math

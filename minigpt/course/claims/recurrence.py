@@ -197,10 +197,10 @@ def multiplications(run: Callable[[], object]) -> int:
 
 
 def products_counted() -> Finding:
-    """Count multiplications. Attention needs d per pair of tokens; a recurrent network needs d² per token.
+    """Count multiplications. Attention needs 2 d per pair of tokens; a recurrent network needs d² per token.
 
-    A transformer block also has 12 d² weights, each used once per token. Attention therefore costs more than the rest
-    of its block only for texts longer than 6 d tokens.
+    The 2 d are d for the score and d for the weighted sum. A transformer block also has 12 d² weights, each used once
+    per token. Attention therefore costs more than the rest of its block only for texts longer than 6 d tokens.
     """
 
     def attend(T: int, d: int) -> int:
@@ -325,7 +325,7 @@ CLAIMS = (
         ("001",),
         steps_counted,
         notes_say="Attention takes 1 step where a recurrent network takes 100.",
-        mistake="This is true of training only.",
+        mistake="This is true of processing a text. Generating one takes a step per token.",
         trained=(STEPS_TAKE_TIME,),
     ),
     Claim(

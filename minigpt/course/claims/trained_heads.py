@@ -1,6 +1,6 @@
 """Questions about the attention heads of a trained model.
 
-The baselines are uniform attention and the same model before training. The best of many heads can score well by
+The baselines are uniform attention and the same model with random weights. The best of many heads can score well by
 chance. So a check that selects a head uses half of the windows to select it and the other half to measure it.
 """
 
@@ -38,7 +38,7 @@ def attention_selects(evidence: Evidence) -> Answer:
     before = torch.stack([_entropy(seen.weights) for seen in evidence.untrained_activations]) / uniform
     measured = (
         f"mean entropy {fmt(entropy.mean())} nats, uniform {fmt(uniform.mean())}, "
-        f"before training {fmt((before * uniform).mean())}"
+        f"random weights {fmt((before * uniform).mean())}"
     )
     return Answer(judge(torch.minimum(0.9 - share, before - share)), measured)
 
@@ -81,7 +81,7 @@ def heads_differ(evidence: Evidence) -> Answer:
         return Answer(INCONCLUSIVE, "the model has only one head")
     after = torch.stack([_mean_divergence(seen.weights) for seen in evidence.activations])
     before = torch.stack([_mean_divergence(seen.weights) for seen in evidence.untrained_activations])
-    measured = f"mean divergence {fmt(after.mean())}, before training {fmt(before.mean())}"
+    measured = f"mean divergence {fmt(after.mean())}, random weights {fmt(before.mean())}"
     return Answer(judge(after - before, MIN_DIFFERENCE), measured)
 
 

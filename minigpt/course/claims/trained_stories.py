@@ -73,6 +73,6 @@ def _best_head(
     layer, head = divmod(int(lead.argmax()), now.size(2))
     found, before, other = (scores[half:, layer, head] for scores in (now, then, rival))
     measured = f"head {layer}.{head}: {fmt(found.mean())} {of}, " + (f"{fmt(other.mean())} {on}, " if on else "")
-    measured += f"uniform {fmt(uniform[half:].mean())}, before training {fmt(before.mean())}"
+    measured += f"uniform {fmt(uniform[half:].mean())}, random weights {fmt(before.mean())}"
     verdict = judge(found - torch.maximum(other, uniform[half:]) - MIN_MARGIN)
     return lead.max().item(), Answer(verdict, measured, (Head(layer, head, text),))

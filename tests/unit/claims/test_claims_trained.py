@@ -153,7 +153,7 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     on_stories = evidence(of_stories(loaded))
     of_he, of_she = (
         f"head {head}: {a:g} of its attention on the name that {who} means, {b:g} on the other name, uniform 0.05, "
-        "before training 0.03"
+        "random weights 0.03"
         for head, who, a, b in (("0.0", "He", 0.01, 0.01), ("1.2", "She", name, other))
     )
     of_he += " (NOT SUPPORTED)" * (verdict != NOT_SUPPORTED)
@@ -164,7 +164,7 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     found, text, heads = trained_stories.some_head_copies(on_stories)
     assert heads == (Head(1, 2),)
     assert found == (SUPPORTED if name > 0.2 else NOT_SUPPORTED)
-    assert text == f"head 1.2: {name:g} of its attention, uniform 0.05, before training 0.03"
+    assert text == f"head 1.2: {name:g} of its attention, uniform 0.05, random weights 0.03"
 
 
 def test_windows_without_links_are_skipped() -> None:

@@ -140,7 +140,7 @@ def test_solutions_run(mygpt: Path, chapter: Chapter, monkeypatch: pytest.Monkey
     for code in solutions:
         monkeypatch.delitem(sys.modules, mygpt.stem, raising=False)
         with torch.random.fork_rng(devices=[]):
-            exec(compile(f"from mygpt import *\n{code}", chapter.page, "exec"), {})  # noqa: S102
+            exec(compile(code, chapter.page, "exec"), {})  # noqa: S102
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: str(chapter.number))
