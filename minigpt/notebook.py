@@ -20,7 +20,7 @@ from minigpt.interpret.excerpt import MAX_TOKENS, characters, glyph
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.text.tokenizer import Ids, unix_newlines
+from minigpt.text.tokenizer import unix_newlines
 
 BLOCK = '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;padding:0.6em;background:#fff;color:#000">{}</pre>'
 
@@ -163,7 +163,8 @@ class Model:
         from minigpt.text.batches import evaluation_windows
 
         text = unix_newlines(text)
-        tokenizer, ids = self.checkpoint.tokenizer, self._encode(text)
+        tokenizer = self.checkpoint.tokenizer
+        ids = tokenizer.encode(text)
         if min(len(text), len(ids)) < 2:
             raise TextError("the loss of a text needs at least two characters, and two tokens")
         parts, context = [], self.checkpoint.config.model.context
@@ -191,13 +192,11 @@ class Model:
         from minigpt.model.load import load_transformer
 
         model = load_transformer(self.checkpoint)
-        ids, most = self._encode(unix_newlines(text)), min(MAX_TOKENS, self.checkpoint.config.model.context)
+        ids = self.checkpoint.tokenizer.encode(unix_newlines(text))
+        most = min(MAX_TOKENS, self.checkpoint.config.model.context)
         if not 0 < len(ids) <= most:
             raise TextError(f"attention needs a text of 1 to {most} tokens, got {len(ids):,}")
         return Attention(characters(self.checkpoint.tokenizer, ids), extract(model, ids).weights.numpy())
-
-    def _encode(self, text: str) -> Ids:
-        return self.checkpoint.tokenizer.encode(text)
 
     @cached_property
     def _engine(self) -> AnyEngine:

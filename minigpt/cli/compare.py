@@ -106,7 +106,7 @@ def _rows(comparison: "Comparison") -> list[Sequence[str]]:
                 str(one.settings["model.family"]),
                 f"{one.metadata.parameters:,}",
                 _number(group.mean(lambda run: run.metadata.step)),
-                f"{_number(seconds)} s{mark}",
+                f"{_number(seconds)} s{mark}" if seconds else "",
                 _loss(group, lambda run: run.result.loss),
                 _loss(group, lambda run: run.result.bits_per_character),
                 _number(group.mean(lambda run: run.curve.characters_per_second)) + mark,

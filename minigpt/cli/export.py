@@ -67,14 +67,15 @@ def _run_and_folder(names: list[str]) -> tuple[str, Path]:
 
     if len(names) > 2:
         raise UserError(f"expected a run and a folder, got {len(names)} names")
-    if len(names) == 1 and is_run(RUNS / names[0]) and not os.path.lexists(names[0]):
+    is_name = names[0] == "last" or is_run(RUNS / names[0])
+    if len(names) == 1 and is_name and not os.path.lexists(names[0]):
         raise UserError(f"{escape(names[0])} is a run; name the folder to write too: {escape(names[0])} FOLDER")
     return names[0] if len(names) == 2 else "last", Path(names[-1])
 
 
 def _print_agreement(agreement: "Agreement | None", program: str, package: str) -> None:
     if agreement is None:
-        print(f"not compared: {program} is not installed; to install it: pip install {shell_quote(package)}")
+        print(f"not compared: {program} is missing or too old; to install it: pip install -U {shell_quote(package)}")
         return
     print(f"compared with        {program}, for {count(agreement.tokens, 'token')}")
     print(f"largest difference   {agreement.difference:.2g}, of logits up to {agreement.largest:.1f}")

@@ -74,11 +74,14 @@ def error_line(error: Exception, command: str) -> str | None:
 def _usage_line(error: TyperException) -> str:
     from minigpt.config.aliases import ALIASES
     from minigpt.config.resolve import fields
+    from minigpt.paths import RUNS
 
     message, context = error.format_message(), getattr(error, "ctx", None)
     extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
     if extra and context is not None and context.info_name == "sample":
-        message += f"; to continue a text: --prompt {shell_quote(extra[1])}"
+        run = context.params["run"]  # the first word, unless it is one
+        text = extra[1] if run == "last" or os.path.exists(RUNS / run) or os.path.exists(run) else f"{run} {extra[1]}"
+        message += f"; to continue a text: --prompt {shell_quote(text)}"
     if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
         return message
     line = f"minigpt: {escape(message.rstrip('.'))}"
@@ -131,7 +134,7 @@ def _run_hint(error: UserError, command: str) -> str:
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
             return f"available runs: {', '.join(map(shell_quote, names))}"
-        case RunExistsError(run=run, is_resumable=True):
+        case RunExistsError(run=run, is_resumable=True) if command == "train":
             return f"to resume it: {resume_command(run)}, or choose a different --name"
         case RunExistsError():
             return "choose a different --name"

@@ -50,7 +50,12 @@ RunArgument = Annotated[
 CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
 WithOption = Annotated[
     list[str] | None,
-    Option("--with", help="Average the predictions with those of this run; repeatable.", metavar="RUN"),
+    Option(
+        "--with",
+        help="Average the predictions with those of this run; repeatable.",
+        metavar="RUN",
+        autocompletion=complete_run,
+    ),
 ]
 OnUnknown = Literal["error", "skip", "replace"]
 UnknownOption = Annotated[

@@ -35,12 +35,12 @@ def runs(
       minigpt runs --verify
       minigpt runs --replay shakespeare-cpu-1
     """
-    from minigpt.storage.runs import all_runs
+    from minigpt.storage.runs import all_runs, find_run
 
     if again is not None:
         if diff or verify:
             raise UserError("--replay cannot be combined with --diff or --verify")
-        _replay(again if folder == RUNS else str(folder / again), as_json)
+        _replay(find_run(again, folder), as_json)
         return
     if verify:
         _verify_runs(folder, as_json)
@@ -144,13 +144,13 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
 
 
-def _replay(name: str, as_json: bool) -> None:
+def _replay(folder: Path, as_json: bool) -> None:
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.replay import replay
 
-    checkpoint = load_checkpoint(name, "last")
+    checkpoint = load_checkpoint(str(folder), "last")
     run, step = checkpoint.run_name, checkpoint.metadata.step
     different = replay(checkpoint, lambda steps: tqdm(steps, unit="step", file=STDERR, disable=None))
     if as_json:

@@ -30,7 +30,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
         "fingerprint": checkpoint.metadata.fingerprint,
         "origin": "" if checkpoint.metadata.imported == EXPORTED else checkpoint.metadata.imported,
         "step": checkpoint.metadata.step,
-        "validation_loss": checkpoint.metadata.state.validation_loss,
+        "validation_loss": checkpoint.metadata.state.own_loss,
         "settings": settings,
     }
 
@@ -42,7 +42,7 @@ def public_name(checkpoint: Checkpoint) -> str:
 
 def facts(checkpoint: Checkpoint) -> str:
     """Return a Markdown table of the model's data, loss and settings."""
-    config, loss = checkpoint.config, checkpoint.metadata.state.validation_loss
+    config, loss = checkpoint.config, checkpoint.metadata.state.own_loss
     model, tokens, kind = config.model, checkpoint.tokenizer.vocab_size, checkpoint.tokenizer.kind
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide"
     rows = {
@@ -87,8 +87,7 @@ tags: [minigpt]
 
 # A language model trained with minigpt
 
-A small language model, trained from scratch on one text. In transformers it is a
-`{architecture}`. It needs no remote code.
+A small language model. In transformers it is a `{architecture}`. It needs no remote code.
 
 {facts(checkpoint)}
 
@@ -113,5 +112,5 @@ print(tokenizer.decode(model.generate(**ids)[0]))
 
 ## License
 
-Not chosen yet: replace `unknown` at the top of this file. Check the license of the training text.
+Not chosen yet: replace `unknown` at the top of this file. Check the licenses of all training texts.
 """

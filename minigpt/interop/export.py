@@ -96,7 +96,8 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
         with publish(folder) as building:
             building.mkdir(folder.stat().st_mode & 0o777 if folder.exists() else 0o777)  # private from the start
             FORMATS[to].write(checkpoint, building)
-            document = {"format": to, **about(checkpoint), "sha256": _hashes(building)}
+            hashes = {path.name: _hash(path) for path in sorted(building.iterdir())}
+            document = {"format": to, **about(checkpoint), "sha256": hashes}
             (building / ABOUT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
             _check_free(folder, force)  # someone may have made it meanwhile
     except OSError as error:
@@ -106,14 +107,14 @@ def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -
 
 
 def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
-    """Compare an exported model with minigpt's own. Return None if the other program is not installed.
+    """Compare an exported model with minigpt's own. Return None if the other program is missing or too old.
 
     It compares the logits of a sampled text and of minigpt's greedy text. The other program's greedy text is equal if
     it ranks each of these tokens first, given the tokens before.
     """
     try:
         other = FORMATS[to].load(folder)
-    except ImportError:
+    except (ImportError, ValueError):  # absent, or a llama.cpp that does not know the model
         return None
     ours, config = of_torch(load_model(checkpoint)), checkpoint.config
     length = min(config.model.context, CHECKED_TOKENS)
@@ -163,10 +164,6 @@ def _written(folder: Path) -> dict[str, str]:
     except (UserError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return written if isinstance(written, dict) else {}
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    return {path.name: _hash(path) for path in sorted(folder.iterdir())}
 
 
 def _hash(path: Path) -> str:

@@ -235,7 +235,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
 def load(folder: Path) -> Logits:
     """Load the folder with transformers. Return a function from ids (T,) to logits (T, V)."""
-    from transformers import AutoModelForCausalLM, logging
+    from transformers import AutoModelForCausalLM, TokenizersBackend, logging  # noqa: F401 - older ones lack it
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -245,7 +245,7 @@ def load(folder: Path) -> Logits:
 
 def rebuild(config: Mapping[str, Any], arrays: Arrays) -> Logits:
     """Return what `load` returns, for the content of config.json and the tensors under their names there."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, TokenizersBackend  # noqa: F401 - older ones lack it
 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)

@@ -19,6 +19,7 @@ from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
 from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainState
 from minigpt.storage.runs import new_run, record_start
 from minigpt.text.corpus import Scan, scan
+from minigpt.text.dataset import encode_cached
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.setup import name_stem
@@ -97,7 +98,7 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
     if found.step:
         values["train.steps"] = found.step
     if text is not None:
-        tokenizer.encode("".join(text.counts), about.config.data.unknown if about else "error")
+        encode_cached(text, tokenizer, about.config.data.unknown if about else "error")
         values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
     elif about is None:
         values["data.source"] = ["unknown"]

@@ -256,4 +256,4 @@ def load(folder: Path) -> Logits:
 
 def usage(folder: Path) -> str:
     """Return the lines to paste that continue a text with NumPy and ONNX Runtime alone."""
-    return f"pip install numpy onnxruntime\npython {shlex.quote(str(folder / 'sample.py'))}"
+    return f"pip install numpy onnxruntime\npython {shlex.quote((folder / 'sample.py').as_posix())}"

@@ -63,6 +63,11 @@ class TrainState:
         return is_best
 
     @property
+    def own_loss(self) -> float | None:
+        """The validation loss of these weights, or None if an earlier step had the best one or none was measured."""
+        return self.best_loss if self.best_step == self.step else None
+
+    @property
     def best_checkpoint(self) -> int:
         """The step of the checkpoint with the lowest validation loss, or of this one if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step

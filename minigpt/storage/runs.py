@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -64,22 +64,22 @@ def last_trained(run: Path) -> float:
     return next((path.stat().st_mtime for path in files if path.exists()), 0.0)
 
 
-def find_run(name: str) -> Path:
-    """Return the folder of a run. `name` is its name, its folder or "last".
+def find_run(name: str, root: Path = RUNS) -> Path:
+    """Return the folder of a run. `name` is its name in `root`, its folder or "last".
 
     Raises:
         RunNotFoundError: There is no such run.
     """
-    runs = all_runs()
+    runs = all_runs(root)
     if name == "last" and runs:
         return runs[-1]
-    for folder in (RUNS / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
+    for folder in (root / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
         if is_run(folder):
             return folder
     if os.path.isfile(Path(name) / METADATA):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
     problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
-    problem += "" if runs else f"there are no runs in {escape(RUNS.absolute())}"
+    problem += "" if runs else f"there are no runs in {escape(root.absolute())}"
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 
@@ -169,12 +169,15 @@ def prune(run: Path, state: TrainState, keep_last: int) -> None:
 def repair(run: Path, state: TrainState) -> list[Path]:
     """Remove what a killed save left behind, before the run resumes from `state`.
 
-    Quarantine the checkpoints of later steps, and return their new paths.
+    Quarantine the checkpoints of later steps, and return their new paths. Forget a best loss without its checkpoint.
     """
     for folder in (run, run / CHECKPOINTS):
         remove_abandoned(folder, age=0)
     later = [step_folder(run, step) for step in checkpoint_steps(run) if step > state.step]
-    return [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
+    moved = [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
+    if state.best_loss is not None and state.best_step not in checkpoint_steps(run):
+        state.best_loss, state.best_step = None, 0  # pruned for a better one that is lost
+    return moved
 
 
 # --- start a run -------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
         UserError: The name is not allowed.
     """
     if name is None:
-        folder = create_first(RUNS / f"{stem}-{number}" for number in itertools.count(1))
+        folder = create_numbered(stem)
     else:
         check_name(name)
         folder = RUNS / name
@@ -216,15 +219,15 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
             raise
 
 
-def create_first(folders: Iterable[Path]) -> Path:
-    """Create the first of `folders` that does not exist, and return it."""
-    for folder in folders:
-        make_folders(folder.parent)
+def create_numbered(stem: str) -> Path:
+    """Create the folder of a run named `stem` and the next free number, and return it."""
+    make_folders(RUNS)
+    for number in itertools.count(1):
         with suppress(FileExistsError):
-            folder.mkdir()
-            sync(folder.parent)
-            return folder
-    raise FileExistsError
+            (folder := RUNS / f"{stem}-{number}").mkdir()
+            break
+    sync(RUNS)
+    return folder
 
 
 def check_name(name: str) -> None:

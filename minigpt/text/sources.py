@@ -101,6 +101,8 @@ def _find(entry: str, encoding: str) -> Corpus:
         path.stat()
     except (OSError, ValueError) as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
+    if path.is_dir() and is_run(path):
+        raise TextError(f"{escape(entry)} is a run, not a text")
     if path.is_dir():
         return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
     if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):

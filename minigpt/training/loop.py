@@ -19,7 +19,7 @@ from minigpt.model.memory import peak_memory
 from minigpt.model.waiting import is_busy
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
-from minigpt.storage.runs import newest_step, record_start, repair, step_folder
+from minigpt.storage.runs import newest_step, record_start, repair
 from minigpt.text.dataset import TokenDataset
 from minigpt.training import snapshot
 from minigpt.training.evaluate import evaluate
@@ -125,7 +125,9 @@ class Training:
         if self.processes.is_main and newest_step(self.run) == self.state.step:
             repair(self.run, self.state)  # even if the run is finished: there is nothing to quarantine
         refuse_if_finished(self.config, self.run, self.steps, self.state)
-        return repair(self.run, self.state) if self.processes.is_main else []
+        moved = repair(self.run, self.state) if self.processes.is_main else []
+        self.state = self.processes.share(self.state)  # repair may have reset the best loss
+        return moved
 
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
         """Check that a batch fits, choose the loss, and write down what this process computes with (collective)."""
@@ -170,7 +172,7 @@ class Training:
             if self.saved_step != state.step:
                 self.save()
         is_early = is_done and state.step < self.steps
-        return Outcome(state, step_folder(self.run, state.step), None if is_done else signal, is_early)
+        return Outcome(state, None if is_done else signal, is_early)
 
     def step(self) -> None:
         """Make one update (collective).

@@ -24,7 +24,6 @@ class Outcome:
     """The result of a call of `train`."""
 
     state: TrainState
-    checkpoint: Path
     signal: int | None
     """The signal that interrupted the run, if any."""
     is_early: bool

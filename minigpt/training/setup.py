@@ -115,8 +115,8 @@ def prepare_run(
     )
     if is_fitted:
         device = resolved.config.runtime.device  # perhaps not here: `plan` is about any
-        is_cpu = (pick_device("auto", local_rank=0 if processes > 1 else None) if device == "auto" else device) == "cpu"
-        work = WORK["cpu" if is_cpu else "gpu"]
+        is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")  # a Mac's is slower
+        work = WORK["gpu" if is_gpu else "cpu"]
         prepared = fit_run(prepared, work)
         data = data.resplit(prepared.config.data.val_fraction)
         prepared = fit_run(replace(prepared, data=data), work)  # again, if the context had to shrink

@@ -20,7 +20,8 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     assert "pipeline" in done["usage"]
     assert "add --force" in cli("export", "--to", "hf", "out").error
     assert cli("export", "--to", "safetensors", "out", "--force").code == 0
-    assert "is a run; name the folder" in cli("export", "--to", "hf", "verse-1").error
+    for name in ("verse-1", "last"):
+        assert "is a run; name the folder" in cli("export", "--to", "hf", name).error
     assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints").error
     assert "available runs: verse-1" in cli("export", "no", "--to", "hf", "other").error
     cli("export", "--to", "hf", "again")

@@ -58,7 +58,10 @@ def test_a_run_in_another_folder_is_replayed(cli: Cli) -> None:
     train(cli, "b", "-s", "train.seed=2")
     Path("old").mkdir()
     Path("runs/b").rename("old/a")
-    assert cli("runs", "old", "--replay", "a").out == SAME.format("a")
+    for name in ("a", "last"):
+        assert cli("runs", "old", "--replay", name).out == SAME.format("a")
+    Path("old/a").rename("old/c")
+    assert cli("runs", "old", "--replay", "b").error == "no run is named 'b'; available runs: c"
     assert "--replay cannot be combined with" in cli("runs", "--replay", "a", "--verify").error
 
 

@@ -23,10 +23,6 @@ def test_runs_lists_the_newest_run_last(cli: Cli, at_home: Path) -> None:
     assert f"{rows[1]['best_loss']:.4f}" in last
 
 
-def test_verify_counts_what_it_checked(cli: Cli, run: Path) -> None:
-    assert cli("runs", "--verify").out == "5 files of 1 run are intact\n"
-
-
 def test_many_texts_are_shortened_in_the_table_only(cli: Cli, empty_folder: Path) -> None:
     names = [f"verse{number}.txt" for number in range(8)]
     for name in names:

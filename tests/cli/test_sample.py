@@ -84,6 +84,8 @@ def test_a_text_in_place_of_a_run_gets_the_hint_to_use_a_prompt(cli: Cli) -> Non
         assert shlex.split(prompt) == [text]
         assert cli("sample", "-l", 1, "--unknown", "skip", "--prompt", *shlex.split(prompt)).code == 0
     assert "--prompt" not in cli("sample", "nobody").error
+    assert "--prompt 'Once upon a time'" in cli("sample", "Once", "upon", "a", "time").err
+    assert "--prompt 'a time'" in cli("sample", "last", "a", "time").err
 
 
 def test_json_is_one_document_with_log_probabilities(cli: Cli, tmp_path: Path) -> None:

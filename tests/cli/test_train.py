@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -444,19 +443,6 @@ def test_resume_accepts_the_same_text_in_another_place_or_encoding(
 def test_a_text_from_standard_input_is_kept_for_resume(cli: Cli) -> None:
     assert cli("train", "-", "--name", "piped", *SMALL, stdin=VERSE.encode()).code == 0
     assert cli("train", "--resume", "piped", *MORE).code == 0
-
-
-def test_resume_needs_an_intact_checkpoint(cli: Cli, run: Path) -> None:
-    tokenizers = [run / "checkpoints" / step / "tokenizer.json" for step in ("step-00000002", "step-00000004")]
-    for tokenizer in tokenizers:
-        tokenizer.write_bytes(tokenizer.read_bytes() + b"\xff")
-    assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
-    for tokenizer in tokenizers:
-        tokenizer.unlink()
-    assert "tokenizer.json" in cli("train", "--resume", "last", *MORE).error
-    shutil.rmtree(run / "checkpoints")
-    assert "no checkpoint" in cli("train", "--resume", "last", *MORE).error
-    assert "no checkpoint" in cli("sample").error
 
 
 def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def made(tokenizer: Tokenizer | None = None, loss: float | None = 1.5, **setting
         corpus="a/folder/text.txt", fingerprint="made", vocab_size=tokenizer.vocab_size,
         parameters=sum(array.size for array in weights.values()),
         runtime=Environment(device="cpu", dtype="float32", compile=False, threads=1),
-        state=TrainState(step=10, validation_loss=loss),
+        state=TrainState(step=10, validation_loss=loss, best_loss=loss, best_step=10),
     )  # fmt: skip
     data = DataConfig(
         source=("a/folder/text.txt",), tokenizer="byte" if isinstance(tokenizer, ByteTokenizer) else "char"

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interop_models import checkpoint
+from exports import made
 
 from minigpt.cli.hints import error_line
 from minigpt.errors import MissingPackageError, NoCounterpartError
 from minigpt.interop import gguf
 from minigpt.interop.export import check, export
-from minigpt.text.tokenizer import ByteTokenizer
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 reader = pytest.importorskip("gguf")
 ALPHABET = "\n !?ABCé漢🎉\u0301\\'\"\t"
@@ -34,7 +34,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_has_the_weights_and_settings(name: str, tmp_path: Path) -> None:
-    loaded = checkpoint(ALPHABET, **MODELS[name])
+    loaded = made(CharTokenizer(ALPHABET), **MODELS[name])
     gguf.write(loaded, tmp_path)
     fields, tensors = read(tmp_path)
     ours, arch, config = loaded.weights, name.split()[0], loaded.config.model
@@ -61,7 +61,7 @@ def test_the_file_has_the_weights_and_settings(name: str, tmp_path: Path) -> Non
 
 
 def test_tokens_are_escaped_bytes(tmp_path: Path) -> None:
-    gguf.write(checkpoint(ALPHABET), tmp_path)
+    gguf.write(made(CharTokenizer(ALPHABET)), tmp_path)
     fields, _ = read(tmp_path)
     tokens = [bytes.fromhex(token.replace("\\x", "")) for token in fields["tokenizer.ggml.tokens"]]
     assert b"".join(tokens).decode() == "".join(sorted(ALPHABET))
@@ -69,7 +69,7 @@ def test_tokens_are_escaped_bytes(tmp_path: Path) -> None:
 
 
 def test_float16_halves_the_matrices_alone(tmp_path: Path) -> None:
-    loaded = checkpoint(ALPHABET, family="classic")
+    loaded = made(CharTokenizer(ALPHABET), family="classic")
     export(loaded, "gguf-f16", tmp_path / "half")
     _, tensors = read(tmp_path / "half")
     assert {tensors[f"blk.0.{key}"].dtype for key in ("attn_qkv.weight", "ffn_up.weight")} == {np.dtype("float16")}
@@ -91,7 +91,7 @@ def test_float16_halves_the_matrices_alone(tmp_path: Path) -> None:
 )
 def test_a_setting_without_a_counterpart_is_named(settings: dict[str, Any], names: str, tmp_path: Path) -> None:
     with pytest.raises(NoCounterpartError, match=f"no counterpart of {names}$") as refused:
-        export(checkpoint(ALPHABET, **settings), "gguf", tmp_path / "out")
+        export(made(CharTokenizer(ALPHABET), **settings), "gguf", tmp_path / "out")
     assert "--to safetensors" in str(error_line(refused.value, "export"))
     assert not list(tmp_path.iterdir())
 
@@ -99,7 +99,7 @@ def test_a_setting_without_a_counterpart_is_named(settings: dict[str, Any], name
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingPackageError) as missing:
-        gguf.write(checkpoint(ALPHABET), tmp_path)
+        gguf.write(made(CharTokenizer(ALPHABET)), tmp_path)
     assert "pip install '.[gguf]'" in str(error_line(missing.value, "export"))
 
 
@@ -107,7 +107,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_printed_lines_stay_within_the_context(
     context: int, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export(checkpoint(ALPHABET, context=context), "gguf", tmp_path / "out")
+    export(made(CharTokenizer(ALPHABET), context=context), "gguf", tmp_path / "out")
     seen: list[dict[str, Any]] = []
 
     def llama(path: str, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def test_the_printed_lines_stay_within_the_context(
 @pytest.mark.parametrize("name", MODELS)
 def test_llama_cpp_computes_the_same(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llama_cpp")
-    loaded = checkpoint(ALPHABET, byte=name == "qwen3", **MODELS[name])
+    loaded = made(ByteTokenizer() if name == "qwen3" else CharTokenizer(ALPHABET), **MODELS[name])
     export(loaded, "gguf", tmp_path / "out")
     agreement = check(loaded, "gguf", tmp_path / "out")
     assert agreement
@@ -142,7 +142,7 @@ def test_llama_cpp_computes_the_same(name: str, tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize("byte", [False, True])
 def test_llama_cpp_reads_every_text_as_minigpt_does(byte: bool, tmp_path: Path) -> None:
     llama = pytest.importorskip("llama_cpp").Llama
-    loaded = checkpoint(ALPHABET, byte=byte)
+    loaded = made(ByteTokenizer() if byte else CharTokenizer(ALPHABET))
     gguf.write(loaded, tmp_path)
     model = llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
     letters = random.Random(0)

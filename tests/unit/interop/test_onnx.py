@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interop_models import checkpoint
+from exports import made
 from small_models import SWITCHES, switch_names
 
 from minigpt.cli.hints import error_line
@@ -20,6 +20,7 @@ from minigpt.model.load import load_model
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import load_engine
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -52,16 +53,16 @@ def compare(loaded: Checkpoint, folder: Path) -> None:
 # Every fifth combination still has every pair of values of any two switches.
 @pytest.mark.parametrize("switches", SWITCHES[::5], ids=switch_names)
 def test_both_graphs_compute_the_same_as_the_model(switches: dict[str, Any], tmp_path: Path) -> None:
-    compare(checkpoint(TEXT, **switches), tmp_path)
+    compare(made(CharTokenizer(TEXT), **switches), tmp_path)
 
 
 def test_a_context_of_one_and_one_head_are_sizes_like_others(tmp_path: Path) -> None:
-    compare(checkpoint(TEXT, context=1, n_head=1, n_layer=1), tmp_path)
+    compare(made(CharTokenizer(TEXT), context=1, n_head=1, n_layer=1), tmp_path)
 
 
 @pytest.mark.parametrize("byte", [False, True])
 def test_the_example_continues_a_text_beyond_the_context(byte: bool, tmp_path: Path) -> None:
-    loaded = checkpoint(TEXT, byte=byte, n_layer=1)
+    loaded = made(ByteTokenizer() if byte else CharTokenizer(TEXT), n_layer=1)
     export(loaded, "onnx", tmp_path / "out")
     agreement = check(loaded, "onnx", tmp_path / "out")
     assert agreement
@@ -81,12 +82,12 @@ def test_the_example_continues_a_text_beyond_the_context(byte: bool, tmp_path: P
 
 def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoCounterpartError, match="no counterpart of model") as refused:
-        export(checkpoint(TEXT, family="gru"), "onnx", tmp_path / "out")
+        export(made(CharTokenizer(TEXT), family="gru"), "onnx", tmp_path / "out")
     assert "--to safetensors" in str(error_line(refused.value, "export"))
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingPackageError) as missing:
-        onnx.write(checkpoint(TEXT), tmp_path)
+        onnx.write(made(CharTokenizer(TEXT)), tmp_path)
     assert "pip install '.[onnx]'" in str(error_line(missing.value, "export"))

@@ -363,6 +363,14 @@ def test_checkpoints_after_the_resumed_step_are_quarantined_and_kept(tmp_path: P
         step_folder(tmp_path, 5).rename(path)
 
 
+def test_a_best_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    """It was pruned for a newer best, which is damaged. Otherwise sampling would look for it in vain."""
+    save(tmp_path, 5, best=4)
+    state = read_metadata(step_folder(tmp_path, 5)).state
+    repair(tmp_path, state)
+    assert (state.best_loss, state.best_step, state.best_checkpoint) == (None, 0, 5)
+
+
 def test_repair_removes_temporary_files_only(tmp_path: Path) -> None:
     repair(tmp_path, TrainState())
     assert list(tmp_path.iterdir()) == []

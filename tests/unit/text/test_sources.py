@@ -303,6 +303,7 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
     assert text(["my.txt", "runs"]) == "m"
     assert open_corpus(["my.txt", "runs"]).name == "my.txt"
     assert error("runs") == "no text in runs; runs/: skipped links, runs, pages or binary files (1, first: a)"
+    assert error("runs/a") == "runs/a is a run, not a text"
     assert text("runs/a/m*") == text("runs/a/metrics.jsonl") == "m", "a run that the user names is read"
     Path("runs/a/environment.jsonl").unlink()
     assert text("runs") == "cm", "a folder with only a configuration is not a run"

@@ -87,14 +87,6 @@ def test_bytes_decoded_one_at_a_time_are_the_text(text: str) -> None:
     assert all(len(piece) <= 1 for piece in pieces), "a character appears with its last byte"
 
 
-@given(st.binary(max_size=12))
-def test_invalid_bytes_decode_alike_one_by_one_or_at_once(data: bytes) -> None:
-    tokenizer = ByteTokenizer()
-    decode = tokenizer.decoder()
-    whole = tokenizer.decode(list(data + b"."))  # the full stop ends an incomplete character
-    assert "".join(decode(byte) for byte in data + b".") == whole
-
-
 def test_decoders_are_independent() -> None:
     tokenizer = ByteTokenizer()
     one, other = tokenizer.decoder(), tokenizer.decoder()

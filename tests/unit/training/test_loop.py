@@ -31,7 +31,6 @@ from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
 from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
-from minigpt.training.preparation import example_batch
 from minigpt.training.schedule import lr_factor
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
@@ -178,14 +177,13 @@ def test_patience_stops_a_run_that_can_be_resumed_exactly(go: Any, monkeypatch: 
 
 def test_the_first_and_last_model_are_evaluated_and_the_last_is_saved(go: Any) -> None:
     seen: list[int] = []
-    run, outcome = go(
+    run, _ = go(
         train__steps=7, train__eval_every=5, train__save_every=100, train__log_every=100,
         probes=(lambda step, model, metrics: seen.append(step),),
     )  # fmt: skip
     validation = curve(run, "loss/validation")
     assert seen == [0, 5, 7] == list(validation)
     assert list(curve(run, "loss/train")) == [7]
-    assert outcome.checkpoint == step_folder(run, 7)
     assert read_metadata(step_folder(run, 7)).state.validation_loss == validation[7]
     assert validation[0] == pytest.approx(math.log(make_data().tokenizer.vocab_size), rel=0.05)
     assert best_step(run) == min((5, 7), key=lambda step: validation[step])
@@ -375,33 +373,6 @@ def test_with_dropout_and_in_bfloat16_the_kernels_agree_within_the_noise_of_seed
         differences.append(statistics.fmean(fast[-20:]) - statistics.fmean(plain[-20:]))
     error = statistics.stdev(differences) / len(differences) ** 0.5
     assert abs(statistics.fmean(differences)) < max(4 * error, 0.02)
-
-
-def test_a_compiler_that_fails_or_does_not_pay_leaves_the_plain_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from minigpt.training import compilation
-
-    def broken(loss: Any) -> Any:
-        def fail(*_: Any) -> Any:
-            raise ValueError("no compiler\nat all")
-
-        return fail
-
-    lines: list[str] = []
-    training = Training(make_config(), tmp_path, make_data())
-    own = training.learner
-    example = example_batch(own, training.data.train, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", broken)
-        loss = compilation.compile_loss(own.mean_loss, example, is_optional=False, log=lines.append)
-    assert loss == own.mean_loss
-    assert lines[-1] == "compilation failed, continuing without it (no compiler)"
-    monkeypatch.setattr(torch, "compile", lambda loss: lambda x, y: loss(x, y))
-    for ratio, is_optional, kept in ((2.0, True, False), (2.0, False, True), (0.5, True, True)):
-        monkeypatch.setattr(compilation, "time_ratio", lambda *_, ratio=ratio: ratio)
-        loss = compilation.compile_loss(own.mean_loss, example, is_optional=is_optional, log=lines.append)
-        assert (loss != own.mean_loss) is kept
 
 
 @pytest.mark.slow

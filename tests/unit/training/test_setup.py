@@ -199,11 +199,6 @@ def test_a_refused_resume_quarantines_nothing(cli: Cli, run: Path) -> None:
     assert checkpoint_steps(run) == [2, 4, 6]
 
 
-def test_a_mistyped_setting_is_named(cli: Cli, run: Path) -> None:
-    error = cli("train", "--resume", "stopped", "-s", "train.step=8").error
-    assert error == "configuration: train.step: unknown key; did you mean train.steps?"
-
-
 @pytest.mark.parametrize("damage", ["missing", "invalid", "other length"])
 def test_the_settings_of_the_checkpoint_win(cli: Cli, run: Path, damage: str) -> None:
     """One flipped bit of config.yaml must not change a run."""
@@ -297,9 +292,9 @@ def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) ->
         assert newest_intact(run)[0].metadata.state.step >= 6
 
 
-def test_settings_for_several_processes_of_a_mac_are_those_for_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_a_mac_are_those_for_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(VERSE * 400, encoding="utf-8")
     on_cpu = prepare_run(["text.txt"]).config
     monkeypatch.setattr(device, "available_devices", lambda: ["mps", "cpu"])
     assert prepare_run(["text.txt"], processes=2).config.train.steps == on_cpu.train.steps
-    assert prepare_run(["text.txt"]).config.train.steps > on_cpu.train.steps
+    assert prepare_run(["text.txt"]).config.train.steps == on_cpu.train.steps
