@@ -80,6 +80,23 @@ def ns_iterations(muon: Any, iterations: int) -> None:
     muon.ns_coefficients = muon.ns_coefficients[:iterations]
 
 
+def decay_power(muon: Any, power: float) -> None:
+    """Let the product of rate and weight decay follow a power of the schedule's factor, not the factor itself."""
+    decay, step = muon.weight_decay, muon.step
+
+    def step_and_decay(lr: float) -> None:
+        muon.weight_decay = decay * (lr / muon.peak_rate) ** (power - 1) if lr else 0.0
+        step(lr)
+
+    muon.step = step_and_decay
+
+
+def rate_power(muon: Any, power: float) -> None:
+    """Let Muon's learning rate follow a power of the schedule's factor, which AdamW's follows."""
+    step = muon.step
+    muon.step = lambda lr: step(muon.peak_rate * (lr / muon.peak_rate) ** power)
+
+
 PATCHES = (
     plain_muon,
     muon_beta2,
@@ -88,4 +105,6 @@ PATCHES = (
     cautious_decay,
     polar_express,
     ns_iterations,
+    decay_power,
+    rate_power,
 )

@@ -266,6 +266,22 @@ def test_cautious_decay_applies_to_weights_that_shrink() -> None:
         torch.testing.assert_close(decayed.detach(), expected.detach())
 
 
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_decay_and_rate_follow_powers_of_the_schedule(power: float) -> None:
+    decaying, plain = muon(decay_power=power), muon(plain_muon=False)
+    plain.weight_decay = decaying.weight_decay * 0.5 ** (power - 1)
+    scheduled, other = muon(rate_power=power), muon(plain_muon=False)
+    for group, factor in ((decaying, 0.5), (plain, 0.5), (scheduled, 0.5), (other, 0.5**power)):
+        torch.manual_seed(1)
+        for matrix in group.parameters:
+            matrix.data = torch.randn_like(matrix)
+            matrix.grad = torch.randn_like(matrix)
+        group.step(group.peak_rate * factor)
+    for one, two in ((decaying, plain), (scheduled, other)):
+        for ours, expected in zip(one.parameters, two.parameters, strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
 # --- batches and the loss ----------------------------------------------------------------------------
 
 
