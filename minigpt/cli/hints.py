@@ -136,6 +136,8 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"available runs: {', '.join(map(shell_quote, names))}"
         case RunExistsError(run=run, is_resumable=True) if command == "train":
             return f"to resume it: {resume_command(run)}, or choose a different --name"
+        case RunExistsError(run=run) if command == "course":
+            return f"rename {shell_quote(run)}, then try again"
         case RunExistsError():
             return "choose a different --name"
         case RunMovedError():

@@ -35,12 +35,12 @@ def runs(
       minigpt runs --verify
       minigpt runs --replay shakespeare-cpu-1
     """
-    from minigpt.storage.runs import all_runs, find_run
+    from minigpt.storage.runs import all_runs, find_checkpoint
 
     if again is not None:
         if diff or verify:
             raise UserError("--replay cannot be combined with --diff or --verify")
-        _replay(find_run(again, folder), as_json)
+        _replay(find_checkpoint(again, "last", folder), as_json)
         return
     if verify:
         _verify_runs(folder, as_json)
@@ -144,13 +144,13 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
 
 
-def _replay(folder: Path, as_json: bool) -> None:
+def _replay(path: Path, as_json: bool) -> None:
     from tqdm import tqdm
 
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.replay import replay
 
-    checkpoint = load_checkpoint(str(folder), "last")
+    checkpoint = load_checkpoint(path)
     run, step = checkpoint.run_name, checkpoint.metadata.step
     different = replay(checkpoint, lambda steps: tqdm(steps, unit="step", file=STDERR, disable=None))
     if as_json:

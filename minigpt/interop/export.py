@@ -49,7 +49,7 @@ class Format(Protocol):
         """Open the files in the other program. Return a function from ids (T,) to logits (T, V).
 
         Raises:
-            ImportError: The program is not installed.
+            ImportError: The program is missing or too old.
         """
         ...
 
@@ -114,7 +114,7 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     """
     try:
         other = FORMATS[to].load(folder)
-    except (ImportError, ValueError):  # absent, or a llama.cpp that does not know the model
+    except ImportError:
         return None
     ours, config = of_torch(load_model(checkpoint)), checkpoint.config
     length = min(config.model.context, CHECKED_TOKENS)

@@ -164,15 +164,18 @@ def load(folder: Path) -> Logits:
     """Return a function from token ids (T,) to logits (T, V), computed by llama.cpp with a KV cache in float32.
 
     Raises:
-        ImportError: The package llama-cpp-python is not installed.
+        ImportError: The package llama-cpp-python is not installed, or does not know the model.
     """
     from llama_cpp import GGML_TYPE_F32, Llama
 
-    with contextlib.redirect_stderr(io.StringIO()):  # it warns that it rounds the context up
-        model = Llama(
-            str(folder / FILE), n_ctx=0, logits_all=True, verbose=False, flash_attn=False,
-            type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32,
-        )  # fmt: skip
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # it warns that it rounds the context up
+            model = Llama(
+                str(folder / FILE), n_ctx=0, logits_all=True, verbose=False, flash_attn=False,
+                type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32,
+            )  # fmt: skip
+    except ValueError as error:
+        raise ImportError(str(error)) from error
 
     def logits(ids: Sequence[int]) -> Array:
         model.n_tokens = 0  # start a new text

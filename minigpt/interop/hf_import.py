@@ -223,7 +223,7 @@ def _compare(
 ) -> tuple[float, float] | None:
     """Return the largest difference of a logit between transformers and minigpt, and the largest logit.
 
-    Return None if transformers is not installed.
+    Return None if transformers is missing or too old.
     """
     try:
         theirs = rebuild(config, arrays)

@@ -20,7 +20,7 @@ from minigpt.storage.metadata import LIMITS, METADATA, Count, Metadata, TrainSta
 from minigpt.storage.runs import new_run, record_start
 from minigpt.text.corpus import Scan, scan
 from minigpt.text.dataset import encode_cached
-from minigpt.text.sources import open_corpus
+from minigpt.text.sources import VOLATILE, open_corpus
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.setup import name_stem
 
@@ -70,7 +70,7 @@ class Found:
     step: int = 0
     batch_size: int | None = None
     compared: tuple[float, float] | None = None
-    """The largest difference from the program's logits, and the largest logit. None if it is not installed."""
+    """The largest difference from the program's logits, and the largest logit. None if it is missing or too old."""
 
 
 def read_text(source: str, encoding: str) -> Scan:
@@ -98,7 +98,10 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
     if found.step:
         values["train.steps"] = found.step
     if text is not None:
-        encode_cached(text, tokenizer, about.config.data.unknown if about else "error")
+        unknown = about.config.data.unknown if about else "error"
+        tokenizer.encode("".join(text.counts), unknown)  # cached tokens may be those of a run that skips characters
+        if source in VOLATILE:
+            encode_cached(text, tokenizer, unknown)  # it cannot be read again
         values |= {"data.source": [source], "data.val_source": [], "data.encoding": encoding}
     elif about is None:
         values["data.source"] = ["unknown"]

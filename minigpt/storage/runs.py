@@ -83,7 +83,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
 
 
-def find_checkpoint(name: str, which: str | int | None = None) -> Path:
+def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
     """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
 
     `which` is "best" (the default), "last" or a step.
@@ -95,8 +95,8 @@ def find_checkpoint(name: str, which: str | int | None = None) -> Path:
     if which is None and os.path.isfile(Path(name) / METADATA):
         return Path(name)
     if name == "last":  # skip runs that ended before their first checkpoint
-        name = next((run.name for run in reversed(all_runs()) if checkpoint_steps(run)), name)
-    run = find_run(name)
+        name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
+    run = find_run(name, root)
     steps = checkpoint_steps(run)
     if not steps:
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")

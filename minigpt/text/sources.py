@@ -101,7 +101,11 @@ def _find(entry: str, encoding: str) -> Corpus:
         path.stat()
     except (OSError, ValueError) as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
-    if path.is_dir() and is_run(path):
+    try:
+        is_a_run = path.is_dir() and is_run(path)
+    except OSError as error:
+        raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
+    if is_a_run:
         raise TextError(f"{escape(entry)} is a run, not a text")
     if path.is_dir():
         return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)

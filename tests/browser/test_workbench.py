@@ -412,6 +412,13 @@ def test_the_matrix_and_the_computation_are_those_of_the_text_just_written(page:
     assert "undefined" not in page.tab.inner_text("dialog")
 
 
+def test_what_an_input_method_composes_is_visible(page: Any) -> None:
+    for event, is_visible in (("compositionstart", True), ("compositionend", False)):
+        page.tab.dispatch_event("#text", event)
+        color = page.tab.evaluate("() => getComputedStyle(document.querySelector('#text')).color")
+        assert (color != "rgba(0, 0, 0, 0)") is is_visible
+
+
 def test_what_is_typed_after_deleting_everything_replaces_the_text(page: Any, made: Made) -> None:
     page.tab.focus("#text")
     page.press("Control+a", "Delete")

@@ -38,6 +38,15 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     assert "name the text" in cli("import", "hf", "again", "--text", "other.txt").error
 
 
+def test_a_text_for_an_import_has_only_characters_of_the_model_and_may_be_standard_input(cli: Cli, run: Path) -> None:
+    Path("other.txt").write_text(VERSE + "XYZ" * 9, encoding="utf-8")
+    assert cli("train", "other.txt", "--from", "verse-1", "--unknown", "skip", "-s", "train.steps=1").code == 0
+    cli("export", "verse-1", "--to", "hf", "out")
+    assert "outside the vocabulary" in cli("import", "hf", "out", "--text", "other.txt").error, "despite the cache"
+    assert cli("import", "hf", "out", "--text", "-", "--name", "piped", stdin=VERSE[:200].encode()).code == 0
+    assert cli("eval", "piped").code == 0
+
+
 def test_eval_of_an_import_says_why_it_differs_from_the_list_of_runs(cli: Cli, run: Path) -> None:
     cli("export", "--to", "hf", "out")
     about = json.loads(Path("out/minigpt.json").read_text(encoding="utf-8"))

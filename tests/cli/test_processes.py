@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -55,6 +56,19 @@ def succeed(folder: Path, name: str, *more: str, size: int) -> dict[str, Any]:
     assert [rank.code for rank in ranks] == [0] * size, ranks
     assert [rank.err for rank in ranks[1:]] == [""] * (size - 1)
     return ending(folder / "runs" / name)
+
+
+def test_processes_agree_that_a_lost_best_checkpoint_is_forgotten(folder: Path) -> None:
+    """Otherwise one of them saves a new best, and waits for the others in vain."""
+    more = ["-s", "optim.lr=5", "-s", "optim.schedule=constant", "-s", "train.steps=8", "-s", "train.save_every=5"]
+    more += ["-s", "train.eval_every=2", "-s", "runtime.timeout=10"]
+    succeed(folder, "run", *more, size=2)
+    run = folder / "runs/run"
+    state = load_checkpoint(step_folder(run, 5)).metadata.state
+    assert state.validation_loss > state.best_loss, "the loss must rise"
+    for step in {state.best_step, *checkpoint_steps(run)} - {0, 5}:
+        shutil.rmtree(step_folder(run, step))
+    succeed(folder, "run", *more, size=2)
 
 
 def printed_samples(folder: Path) -> list[str]:

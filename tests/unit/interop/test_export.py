@@ -1,5 +1,6 @@
 """What every export promises: a complete folder, or none."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -38,6 +39,17 @@ def test_the_readme_documents_every_tensor(settings: dict[str, Any], empty_folde
     readme = Path("out/README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|", readme)) == set(checkpoint.weights)
     assert all((ROOT / file).exists() for file in re.findall(r"`(minigpt/\S+\.py)`", readme))
+
+
+def test_an_export_has_no_loss_of_other_weights(tmp_path: Path) -> None:
+    """A run that was stopped saves weights that nobody has evaluated, with the loss of an earlier step."""
+    later = made()
+    later.metadata.state.step = 11
+    for name, checkpoint, loss in (("best", made(), "1.5000 nats"), ("later", later, "unknown")):
+        export(checkpoint, "hf", tmp_path / name)
+        assert f"| validation loss | {loss}" in (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        about = json.loads((tmp_path / name / ABOUT).read_text(encoding="utf-8"))
+        assert about["validation_loss"] == (1.5 if name == "best" else None)
 
 
 def test_an_export_names_no_folder_of_the_user(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_unequal_sizes_times_and_steps_are_named() -> None:
         "the training times differ (8 s: a; 16 s: b), which also changes the loss",
         "the lengths of training differ (8 steps: a; 16 steps: b), which also changes the loss",
     )
+    imported = compare([measured("a"), measured("b", steps=(0,))]).notes  # trained by another program
+    assert not any("differ" in note for note in imported)
     of_machines = compare([measured("a"), measured("b", threads=4, steps=(0, 16))]).notes
     assert any("do not compare training times" in note for note in of_machines)
     assert not any("the training times differ" in note for note in of_machines)
