@@ -76,7 +76,8 @@ def _usage_line(error: TyperException) -> str:
     from minigpt.config.resolve import fields
     from minigpt.paths import RUNS
 
-    message, context = error.format_message(), getattr(error, "ctx", None)
+    message = error.format_message().replace("\n\t", " ")  # in the list of choices
+    context = getattr(error, "ctx", None)
     extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
     if extra and context is not None and context.info_name == "sample":
         run = context.params["run"]  # the first word, unless it is one

@@ -20,6 +20,7 @@ def test_an_exported_run_comes_back_and_computes_the_same(cli: Cli, run: Path) -
     assert "pipeline" in done["usage"]
     assert "add --force" in cli("export", "--to", "hf", "out").error
     assert cli("export", "--to", "safetensors", "out", "--force").code == 0
+    assert "Choose from: gguf, gguf-f16, hf, " in cli("export", "verse-1").err
     for name in ("verse-1", "last"):
         assert "is a run; name the folder" in cli("export", "--to", "hf", name).error
     assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints").error
