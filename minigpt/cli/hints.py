@@ -80,9 +80,10 @@ def _usage_line(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
     if extra and context is not None and context.info_name == "sample":
-        run = context.params["run"]  # the first word, unless it is one
-        text = extra[1] if run == "last" or os.path.exists(RUNS / run) or os.path.exists(run) else f"{run} {extra[1]}"
-        message += f"; to continue a text: --prompt {shell_quote(text)}"
+        run, first = context.params["run"], context.params.get("prompt") or ""
+        is_word = not (run == "last" or os.path.exists(RUNS / run) or os.path.exists(run))
+        words = " ".join(filter(None, (first, run if is_word else "", extra[1])))
+        message += f"; to continue a text: --prompt {shell_quote(words)}"
     if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
         return message
     line = f"minigpt: {escape(message.rstrip('.'))}"

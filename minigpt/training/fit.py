@@ -111,4 +111,4 @@ def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float 
         return None
     epochs = steps * tokens_per_step / size
     reached = loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs
-    return reached if reached > 0 else None
+    return reached if loss > 0.6 else None  # no text with a lower loss was measured

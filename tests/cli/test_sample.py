@@ -85,6 +85,7 @@ def test_a_text_in_place_of_a_run_gets_the_hint_to_use_a_prompt(cli: Cli) -> Non
         assert cli("sample", "-l", 1, "--unknown", "skip", "--prompt", *shlex.split(prompt)).code == 0
     assert "--prompt" not in cli("sample", "nobody").error
     assert "--prompt 'Once upon a time'" in cli("sample", "Once", "upon", "a", "time").err
+    assert "--prompt 'Once upon a time'" in cli("sample", "--prompt", "Once", "upon", "a", "time").err
     assert "--prompt 'a time'" in cli("sample", "last", "a", "time").err
 
 
