@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.dataset import TokenDataset
 
@@ -28,15 +30,20 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
         raise
 
 
-def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
-    """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
+def load_other(run: "str | Path") -> "Checkpoint":
+    """Return the best checkpoint of a run that a command reads beside the first, or the checkpoint at a path."""
     from minigpt.storage.checkpoint import load_checkpoint
 
     try:
-        others = [load_checkpoint(run, None) for run in runs]
+        return load_checkpoint(run)
     except CheckpointError as error:
         error.intact = ()  # --checkpoint chooses one of the first run
         raise
+
+
+def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
+    """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
+    others = [load_other(run) for run in runs]
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():
             names = f"{escape(first.run_name)} and {escape(other.run_name)}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOption, choose_excerpt, notice_skipped
-from minigpt.cli.input import run_dataset
+from minigpt.cli.input import load_other, run_dataset
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
-from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -98,15 +98,9 @@ def _split(loaded: "Checkpoint") -> "Ids | None":
 
 def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path]) -> "Iterator[Checkpoint]":
     """Load the other models of the page, one at a time."""
-    from minigpt.storage.checkpoint import load_checkpoint
-
-    try:
-        yield from (load_checkpoint(path) for path in steps if path != loaded.path)
-        if compare is not None:
-            yield load_checkpoint(compare)
-    except CheckpointError as error:
-        error.intact = ()  # --checkpoint chooses one of the first run
-        raise
+    yield from (load_other(path) for path in steps if path != loaded.path)
+    if compare is not None:
+        yield load_other(compare)
 
 
 def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:

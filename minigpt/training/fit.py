@@ -40,6 +40,8 @@ SHAPES = (
 """The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
 """FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
+LEAST_FORECAST = 0.68
+"""The lowest loss for which the forecast was tested: a simple text may have no lower one."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
@@ -107,8 +109,7 @@ def forecast(loss: float, size: int, tokens_per_step: int, steps: int) -> float 
 
     Five times the time lowered the loss of three texts by 0.10 to 0.19, and by less after more epochs.
     """
-    if steps >= most_steps(size, tokens_per_step):
+    if loss < LEAST_FORECAST or steps >= most_steps(size, tokens_per_step):
         return None
     epochs = steps * tokens_per_step / size
-    reached = loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs
-    return reached if loss > 0.6 else None  # no text with a lower loss was measured
+    return loss - 0.148 + 0.053 * math.log10(max(0.1, epochs))  # not measured below 0.1 epochs
