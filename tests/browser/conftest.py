@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +51,14 @@ class Shown:
 
     def until(self, script: str) -> None:
         """Wait until a script returns true. The security policy forbids Playwright's own way."""
-        for _ in range(300):
-            if self.ask(script):
-                return
+        end = time.monotonic() + 30
+        while not self.ask(script):
+            assert time.monotonic() < end, script
             self.tab.wait_for_timeout(20)
-        raise AssertionError(script)
+
+    def draw(self) -> None:
+        """Wait until what was asked of the page is drawn, unless the model must compute it."""
+        self.ask("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -91,6 +95,8 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         )
         tab.goto(file.as_uri() + fragment)
         tab.wait_for_selector(wait, state="attached")
+        if options.get("java_script_enabled", True):
+            shown.draw()
         return shown
 
     yield open_page

@@ -61,6 +61,8 @@ export class App {
     this.requests = 0;
     /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
     this.asked = [];
+    /** @type {number | undefined} the request whose answer Step waits for */
+    this.due = undefined;
     /** @type {Map<number, (reply: any) => void>} */
     this.waiting = new Map();
     /** @type {number[]} bytes of an unfinished character that the model is writing */
@@ -213,10 +215,11 @@ export class App {
     this.edit(kept, kept.length, group);
   }
 
-  /** Let the model choose the next letter, if it has computed this one. @param {string} [group] */
+  /** Let the model choose the next letter, as soon as it has computed this one. @param {string} [group] */
   step(group) {
     const { look } = this;
-    if (!look || look.id !== this.asked[this.state.model]?.id) return;
+    this.due = this.asked[this.state.model]?.id;
+    if (!look || look.id !== this.due) return;
     const id = choose(this.weights(look), Math.random());
     this.continueWith(id, group);
   }
@@ -346,7 +349,8 @@ export class App {
 
   /** Write the next letter. Without a pause, or with a byte that does not end a letter, at once. */
   follow() {
-    if (this.unfinished.length && !this.state.isWriting) this.step(this.lastGroup);
-    else if (this.state.isWriting) setTimeout(() => this.state.isWriting && this.step(this.session), PAUSE);
+    if (this.state.isWriting) setTimeout(() => this.state.isWriting && this.step(this.session), PAUSE);
+    else if (this.unfinished.length) this.step(this.lastGroup);
+    else if (this.due === this.look?.id) this.step();
   }
 }

@@ -76,7 +76,14 @@ export function textPanel(app) {
       .find((e) => e instanceof HTMLElement && e.dataset.index);
     if (letter instanceof HTMLElement) app.select(Number(letter.dataset.index));
     else if (event.offsetY > drawn.offsetHeight) app.select(Infinity); // below the text
+    moveCaret(); // before the browser says where it has put it
   });
+  function moveCaret() {
+    const { end } = app.state.letters[app.state.selected];
+    const isAtStart = app.state.selected === 0 && area.selectionStart === 0; // a letter can be inserted there
+    if (area.selectionStart === area.selectionEnd && area.selectionStart !== end && !isAtStart)
+      area.setSelectionRange(end, end);
+  }
   document.addEventListener("selectionchange", () => {
     if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text)
       return;
@@ -93,11 +100,8 @@ export function textPanel(app) {
     if (isComposing) return;
     const { text, letters, selected } = state;
     const look = app.look;
-    const current = letters[selected];
     if (area.value !== text) area.value = text;
-    const isAtStart = selected === 0 && area.selectionStart === 0; // where a letter can be inserted before the first
-    if (area.selectionStart === area.selectionEnd && area.selectionStart !== current.end && !isAtStart)
-      area.setSelectionRange(current.end, current.end);
+    moveCaret();
     const { from } = app.position(state.model);
     const unseen = letters.findIndex((letter) => letter.last >= from);
     const first = Math.max(unseen, selected - DRAWN + 1);

@@ -23,19 +23,30 @@ test("a GPT sees a window of the text, and a recurrent network sees all of it", 
   assert.deepEqual([position("lstm").from, position("lstm").ids.length], [0, 9]);
 });
 
-test("what interrupts a model inside a character drops its bytes, and an outdated answer writes nothing", () => {
+test("what interrupts a model inside a character drops its bytes, and Step waits for its letter", () => {
   globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
   const bytes = new Vocabulary("byte");
   const app = new App(payload({ family: "modern", context: 64 }, "abc def"), bytes, () => {});
+  app.set({ sampling: /** @type {any} */ ({ temperature: 0, repetition_penalty: 1 }) });
   app.ask();
   app.continueWith(0xe4); // the first of three bytes
   app.select(2);
   assert.deepEqual([app.unfinished, app.state.text], [[], "abc def"]);
   const logits = new Float32Array(256);
-  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits, surprise: [], attention: [] });
-  app.select(3);
+  logits[0x21] = 1000;
+  const look = { kind: "look", model: 0, logits, surprise: [], attention: [] };
+  const answer = () => app.receive({ ...look, id: app.asked[0].id });
+  answer();
+  app.select(4);
   app.step();
+  app.select(3);
+  answer();
   assert.equal(app.state.text, "abc def");
+  app.select(6);
+  app.step();
+  answer();
+  answer();
+  assert.equal(app.state.text, "abc def!");
 });
 
 test("a comparison stays when its models change places", () => {
