@@ -57,7 +57,7 @@ class Shown:
             self.tab.wait_for_timeout(20)
 
     def draw(self) -> None:
-        """Wait until what was asked of the page is drawn, unless the model must compute it."""
+        """Wait for two frames, so that the page shows all that it knows."""
         self.ask("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def press(self, *keys: str) -> None:

@@ -616,4 +616,5 @@ def test_recorded_numbers_beside_a_live_model_are_those_of_the_first_text(made: 
 
 def test_damaged_weights_are_one_line(made: Made, opened: Opener) -> None:
     content = made.content.replace('"shape":[', '"shape":[7,', 1)
-    opened(content, wait=".message:text('This page is damaged')")
+    shown = opened(content, wait="#app > .message:only-child")
+    assert "This page is damaged" in shown.tab.inner_text("#app")
