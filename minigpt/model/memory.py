@@ -1,11 +1,12 @@
-"""Free memory, the checks before training, and what to do if something does not fit.
+"""The memory of training: what a run needs, what is free, and what to do if it does not fit.
 
-The checks start at once, and pass if the system does not report its free memory. They add up parts that a step may not
-hold at the same time, so they may refuse a run that barely fits. `minigpt plan` counts the peak, with temporary tensors
-(`training/step_cost.py`), which takes seconds.
+`training_memory` is the one model of it. The checks before training and `minigpt plan` add up its parts, although a
+step may not hold them all at the same time. The checks pass if the system does not report its free memory.
 """
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -13,12 +14,69 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import InsufficientMemoryError
+from minigpt.model.size import count_parameters
 from minigpt.world import bytes_in, free_memory, processes_here
 
 SPARING = 0.8
 """Maximum fraction of the free memory that a suggested micro-batch fills."""
+HEAP = {False: 1.35, True: 2.6}
+"""Memory of a CPU process per byte of activations, without and with checkpointing.
+
+It includes temporary tensors, and holes that the heap (glibc 2.36) cannot use.
+"""
 SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 """Parts of PyTorch's error messages when memory runs out."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one process, in bytes."""
+
+    program: int
+    """Python, PyTorch and its libraries, on a CPU."""
+    weights: int
+    gradients: int
+    optimizer: int
+    """AdamW has two moving averages; Muon one, and its updates."""
+    average: int
+    """The moving average of the weights."""
+    exchange: int
+    """`data`: the buffer for sums over processes. `fsdp`: the embeddings and one block, gathered."""
+    activations: int
+    """What the forward pass of a micro-batch keeps for the backward pass, with the heap's holes."""
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(Memory))
+
+    def largest_micro_batch(self, config: RunConfig, free: int) -> int:
+        """Return the largest micro-batch of `config` that leaves a fifth of `free` bytes, or 0."""
+        each = max(1, self.activations // config.train.sequences_at_once)
+        return _largest_micro_batch(config, int(SPARING * free - self.total + self.activations) // each)
+
+
+def training_memory(
+    config: RunConfig,
+    vocab_size: int,
+    device: str,
+    each: int = 0,
+    *,
+    processes: int = 1,
+    is_fsdp: bool = False,
+    program: int = 0,
+) -> Memory:
+    """Return what one of several processes needs. `each` is the bytes of a sequence's activations."""
+    copy, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
+    weights, exchange = copy, copy if processes > 1 else 0
+    gradients = copy * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
+    if is_fsdp:
+        weights = copy // processes
+        gradients = weights if shards == 1 else copy  # of several shards, FSDP2 keeps the whole until the last one
+        block = config.model.model_copy(update={"n_layer": 1})
+        exchange = 8 * count_parameters(block, vocab_size)  # gathered with their gradients
+    average = weights if config.train.ema else 0
+    each = int(each * HEAP[config.runtime.activation_checkpointing]) if device == "cpu" else each
+    return Memory(program, weights, gradients, 2 * weights, average, exchange, config.train.sequences_at_once * each)
 
 
 def free_memory_bytes(device: str) -> int | None:
@@ -40,31 +98,17 @@ def peak_memory(device: str = "cpu") -> int | None:
     return bytes_in("/proc/self/status", "VmHWM")
 
 
-def check_model(parameters: int, device: str, has_average: bool) -> None:
-    """Check that the weights, their gradients, two copies for the optimizer and the EMA fit in memory.
+def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> None:
+    """Check that a device has so much memory free.
 
     Raises:
-        InsufficientMemoryError: They do not fit.
+        InsufficientMemoryError: It has not. The error suggests a smaller micro-batch, if that is enough.
     """
-    needed = 4 * parameters * (5 if has_average else 4)  # AdamW has two moving averages; Muon one, and its updates
-    _check(f"training a model of {parameters:,} parameters", needed, free_memory_bytes(device))
-
-
-def check_batch(config: RunConfig, device: str, fixed: int, each: int) -> None:
-    """Check that a micro-batch of sequences of `each` bytes fits beside `fixed` bytes.
-
-    Raises:
-        InsufficientMemoryError: It does not fit. The error suggests a smaller micro-batch.
-    """
-    free, micro = free_memory_bytes(device), config.train.sequences_at_once
-    suggested = _smaller_micro_batch(config, int((SPARING * (free or 0) - fixed) // each))
-    _check(f"training with {micro} sequences at once", fixed + micro * each, free, suggested)
-
-
-def _check(what: str, needed: int, free: int | None, settings: tuple[str, ...] = ()) -> None:
-    if free is not None and needed > free:
-        problem = f"{what} needs about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
-        raise InsufficientMemoryError(problem, settings=settings)
+    free = free_memory_bytes(device)
+    if free is not None and memory.total > free:
+        problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+        size = memory.largest_micro_batch(config, free) if memory.activations else 0
+        raise InsufficientMemoryError(problem, settings=_micro_batch(size))
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
@@ -85,17 +129,15 @@ def as_memory_error(error: Exception, config: RunConfig | None = None) -> Insuff
     """Return an error that says memory ran out, with a smaller micro-batch for `config`; None for other errors."""
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in str(error) for sign in SIGNS):
         return None
-    settings = _smaller_micro_batch(config, config.train.sequences_at_once // 2) if config else ()
-    return InsufficientMemoryError("out of memory", settings=settings)
+    size = _largest_micro_batch(config, config.train.sequences_at_once // 2) if config else 0
+    return InsufficientMemoryError("out of memory", settings=_micro_batch(size))
 
 
-def _smaller_micro_batch(config: RunConfig, most: int) -> tuple[str, ...]:
-    """Return the setting of the largest micro-batch of at most `most` sequences, fewer than a shard."""
-    size = largest_micro_batch(config, min(most, config.train.batch_size // config.train.shards - 1))
+def _micro_batch(size: int) -> tuple[str, ...]:
     return (f"train.micro_batch_size={size}",) if size else ()
 
 
-def largest_micro_batch(config: RunConfig, most: int) -> int:
+def _largest_micro_batch(config: RunConfig, most: int) -> int:
     """Return the largest micro-batch of at most `most` sequences that divides a shard, or 0."""
     shard = config.train.batch_size // config.train.shards
     return next((size for size in range(min(most, shard), 0, -1) if shard % size == 0), 0)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.model.device import Runtime, choose_runtime, configure_torch, pick_device, reseed
+from minigpt.model.device import Runtime, configure_torch, reseed
 from minigpt.model.gpt import GPT, use_kernels
 from minigpt.model.load import Model, build_model, load_weights
 from minigpt.model.size import count_parameters, training_flops
@@ -25,7 +25,7 @@ from minigpt.text.tokenizer import Ids
 from minigpt.training.compilation import Loss
 from minigpt.training.dtensors import local, whole
 from minigpt.training.optim import Optimizer
-from minigpt.training.parallel import ONE, Processes, add_shards, choose_fsdp
+from minigpt.training.parallel import ONE, Processes, add_shards
 
 
 class Learner:
@@ -34,34 +34,27 @@ class Learner:
     Args:
         config: The settings of the run.
         vocab_size: The number of tokens that the model knows.
-        steps: The length of the run. It decides whether compiling pays.
-        saved: The environment of a run that resumes. Its decisions replace "auto".
+        runtime: What this process computes with.
         start: A checkpoint whose weights replace the random ones.
         processes: The processes that train together.
-
-    Raises:
-        DeviceError: The device is not available.
-        InsufficientMemoryError: The model does not fit.
+        is_fsdp: Whether each process holds only some rows of every tensor.
     """
 
     def __init__(
         self,
         config: RunConfig,
         vocab_size: int,
-        steps: int,
+        runtime: Runtime,
         *,
-        saved: Environment | None = None,
         start: Checkpoint | None = None,
         processes: Processes = ONE,
+        is_fsdp: bool = False,
     ) -> None:
         self.config, self.vocab_size, self.processes = config, vocab_size, processes
         self.parameters = count_parameters(config.model, vocab_size)
         self.flops_per_token = training_flops(config.model, vocab_size)
-        device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
-        needs_fsdp = processes.together(lambda: choose_fsdp(processes.size, config, self.parameters, device))
-        self.is_fsdp = any(processes.gather(needs_fsdp))  # each looked at the memory of its own device
-        self.runtime = self._choose_runtime(device, steps, saved)
-        configure_torch(self.runtime)
+        self.runtime, self.is_fsdp = runtime, is_fsdp
+        configure_torch(runtime)
         torch.manual_seed(mix_seed(config.train.seed, "weights"))
         with torch.device("meta" if self.is_fsdp and not processes.is_main else "cpu"):
             built = build_model(config.model, vocab_size)
@@ -76,12 +69,6 @@ class Learner:
         self.loss: Loss = self.mean_loss
         """`mean_loss`, or `mean_loss` compiled or recorded."""
 
-    def _choose_runtime(self, device: str, steps: int, saved: Environment | None) -> Runtime:
-        own = self.config.runtime.model_copy(update={"device": device})
-        per_step = self.config.tokens_per_step * self.flops_per_token
-        chosen = self.processes.share(choose_runtime(own, saved, flops=steps * per_step / self.processes.size))
-        return replace(chosen, device=device, compile=chosen.compile and not self.is_fsdp)
-
     def _place(self, built: Model) -> Model:
         """Return a model on the device of this process, with the weights that `built` has on the main process."""
         if self.is_fsdp:
@@ -89,7 +76,7 @@ class Learner:
 
             model: Model = build_fsdp(self.config.model, self.vocab_size, self.runtime, self.processes)
         else:
-            model = built.to(self.runtime.device)
+            model = built if self.runtime.device == "cpu" else built.to(self.runtime.device)  # fake tensors cannot move
         use_kernels(model, self.runtime.model_kernels)
         if isinstance(model, GPT):
             model.checkpoints_activations = self.config.runtime.activation_checkpointing

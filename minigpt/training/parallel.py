@@ -28,7 +28,8 @@ from minigpt.errors import (
     escape,
     reason,
 )
-from minigpt.model.memory import check_model
+from minigpt.model.memory import check_memory, training_memory
+from minigpt.model.size import count_parameters
 from minigpt.training.dtensors import is_dtensor, local, rows
 from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
@@ -272,21 +273,26 @@ def check_count(size: int, config: RunConfig) -> None:
     raise ConfigError(f"{size} processes cannot divide train.shards={shards}; use {counts}")
 
 
-def choose_fsdp(size: int, config: RunConfig, parameters: int, device: str) -> bool:
+def choose_fsdp(size: int, config: RunConfig, vocab_size: int, device: str) -> bool:
     """Return whether to use FSDP2 on `size` processes: if the settings say so, or if a copy of the model does not fit.
 
     Raises:
         InsufficientMemoryError: It does not fit.
     """
-    parallel, has_average = config.runtime.parallel, config.train.ema > 0
+    parallel, what = config.runtime.parallel, f"a model of {count_parameters(config.model, vocab_size):,} parameters"
+
+    def check(is_fsdp: bool) -> None:
+        memory = training_memory(config, vocab_size, device, processes=size, is_fsdp=is_fsdp)
+        check_memory(f"training {what}", memory, device, config)
+
     if parallel != "fsdp" or size == 1:
         try:
-            check_model(parameters, device, has_average)
+            check(is_fsdp=False)
             return False
         except InsufficientMemoryError:
             if parallel == "data" or size == 1 or config.model.is_recurrent:
                 raise
-    check_model(parameters // size, device, has_average)
+    check(is_fsdp=True)
     return True
 
 

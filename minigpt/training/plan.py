@@ -1,46 +1,33 @@
 """What a run would take: memory by part for each kind of parallelism, operations and time. No text is read."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 
 from minigpt.config.schema import RunConfig, RuntimeConfig
 from minigpt.errors import DeviceError
 from minigpt.model.device import Runtime, choose_runtime, measure_matmul, pick_device
-from minigpt.model.memory import SPARING, free_memory_bytes, largest_micro_batch, peak_memory
+from minigpt.model.gpt import use_kernels
+from minigpt.model.kernels import TORCH, sdpa_fused
+from minigpt.model.memory import Memory, free_memory_bytes, peak_memory, training_memory
 from minigpt.model.size import count_parameters, training_flops
+from minigpt.training.learner import Learner
 from minigpt.training.parallel import check_count
-from minigpt.training.step_cost import count_step, measure_step
+from minigpt.training.preparation import sequence_bytes
+from minigpt.training.step_time import extrapolate, first_layers, measure_step
 from minigpt.world import available_cores
 
-HEAP = {False: 1.45, True: 2.9}
-"""Memory of the process on a CPU per byte of the tensors that a step creates, without and with checkpointing.
-
-The heap (glibc 2.36) cannot use every hole that freed tensors leave. Measured: 1.3 to 1.8, and 2.6 to 4.2.
-"""
 LIBRARIES = 45_000_000
 """Bytes that oneDNN and OpenMP take in the first step on a CPU."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The memory of one process in bytes. Its parts are not all needed at the time of the `peak`."""
+class PlannedMemory(Memory):
+    """The memory of one process, and whether it fits."""
 
-    program: int
-    """Python, PyTorch and its libraries, on a CPU."""
-    weights: int
-    gradients: int
-    optimizer: int
-    average: int
-    """The moving average of the weights."""
-    exchange: int
-    """`data`: the buffer for sums over processes. `fsdp`: the embeddings and one block, gathered."""
-    activations: int
-    """What the forward pass keeps for the backward pass."""
     peak: int
     fits: bool | None = None
     """None if the free memory is unknown."""
@@ -57,7 +44,7 @@ class Plan:
     runtime: Runtime
     free_bytes: int | None
     """Free memory for each process."""
-    parallel: dict[str, Memory]
+    parallel: dict[str, PlannedMemory]
     flops_per_token: int
     flops_per_step: int
     seconds_per_step: float | None
@@ -76,35 +63,21 @@ class StepTime:
     is_measured: bool
 
 
-def process_memory(
-    config: RunConfig,
-    sequences: int,
-    vocab_size: int,
-    runtime: Runtime,
-    processes: int = 1,
-    kind: str = "data",
-    program: int = 0,
-) -> Memory:
-    """Return the memory of one of several processes, with micro-batches of `sequences`."""
-    train, parts, is_cpu = config.train, processes if kind == "fsdp" else 1, runtime.device == "cpu"
-    step, block = (count_step(config, vocab_size, runtime, sequences, n) for n in (config.model.n_layer, 1))
-    shards = train.shards // processes  # of this process
-    gradients = step["gradients"] * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
-    if parts > 1:  # of several shards, FSDP2 keeps the whole gradients until the last one
-        gradients = step["gradients"] // (parts if shards == 1 else 1)
-    weights, state = step["weights"] // parts, step["optimizer"] // parts
-    # FSDP gathers the embeddings and one block, with their gradients. Muon updates a whole matrix at a time.
-    exchange = 0
-    if parts > 1:
-        exchange = 2 * block["weights"]
-    elif processes > 1:
-        exchange = step["gradients"]
-    adds = parts > 1 or sequences < train.batch_size // train.shards
-    backward = gradients + (step["more"] if adds else step["first"] - step["gradients"])
-    update = step["gradients"] // parts + (block if parts > 1 else step)["update"]
-    changing = int(max(backward, update) * (HEAP[config.runtime.activation_checkpointing] if is_cpu else 1))
-    fixed = (program, weights, gradients, state, weights if train.ema else 0, exchange)
-    return Memory(*fixed, step["activations"], sum(fixed) - gradients + changing)
+@lru_cache
+def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime) -> int:
+    """Return `sequence_bytes` of a run without allocating them. A GPU is taken to keep what a CPU keeps."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def count(layers: int) -> int:
+        # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
+        with nullcontext() if config.model.is_recurrent else FakeTensorMode():
+            place = replace(runtime, device="cpu", compile=False)
+            learner = Learner(first_layers(config, layers), vocab_size, place)
+            if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
+                use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
+            return sequence_bytes(learner)
+
+    return int(extrapolate(count(1), count(min(2, config.model.n_layer)), config.model.n_layer))
 
 
 def make_plan(
@@ -126,9 +99,15 @@ def make_plan(
     program = program + LIBRARIES if is_cpu else 0
     free = free_memory_bytes(runtime.device) if is_here else None
     free = free // processes if free and is_cpu else free  # processes on GPUs have one each
+
+    def needs(config: RunConfig, kind: str) -> Memory:
+        each = planned_sequence_bytes(config, vocab_size, runtime)
+        return training_memory(
+            config, vocab_size, runtime.device, each, processes=processes, is_fsdp=kind == "fsdp", program=program
+        )
+
     kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)
-    common: dict[str, Any] = {"vocab_size": vocab_size, "runtime": runtime, "processes": processes, "program": program}
-    parallel = {kind: _fit(config, free, partial(process_memory, **common, kind=kind)) for kind in kinds}
+    parallel = {kind: plan_memory(config, free, partial(needs, kind=kind)) for kind in kinds}
     if is_here and not time:
         time = time_step(config, vocab_size, runtime, processes, 2.0)
     parameters = count_parameters(config.model, vocab_size)
@@ -161,20 +140,25 @@ def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[R
         return Runtime(config.device, dtype, False, threads), False
 
 
-def _fit(config: RunConfig, free: int | None, needs: Callable[[RunConfig, int], Memory]) -> Memory:
+def plan_memory(config: RunConfig, free: int | None, needs: Callable[[RunConfig], Memory]) -> PlannedMemory:
     """Return what a run `needs`, whether it fits in `free` bytes, and the settings that make it fit."""
-    train, shard = config.train, config.train.batch_size // config.train.shards
-    memory = needs(config, train.sequences_at_once)
+    memory = needs(config)
+    planned = PlannedMemory(**asdict(memory), peak=memory.total)
     if free is None:
-        return memory
-    one, most = needs(config, 1).peak, needs(config, shard).peak
-    each = max(1, (most - one) // max(1, shard - 1))
-    largest = largest_micro_batch(config, 1 + int(SPARING * free - one) // each)
+        return planned
+    fits, largest = memory.total <= free, memory.largest_micro_batch(config, free)
     settings: tuple[str, ...] = ()
-    if memory.peak > free and largest:
+    if not fits and largest:
         settings = (f"train.micro_batch_size={largest}",)
-    elif memory.peak > free and not config.model.is_recurrent:
-        sparing = config.runtime.model_copy(update={"activation_checkpointing": True})
-        if needs(config.model_copy(update={"runtime": sparing}), 1).peak <= free:
+    elif not fits and not config.model.is_recurrent:
+        sparing = with_checkpointing(config)
+        if needs(sparing).total <= free:
             settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
-    return replace(memory, fits=memory.peak <= free, largest_micro_batch=largest, settings=settings)
+    return replace(planned, fits=fits, largest_micro_batch=largest, settings=settings)
+
+
+def with_checkpointing(config: RunConfig) -> RunConfig:
+    """Return a run that takes the least memory for activations."""
+    train = config.train.model_copy(update={"micro_batch_size": 1})
+    runtime = config.runtime.model_copy(update={"activation_checkpointing": True})
+    return config.model_copy(update={"train": train, "runtime": runtime})

@@ -1,10 +1,13 @@
 """What happens just before the first step of a process: report, check that a batch fits, compile or record."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from minigpt.model.memory import backward_bytes, check_batch
+from minigpt.model.gpt import GPT
+from minigpt.model.memory import backward_bytes, check_memory, training_memory
 from minigpt.text.batches import batch_at
 from minigpt.text.tokenizer import Ids
 from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
@@ -31,21 +34,33 @@ def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     if learner.is_fsdp:
         log("fsdp: no samples, attention or histograms during training; rounding depends on the processes")
     else:
-        check_fit(learner, tokens)
+        check_fit(learner)
     if not (processes.is_exact or learner.is_fsdp):
         log("runtime.exact=false: rounding depends on the number of processes")
     return choose_loss(learner, tokens, step, log)
 
 
-def check_fit(learner: Learner, tokens: Ids) -> None:
-    """Check that gradients, optimizer and micro-batch fit (collective). Raises InsufficientMemoryError."""
-    weights = list(learner.model.parameters())
-    # Still to allocate: gradients and, unless the state was loaded, two copies for the optimizer as in `check_model`.
-    copies = 1 if learner.optimizer.state_dict() else 3
-    fixed = copies * sum(weight.nbytes for weight in weights)
-    one = example_batch(learner, tokens, 1)
-    each = backward_bytes(lambda: learner.mean_loss(*one), weights)
-    learner.processes.together(lambda: check_batch(learner.config, learner.runtime.device, fixed, each))
+def check_fit(learner: Learner) -> None:
+    """Check that all that is still to allocate fits (collective). Raises InsufficientMemoryError."""
+    config, is_resumed = learner.config, bool(learner.optimizer.state_dict())
+    device, processes = learner.runtime.device, learner.processes
+    memory = training_memory(config, learner.vocab_size, device, sequence_bytes(learner), processes=processes.size)
+    rest = replace(memory, weights=0, average=0, optimizer=0 if is_resumed else memory.optimizer)
+    what = f"training with {config.train.sequences_at_once} sequences at once"
+    processes.together(lambda: check_memory(what, rest, device, config))
+
+
+def sequence_bytes(learner: Learner) -> int:
+    """Return the activations that a step holds for each sequence of a micro-batch, in bytes."""
+    model = learner.model
+    weights = [*model.parameters(), *model.buffers()]
+    ids = torch.zeros(1, model.config.context, dtype=torch.long, device=learner.runtime.device)
+    kept = backward_bytes(lambda: learner.mean_loss(ids, ids), weights)
+    if isinstance(model, GPT) and model.checkpoints_activations:  # the backward pass recomputes one block at a time
+        x, block = model.embed(ids), model.blocks[0]
+        with learner.runtime.autocast():
+            kept += backward_bytes(lambda: block(x, model.cos_sin), weights)
+    return kept
 
 
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:

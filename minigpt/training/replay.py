@@ -9,10 +9,9 @@ from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import is_run
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.text.dataset import reload_dataset
-from minigpt.training.learner import Learner
 from minigpt.training.loop import Training
 from minigpt.training.preparation import choose_loss
-from minigpt.training.schedule import run_steps
+from minigpt.training.snapshot import make_learner
 
 
 def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
@@ -33,8 +32,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
         raise UserError(f"cannot replay run {escape(checkpoint.run_name)}: it was imported from {metadata.imported}")
     data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer)
     start = _start(checkpoint)
-    length, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
-    learner = Learner(config, vocab_size, length, saved=metadata.runtime, start=start)
+    learner = make_learner(config, data, saved=metadata.runtime, start=start)
     resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
     learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):

@@ -1,6 +1,7 @@
 """Save the tensors of a learner as a checkpoint, and restore them, also if each process holds only some rows."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,13 +10,15 @@ from torch import Tensor
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
+from minigpt.model.device import choose_runtime, pick_device
+from minigpt.model.size import training_flops
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
-from minigpt.storage.metadata import Metadata
+from minigpt.storage.metadata import Environment, Metadata
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.dtensors import is_dtensor, local
 from minigpt.training.learner import Learner
-from minigpt.training.parallel import ONE, Processes
+from minigpt.training.parallel import ONE, Processes, choose_fsdp
 from minigpt.training.schedule import run_steps
 
 RAW = "weights/"
@@ -27,15 +30,32 @@ def make_learner(
     data: TokenDataset,
     checkpoint: Checkpoint | None = None,
     *,
+    saved: Environment | None = None,
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
-    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
+    """Return the learner of a new run, or of one that resumes from `checkpoint` (collective).
+
+    Args:
+        saved: An environment whose decisions replace "auto". Default: that of `checkpoint`.
+        start: A checkpoint whose weights replace the random ones.
+
+    Raises:
+        DeviceError: The device is not available.
+        InsufficientMemoryError: The model does not fit.
+    """
     steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
-    if checkpoint is None:
-        return Learner(config, vocab_size, steps, start=start, processes=processes)
-    learner = Learner(config, vocab_size, steps, saved=checkpoint.metadata.runtime, processes=processes)
-    restore(learner, checkpoint)
+    saved = checkpoint.metadata.runtime if checkpoint else saved
+    device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
+    needs_fsdp = processes.together(lambda: choose_fsdp(processes.size, config, vocab_size, device))
+    is_fsdp = any(processes.gather(needs_fsdp))  # each looked at the memory of its own device
+    settings = config.runtime.model_copy(update={"device": device})
+    flops = steps * config.tokens_per_step * training_flops(config.model, vocab_size) / processes.size
+    chosen = processes.share(choose_runtime(settings, saved, flops=flops))
+    runtime = replace(chosen, device=device, compile=chosen.compile and not is_fsdp)
+    learner = Learner(config, vocab_size, runtime, start=start, processes=processes, is_fsdp=is_fsdp)
+    if checkpoint:
+        restore(learner, checkpoint)
     return learner
 
 

@@ -477,7 +477,7 @@ def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("phase", ["loop.train", "preparation.check_batch"])
+@pytest.mark.parametrize("phase", ["loop.train", "preparation.check_memory"])
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
 def test_a_signal_before_the_first_step_ends_at_once_and_undoes_the_start(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool, phase: str, number: signal.Signals

@@ -151,10 +151,10 @@ def own_steps(rank: int, argument: None) -> None:
 
 def little_memory(rank: int, victim: int) -> None:
     """Let process `victim` find that a copy of the model does not fit."""
-    import minigpt.training.learner as learner
+    import minigpt.training.snapshot as snapshot
 
     if rank == victim:
-        learner.choose_fsdp = lambda *given: True
+        snapshot.choose_fsdp = lambda *given: True
 
 
 def file_limit(rank: int, argument: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from minigpt.errors import InsufficientMemoryError
 from minigpt.model import memory
 from minigpt.model.gpt import use_kernels
 from minigpt.model.kernels import CPU, TORCH, Kernels
-from minigpt.model.memory import as_memory_error, backward_bytes, check_batch, check_model, free_memory_bytes
+from minigpt.model.memory import (
+    HEAP,
+    Memory,
+    as_memory_error,
+    backward_bytes,
+    check_memory,
+    free_memory_bytes,
+    training_memory,
+)
+from minigpt.model.size import count_parameters
 
 
 def test_free_memory_is_known_on_linux() -> None:
@@ -101,33 +111,66 @@ def test_measuring_frees_what_training_would_keep(kernels: Kernels) -> None:
     assert backward_bytes(lambda: model(ids), model.parameters()) == expected > logits.nbytes
 
 
-def test_a_model_must_fit_with_its_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = 1000
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 4 * 4 * parameters)
-    check_model(parameters, "cpu", has_average=False)
-    with pytest.raises(InsufficientMemoryError, match=r"^training a model of 1,000 parameters needs about"):
-        check_model(parameters, "cpu", has_average=True)
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 4 * 4 * parameters - 1)
-    with pytest.raises(InsufficientMemoryError):
-        check_model(parameters, "cpu", has_average=False)
+def needs(each: int = 0, processes: int = 1, is_fsdp: bool = False, device: str = "cuda", **changes: Any) -> Memory:
+    config = make_config(**{"train__batch_size": 16, **changes})
+    return training_memory(config, 13, device, each, processes=processes, is_fsdp=is_fsdp)
+
+
+def test_a_process_holds_the_copies_of_the_weights_and_the_activations_of_a_micro_batch() -> None:
+    copy = 4 * count_parameters(make_config().model, 13)
+    assert needs(1000) == Memory(0, copy, copy, 2 * copy, 0, 0, 16_000)
+    assert needs(1000, train__micro_batch_size=4).activations == 4000
+    for on in (False, True):
+        sparing = needs(1000, device="cpu", runtime__activation_checkpointing=on)
+        assert sparing.activations == 16 * int(1000 * HEAP[on])
+    assert needs(train__ema=0.9).average == copy
+    assert needs(1000).total == 4 * copy + 16_000
+    gradients = {shards: needs(train__shards=shards).gradients // copy for shards in (1, 2, 4, 16)}
+    assert gradients == {1: 1, 2: 2, 4: 3, 16: 5}, "one for each level of the tree, and the newest"
+
+
+def test_fsdp_divides_what_data_parallelism_copies() -> None:
+    shape = {"model__n_layer": 4, "train__shards": 4, "train__ema": 0.9}
+    alone, data, fsdp = (needs(9, n, is_fsdp, **shape) for n, is_fsdp in ((1, False), (4, False), (4, True)))
+    assert data == replace(alone, gradients=data.weights, exchange=data.weights)
+    block = 4 * count_parameters(make_config(model__n_layer=1).model, 13)
+    parts = (data.weights // 4, data.gradients // 4, data.optimizer // 4, data.average // 4)
+    assert (fsdp.weights, fsdp.gradients, fsdp.optimizer, fsdp.average) == parts
+    assert (fsdp.exchange, fsdp.activations) == (2 * block, data.activations)
+    shards = needs(9, 2, True, **shape)  # two for each process
+    assert (shards.weights, shards.gradients) == (data.weights // 2, data.gradients)
 
 
 @pytest.mark.parametrize(
     ("micro", "free", "settings"),
     [(16, 7, ("train.micro_batch_size=4",)), (16, 3, ("train.micro_batch_size=1",)), (16, 1, ()), (4, 7, None)],
 )
-def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(
+def test_what_does_not_fit_is_refused_with_a_micro_batch_that_does(
     micro: int, free: int, settings: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sequence takes 1 MB, and 1 MB is needed otherwise; four fifths of the free memory are filled."""
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: free * 1_000_000)
     config = make_config(train__batch_size=16, train__micro_batch_size=micro)
+    needed = Memory(0, 500_000, 500_000, 0, 0, 0, micro * 1_000_000)
     if settings is None:
-        check_batch(config, "cpu", 1_000_000, 1_000_000)
+        check_memory("training", needed, "cpu", config)
         return
-    with pytest.raises(InsufficientMemoryError, match=r"^training with 16 sequences at once needs") as error:
-        check_batch(config, "cpu", 1_000_000, 1_000_000)
+    with pytest.raises(InsufficientMemoryError, match=r"^training needs about 0\.0 GB; 0\.0 GB are free$") as error:
+        check_memory("training", needed, "cpu", config)
     assert error.value.settings == settings
+
+
+def test_memory_that_is_just_free_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = needs(1000)
+    for free in (needed.total, None):
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda device, free=free: free)
+        check_memory("training", needed, "cpu", make_config())
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: needed.total - 1)
+    with pytest.raises(InsufficientMemoryError):
+        check_memory("training", needed, "cpu", make_config())
+    with pytest.raises(InsufficientMemoryError) as error:  # a model without a batch
+        check_memory("training", replace(needed, activations=0, weights=1 << 40), "cpu", make_config())
+    assert error.value.settings == ()
 
 
 def test_out_of_memory_is_recognized_in_pytorchs_words() -> None:

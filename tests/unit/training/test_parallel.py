@@ -6,6 +6,7 @@ from small_runs import make_config
 
 import minigpt.model.memory as memory
 from minigpt.errors import ConfigError, InsufficientMemoryError
+from minigpt.model.size import count_parameters
 from minigpt.training.parallel import Processes, add_shards, check_count, choose_fsdp
 
 
@@ -46,17 +47,21 @@ def test_which_numbers_of_processes_can_divide_the_shards(
 
 
 def test_fsdp_splits_a_model_if_a_copy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = 1000
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 16 * parameters - 1)  # a copy needs 16 each
-    assert choose_fsdp(2, make_config(), parameters, "cpu")
-    assert not choose_fsdp(2, make_config(), parameters // 2, "cpu")
-    assert choose_fsdp(2, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
-    assert not choose_fsdp(1, make_config(runtime__parallel="fsdp"), parameters // 2, "cpu")
-    for size, count, more in (
-        (1, parameters, {}),
-        (2, 2 * parameters, {}),
-        (2, parameters, {"runtime__parallel": "data"}),
-        (2, parameters, {"model__family": "lstm"}),
+    def chosen(size: int, free: int, **more: object) -> bool:
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda device: free)
+        return choose_fsdp(size, make_config(model__n_layer=8, train__shards=2, **more), 13, "cpu")
+
+    copy = count_parameters(make_config(model__n_layer=8).model, 13) * 4
+    alone, data = 5 * copy, 5 * copy  # two shards and their sum, or one and the buffer for exchange
+    assert chosen(2, data - 1)
+    assert not chosen(2, data)
+    assert chosen(2, data, runtime__parallel="fsdp")
+    assert not chosen(1, alone, runtime__parallel="fsdp")
+    for size, free, more in (
+        (1, alone - 1, {}),
+        (2, 2 * copy, {}),  # half of four copies, and no memory to gather a block
+        (2, data - 1, {"runtime__parallel": "data"}),
+        (2, 1000, {"model__family": "lstm"}),
     ):
         with pytest.raises(InsufficientMemoryError):
-            choose_fsdp(size, make_config(**more), count, "cpu")
+            chosen(size, free, **more)

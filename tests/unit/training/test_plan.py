@@ -1,23 +1,27 @@
 """What a run takes, before it starts."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from small_runs import make_config
 
+from minigpt.config.schema import RunConfig
 from minigpt.errors import ConfigError
-from minigpt.model import device
+from minigpt.model import device, memory
 from minigpt.model.device import Runtime
-from minigpt.model.gpt import use_kernels
 from minigpt.model.load import build_model
-from minigpt.model.memory import backward_bytes
+from minigpt.model.memory import Memory, backward_bytes, training_memory
+from minigpt.text.tokenizer import Ids
 from minigpt.training import plan as planning
-from minigpt.training import step_cost
-from minigpt.training.plan import make_plan, process_memory
-from minigpt.training.step_cost import LiveMemory, count_step, measure_step
+from minigpt.training import preparation, step_time
+from minigpt.training.learner import Learner
+from minigpt.training.plan import make_plan, planned_sequence_bytes
+from minigpt.training.preparation import sequence_bytes
+from minigpt.training.step_time import StepSeconds, first_layers, measure_step
 
 V = 13
 CPU = Runtime("cpu", "float32", False, 1, "cpu")
@@ -31,6 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], Runtime]] = {
     "bfloat16": ({}, replace(CPU, dtype="bfloat16")),
     "torch": ({"model__norm": "layernorm"}, replace(CPU, kernels="torch")),
     "one layer": ({"model__n_layer": 1}, CPU),
+    "checkpointing": ({"runtime__activation_checkpointing": True}, replace(CPU, dtype="bfloat16")),
     "lstm": ({**LSTM, "model__n_embd": 64}, CPU),
 }
 
@@ -48,86 +53,64 @@ def only_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_activations_are_those_of_the_real_model(name: str) -> None:
     changes, runtime = CASES[name]
     config = make_config(**{**BASE, **changes})
-    model = build_model(config.model, V)
-    use_kernels(model, runtime.model_kernels)
-    x, y = torch.randint(V, (2, 3, config.model.context))
-
-    def loss() -> torch.Tensor:
-        with runtime.autocast():
-            logits = model(x)
-        return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
-
-    own = [*model.parameters(), *model.buffers()]
-    counted = count_step(config, V, runtime, 3, config.model.n_layer)
-    tolerance = {"rel": 0.05} if name == "lstm" else {"rel": 0, "abs": 3 * 4}  # scalars of the loss
-    assert counted["activations"] == pytest.approx(backward_bytes(loss, own), **tolerance)
-    assert counted["gradients"] == sum(p.nbytes for p in model.parameters())
-    assert counted["weights"] == sum(tensor.nbytes for tensor in own)
+    learner = Learner(first_layers(config, config.model.n_layer), V, runtime)
+    assert planned_sequence_bytes(config, V, runtime) == sequence_bytes(learner)
 
 
-@pytest.mark.parametrize("changes", [{}, {"optim__name": "adamw"}, {"runtime__activation_checkpointing": True}])
-def test_peaks_are_those_of_a_real_step(changes: dict[str, Any]) -> None:
-    config = make_config(**{**BASE, **changes})
-    with LiveMemory() as memory:
-        step = step_cost._Step(config, V, CPU, 3, 4)
-        before = memory.peak = memory.live
-        step.loss(*step.batch()).backward()
-        first, before = memory.peak - before, memory.live
-        memory.peak = before
-        step.optimizer.step(1.0)
-        state = sum(tensor.nbytes for tensor in step.optimizer.state_dict().values())
-        assert memory.live - before == state
-        update = memory.peak - memory.live
-    counted = count_step(config, V, CPU, 3, 4)
-    assert (counted["optimizer"], counted["update"]) == (state, update)
-    assert counted["first"] == pytest.approx(first, rel=0.02)
+@pytest.mark.parametrize("name", ["modern", "classic"])
+def test_a_sequence_is_counted_without_what_all_sequences_share(name: str) -> None:
+    learner = Learner(make_config(**{**BASE, **CASES[name][0]}), V, CPU)
+    batches = [torch.zeros(n, 80, dtype=torch.long) for n in (1, 2)]
+    counts = [backward_bytes(partial(learner.mean_loss, x, x), []) for x in batches]
+    assert sequence_bytes(learner) == pytest.approx(counts[1] - counts[0], abs=3 * 4)  # scalars of the loss
 
 
-def test_checkpointing_keeps_the_input_of_each_block() -> None:
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_only_what_is_not_allocated_yet_must_be_free(monkeypatch: pytest.MonkeyPatch, is_resumed: bool) -> None:
+    checked: list[Memory] = []
+    monkeypatch.setattr(preparation, "check_memory", lambda _, needed, *__: checked.append(needed))
+    config = make_config(**BASE, train__ema=0.9, train__micro_batch_size=2)
+    learner = Learner(config, V, CPU)
+    if is_resumed:
+        step_time.timed_step(learner, np.arange(900) % V, 0)
+    preparation.check_fit(learner)
+    needed = training_memory(config, V, "cpu", sequence_bytes(learner))
+    assert checked == [replace(needed, weights=0, average=0, optimizer=0 if is_resumed else needed.optimizer)]
+
+
+def test_checkpointing_keeps_the_input_of_each_block_and_recomputes_one() -> None:
     plain, sparing = (
-        [count_step(make_config(**BASE, runtime__activation_checkpointing=on), V, CPU, 3, n) for n in (3, 4)]
-        for on in (False, True)
+        [planned_sequence_bytes(make_config(**{**BASE, **on, "model__n_layer": n}), V, CPU) for n in (3, 4)]
+        for on in ({}, {"runtime__activation_checkpointing": True})
     )
-    block_input = 3 * 80 * make_config().model.n_embd * 4
-    assert sparing[1]["activations"] - sparing[0]["activations"] == block_input
-    assert plain[1]["activations"] - plain[0]["activations"] > 5 * block_input
-    assert sparing[1]["first"] < plain[1]["first"]
+    block, block_input = plain[1] - plain[0], 80 * make_config().model.n_embd * 4
+    assert sparing[1] - sparing[0] == block_input
+    assert plain[1] - sparing[1] == pytest.approx(3 * block - 4 * block_input, abs=2 * block_input)
+    assert block > 5 * block_input
 
 
-def test_a_gpu_that_is_not_here_keeps_no_attention_weights() -> None:
+def test_a_gpu_keeps_no_attention_weights() -> None:
     config, gpu = make_config(**BASE, model__dropout=0.1), Runtime("cuda:7", "bfloat16", False, 1)
-    assert count_step(config, V, gpu, 3, 4)["activations"] < 0.8 * count_step(config, V, CPU, 3, 4)["activations"]
-
-
-def test_fsdp_divides_what_data_parallelism_copies() -> None:
-    config = make_config(**BASE, train__shards=4)
-    alone = process_memory(config, 2, V, CPU)
-    data, fsdp = (process_memory(config, 2, V, CPU, 4, kind) for kind in ("data", "fsdp"))
-    assert (data.weights, data.optimizer, data.activations) == (alone.weights, alone.optimizer, alone.activations)
-    assert (alone.gradients, alone.exchange) == (3 * data.gradients, 0)  # sums of four, of two, and a shard
-    assert data.exchange == data.gradients
-    assert (fsdp.weights, fsdp.gradients, fsdp.optimizer) == (
-        data.weights // 4, data.gradients // 4, data.optimizer // 4,
-    )  # fmt: skip
-    shards = process_memory(make_config(**BASE, train__shards=8), 1, V, CPU, 2, "fsdp")  # four for each process
-    assert (shards.weights, shards.gradients) == (data.weights // 2, data.gradients)
-    assert process_memory(make_config(**BASE, train__shards=4, runtime__exact=False), 2, V, CPU) == alone
-    average = process_memory(make_config(**BASE, train__shards=4, train__ema=0.9), 2, V, CPU)
-    assert average.peak - alone.peak == average.average == alone.weights
+    assert planned_sequence_bytes(config, V, gpu) < 0.8 * planned_sequence_bytes(config, V, CPU)
 
 
 def test_a_smaller_micro_batch_or_checkpointing_makes_a_run_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(**BASE, runtime__device="cpu")
 
-    def memory(free: int) -> planning.Memory:
+    def planned(config: RunConfig, free: int) -> planning.PlannedMemory:
         monkeypatch.setattr(planning, "free_memory_bytes", lambda device: free)
         return make_plan(config, V).parallel["data"]
 
-    peak = memory(1 << 40).peak
-    assert (memory(1 << 40).fits, memory(1 << 40).largest_micro_batch, memory(1 << 40).settings) == (True, 8, ())
-    found = memory(peak - 1)
+    plenty = planned(config, 1 << 40)
+    assert (plenty.fits, plenty.largest_micro_batch, plenty.settings) == (True, 8, ())
+    found = planned(config, plenty.peak - 1)
     assert (found.fits, found.settings) == (False, (f"train.micro_batch_size={found.largest_micro_batch}",))
-    assert (memory(1000).fits, memory(1000).largest_micro_batch, memory(1000).settings) == (False, 0, ())
+    none = planned(config, 1000)
+    assert (none.fits, none.largest_micro_batch, none.settings) == (False, 0, ())
+    deep = make_config(**{**BASE, "model__n_layer": 8}, runtime__device="cpu")
+    least = planned(planning.with_checkpointing(deep), 1 << 40).peak
+    assert planned(deep, least).settings == ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
+    assert planned(deep, least - 1).settings == ()
 
 
 def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +133,17 @@ def test_time_is_that_of_all_sequences_and_one_update(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_plan_measures_the_loss_that_training_uses(monkeypatch: pytest.MonkeyPatch, is_recorded: bool) -> None:
     calls = []
-    monkeypatch.setattr(step_cost, "is_recordable", lambda config, runtime: is_recorded and not runtime.compile)
-    monkeypatch.setattr(step_cost, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+
+    def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
+        return is_recorded and config.runtime.compile == "auto" and not runtime.compile
+
+    for module in (step_time, preparation):
+        monkeypatch.setattr(module, "is_recordable", is_recordable)
+    monkeypatch.setattr(preparation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
+    monkeypatch.setattr(preparation, "compile_loss", lambda *_, **__: pytest.fail("compiled"))
+    config = make_config(**BASE, runtime__compile="auto")
     for compiles in (True, False):  # the plan of a compiled run measures plain steps
-        assert measure_step(make_config(**BASE), V, replace(CPU, compile=compiles), 0.1)
+        assert measure_step(config, V, replace(CPU, compile=compiles), 0.1)
         assert bool(calls) is (is_recorded and not compiles)
 
 
@@ -170,13 +160,47 @@ def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("quick_and_clean")
 def test_a_measured_step_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_cost, "measure_matmul", lambda runtime: 1e12)
-    found = step_cost.measure_step(make_config(**BASE), V, CPU, 0.05)
+    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1e12)
+    found = measure_step(make_config(**BASE), V, CPU, 0.05)
     assert found is not None
-    assert 0 < found[0] < 1
-    assert 0 < found[1] < 1
-    monkeypatch.setattr(step_cost, "measure_matmul", lambda runtime: 1.0)
-    assert step_cost.measure_step(make_config(**BASE), V, CPU, 0.05) is None
+    assert 0 < found.sequence < 1
+    assert 0 < found.update < 1
+    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1.0)
+    assert measure_step(make_config(**BASE), V, CPU, 0.05) is None, "it would take too long"
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_each_further_layer_takes_as_much_as_the_second(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    """The median of several rounds, without the two first steps of each model, and with sequences in one batch."""
+    calls: list[tuple[int, int, int]] = []
+
+    def timed_step(learner: Learner, tokens: Ids, step: int) -> StepSeconds:
+        n = learner.config.model.n_layer
+        calls.append((n, step, learner.config.train.batch_size))
+        noise = 100.0 if step in (0, 1, 3) else 0.0
+        return StepSeconds(10.0 + n + noise, 3.0 * n + noise)
+
+    monkeypatch.setattr(step_time, "timed_step", timed_step)
+    clock = iter(range(100))
+    monkeypatch.setattr(step_time.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1e15)
+    config = make_config(**{**BASE, "model__n_layer": layers, "train__shards": 2, "train__micro_batch_size": 2})
+    assert measure_step(config, V, CPU, 3.0) == StepSeconds(10 + layers, 3 * layers)
+    assert {sequences for *_, sequences in calls} == {2}
+
+
+def test_a_step_that_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 1000)
+    assert measure_step(make_config(**BASE), V, CPU, 0.05) is None
+
+
+def test_a_measured_step_is_divided_among_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(first_layers(make_config(**BASE), 1, 4), V, CPU)
+    before = [weight.clone() for weight in learner.model.parameters()]
+    clock = iter([0.0, 8.0, 9.0])
+    monkeypatch.setattr(step_time.time, "perf_counter", lambda: next(clock))
+    assert step_time.timed_step(learner, np.arange(500) % V, 0) == StepSeconds(2.0, 1.0)
+    assert not all(map(torch.equal, before, learner.model.parameters())), "updated"
 
 
 @pytest.mark.parametrize("name", ["modern", "classic", "lstm"])
