@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from types import FrameType
 from typing import Any
 
@@ -65,6 +66,16 @@ def unhandled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class Stage(Enum):
+    """What `Interrupts` does with a signal depends on it."""
+
+    TRAINING = auto()
+    """No signal arrived, or only SIGHUP."""
+    STOPPING = auto()
+    OVER = auto()
+    """The block has ended."""
+
+
 class Interrupts:
     """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later one ends the process.
 
@@ -83,7 +94,7 @@ class Interrupts:
     def __init__(self, is_silent: bool = False) -> None:
         self.signal: int | None = None
         self.is_silent = is_silent
-        self.noted, self.is_over = 0.0, False
+        self.stage, self.noted = Stage.TRAINING, 0.0
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -97,10 +108,10 @@ class Interrupts:
     def adopt(self, number: int | None) -> None:
         """Record a signal that another process has received. The same request may reach this process later."""
         if number and self.signal is None:
-            self.noted, self.signal = time.monotonic(), number
+            self._record(number)
 
     def __exit__(self, error: object, *_: object) -> None:
-        self.is_over = True
+        self.stage = Stage.OVER
         if error:
             self.noted = time.monotonic()
         elif self.signal is None:
@@ -110,17 +121,23 @@ class Interrupts:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
+    def _record(self, number: int) -> None:
+        self.noted, self.signal = time.monotonic(), number
+        self.stage = Stage.TRAINING if number == SIGHUP else Stage.STOPPING
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal in (None, SIGHUP) and not self.is_over:
-            self.noted, self.signal = time.monotonic(), number
-            if number == signal.SIGINT and sys.stderr.isatty() and not self.is_silent:
-                STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
-        elif time.monotonic() >= self.noted + PAIR and (self.is_over or number != SIGHUP):
-            if self.is_over:
-                self._restore()
-            else:
+        is_later = time.monotonic() >= self.noted + PAIR
+        match self.stage:
+            case Stage.TRAINING:
+                self._record(number)
+                if number == signal.SIGINT and sys.stderr.isatty() and not self.is_silent:
+                    STDERR.write("\nsaving after this step; press Ctrl-C again to quit without saving\n")
+            case Stage.STOPPING if is_later and number != SIGHUP:
                 signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+                signal.raise_signal(number)
+            case Stage.OVER if is_later:
+                self._restore()
+                signal.raise_signal(number)
 
 
 class Stderr:
