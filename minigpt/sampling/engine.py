@@ -24,11 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.schema import ModelConfig
+from minigpt.config.shapes import NORM_EPS, POSITION_BASE
 
 Array = NDArray[np.float32]
 
-NORM_EPS, POSITION_BASE = {"layernorm": 1e-5, "rmsnorm": 1e-6}, 10_000.0
-"""As in `model`, which imports torch."""
+QKV, QK_GAIN = ("attention.qkv.weight", "attention.qkv.bias"), "attention.qk_norm.weight"
+WRITERS = ("attention.proj.weight", "attention.proj.bias", "mlp.down.weight", "mlp.down.bias")
+"""The weights of a block that write to the residual stream."""
 CHUNK = 64
 """Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000
@@ -218,33 +220,46 @@ ERF_DENOMINATOR = [
 
 def _layer(config: ModelConfig, weights: Mapping[str, Array], prefix: str) -> Layer:
     """Return the block whose weight names begin with `prefix`."""
-    H, D = config.n_head, config.head_size
     block = {name[len(prefix) :]: weight for name, weight in weights.items() if name.startswith(prefix)}
-    gain, order = block.get("attention.qk_norm.weight"), np.arange(3 * H * D).reshape(3, H, D)
-    if config.position == "rotary":  # the pair i, i + D / 2 of a head becomes 2 i, 2 i + 1
-        order[:2] = order[:2].reshape(2, H, 2, D // 2).swapaxes(2, 3).reshape(2, H, D)
-        gain = None if gain is None else gain.reshape(2, D // 2).T.ravel()
-    scale = np.ones(3 * H * D, np.float32)
-    if gain is None:
-        scale[: H * D] = 1 / math.sqrt(D)
-    else:  # sqrt(D) from the RMSNorm of q, sqrt(D) from that of k, 1 / sqrt(D) from attention
-        gain = np.stack((gain, gain * math.sqrt(D)))[:, None]  # (2, 1, D)
-    for name in ("attention.qkv.weight", "attention.qkv.bias"):
-        if name in block:
-            block[name] = (block[name].T[..., order.ravel()] * scale).T
-    if config.activation != "relu2":  # see `_activate`
-        block["mlp.down.weight"] = block["mlp.down.weight"] * 0.5
-    for name in ("attention.proj.weight", "attention.proj.bias", "mlp.down.weight", "mlp.down.bias"):
-        if config.norm == "layernorm" and name in block:
-            block[name] = _centered(block[name])
+    for change in (pair_rotary, fold_scales, center_writers):
+        block |= change(config, block)
     mlp = ("mlp.gate", "mlp.up") if config.activation == "swiglu" else ("mlp.up",)
     return Layer(
         qkv=_linear(block, "norm1", "attention.qkv"),
-        qk_gain=gain,
+        qk_gain=block.get(QK_GAIN),
         proj=_linear(block, None, "attention.proj"),
         up=_linear(block, "norm2", *mlp),
         down=_linear(block, None, "mlp.down"),
     )
+
+
+def pair_rotary(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the queries, keys and their gains with the pair i, i + D / 2 of each head at 2 i, 2 i + 1."""
+    if config.position != "rotary":
+        return {}
+    H, D = config.n_head, config.head_size
+    pairs, order = np.arange(D).reshape(2, -1).T.ravel(), np.arange(3 * H * D).reshape(3, H, D)
+    order[:2] = order[:2, :, pairs]
+    changed = {name: block[name].T[..., order.ravel()].T for name in QKV if name in block}
+    return changed | ({QK_GAIN: block[QK_GAIN][pairs]} if QK_GAIN in block else {})
+
+
+def fold_scales(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights that include the factors of attention, of the norm of queries and keys, and of `_activate`."""
+    H, D, changed = config.n_head, config.head_size, dict[str, Array]()
+    if QK_GAIN in block:  # sqrt(D) from the RMSNorm of q, sqrt(D) from that of k, 1 / sqrt(D) from attention
+        changed[QK_GAIN] = np.stack((block[QK_GAIN], block[QK_GAIN] * math.sqrt(D)))[:, None]  # (2, 1, D)
+    else:
+        scale = np.repeat(np.float32([1 / math.sqrt(D), 1, 1]), H * D)
+        changed = {name: (block[name].T * scale).T for name in QKV if name in block}
+    if config.activation != "relu2":
+        changed["mlp.down.weight"] = block["mlp.down.weight"] * 0.5
+    return changed
+
+
+def center_writers(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what writes to the residual stream, less the mean that LayerNorm would subtract."""
+    return {name: _centered(block[name]) for name in WRITERS if name in block and config.norm == "layernorm"}
 
 
 def _linear(weights: Mapping[str, Array], norm: str | None, *names: str) -> Linear:

@@ -52,8 +52,7 @@ def check_fit(learner: Learner) -> None:
 
 def sequence_bytes(learner: Learner) -> int:
     """Return the activations that a step holds for each sequence of a micro-batch, in bytes."""
-    model = learner.model
-    weights = [*model.parameters(), *model.buffers()]
+    model, weights = learner.model, list(learner.model.parameters())
     ids = torch.zeros(1, model.config.context, dtype=torch.long, device=learner.runtime.device)
     kept = backward_bytes(lambda: learner.mean_loss(ids, ids), weights)
     if isinstance(model, GPT) and model.checkpoints_activations:  # the backward pass recomputes one block at a time
