@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig, OptimConfig
 from minigpt.model.gpt import Block, make_norm, rope_cos_sin
-from minigpt.model.kernels import DEFAULT
+from minigpt.model.kernels import CPU
 from minigpt.training.optim import Optimizer
 from minigpt.training.schedule import lr_factor
 
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(Block(config) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(layers))
         for block in self.encoder:
-            block.attention.kernels = replace(DEFAULT, sdpa=sdpa_unmasked)
+            block.attention.kernels = replace(CPU, sdpa=sdpa_unmasked)
         self.norm_memory, self.norm = make_norm(config), make_norm(config)
         self.unembed = nn.Linear(width, VOCAB)
         self.register_buffer("cos_sin", rope_cos_sin(config.context, config.head_size))

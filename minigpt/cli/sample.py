@@ -164,10 +164,13 @@ def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) ->
     from minigpt.config.schema import RuntimeConfig
     from minigpt.model.average import load_average
     from minigpt.model.device import choose_runtime
+    from minigpt.model.gpt import use_kernels
     from minigpt.model.reference import TorchEngine
 
     runtime = choose_runtime(RuntimeConfig(device=checked_device(device), dtype="float32", compile=False))
-    return TorchEngine(load_average(checkpoints).to(runtime.device))
+    model = load_average(checkpoints).to(runtime.device)
+    use_kernels(model, runtime.model_kernels)
+    return TorchEngine(model)
 
 
 def _known_prompt(

@@ -1,8 +1,12 @@
-"""The names and shapes of a model's parameters."""
+"""The names and shapes of a model's parameters, and its constants."""
 
 import math
 
 from minigpt.config.schema import ModelConfig
+
+NORM_EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
+POSITION_BASE = 10_000.0
+"""The base of the wavelengths of sinusoidal positions and of RoPE."""
 
 
 def hidden_width(config: ModelConfig) -> int:

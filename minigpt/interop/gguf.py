@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from minigpt.config.schema import ModelConfig
-from minigpt.config.shapes import hidden_width
+from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width
 from minigpt.errors import MissingPackageError, NoCounterpartError
 from minigpt.interop import hf
 from minigpt.interop.card import ABOUT
 from minigpt.interop.logits import Logits
-from minigpt.sampling.engine import NORM_EPS, POSITION_BASE, Array
+from minigpt.sampling.engine import Array
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.text.tokenizer import Tokenizer
 

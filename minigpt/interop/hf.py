@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from minigpt.config.schema import ModelConfig, SampleConfig
-from minigpt.config.shapes import hidden_width, parameter_shapes
+from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width, parameter_shapes
 from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
@@ -142,7 +142,7 @@ def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
             "n_head": model.n_head,
             "n_inner": None,  # 4 n_embd
             "activation_function": activation,
-            "layer_norm_epsilon": 1e-5,
+            "layer_norm_epsilon": NORM_EPS["layernorm"],
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "embd_pdrop": model.dropout,
@@ -159,8 +159,8 @@ def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
         "num_key_value_heads": model.n_head,
         "head_dim": model.head_size,
         "hidden_act": activation,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": NORM_EPS["rmsnorm"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": POSITION_BASE},
         "attention_bias": False,
         "attention_dropout": model.dropout,
         **sliding,

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from minigpt.config.schema import ModelConfig
+from minigpt.config.shapes import NORM_EPS
 from minigpt.errors import MissingPackageError, NoCounterpartError
 from minigpt.interop.logits import Logits
-from minigpt.sampling.engine import NORM_EPS, Array, angles
+from minigpt.sampling.engine import Array, angles
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
 PACKAGE = "onnxruntime"

@@ -18,16 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minigpt.config.schema import ModelConfig
-from minigpt.config.shapes import hidden_width
-from minigpt.model.kernels import DEFAULT, Kernels, apply_rope, squared_relu
-
-POSITION_BASE = 10_000.0
+from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width
+from minigpt.model.kernels import CPU, Kernels, apply_rope, squared_relu
 
 
 class RMSNorm(nn.RMSNorm):
     """Divide by the root mean square of the last dimension and multiply by learned gains."""
 
-    kernels: Kernels = DEFAULT
+    kernels: Kernels = CPU
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernels.rms_norm(x, self.weight)
@@ -36,14 +34,14 @@ class RMSNorm(nn.RMSNorm):
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
     """Return the normalization layer that `config` names."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, bias=config.bias)
+        return nn.LayerNorm(config.n_embd, NORM_EPS["layernorm"], bias=config.bias)
     return RMSNorm(config.n_embd)
 
 
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
-    kernels: Kernels = DEFAULT
+    kernels: Kernels = CPU
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -100,7 +98,7 @@ class MLP(nn.Module):
 class Dropout(nn.Module):
     """Zero activations in training and scale up the others (Srivastava et al. 2014)."""
 
-    kernels: Kernels = DEFAULT
+    kernels: Kernels = CPU
 
     def __init__(self, probability: float) -> None:
         super().__init__()

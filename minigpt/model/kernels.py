@@ -1,7 +1,8 @@
 """Operations with two implementations: PyTorch's own, and a faster one for a CPU.
 
 A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
-`CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `use_kernels` (gpt.py) sets a different choice.
+`CPU` the faster ones, which a new model has. `use_kernels` (gpt.py) sets those of a `Runtime`. Two of these functions
+give the compiler their plain form, because it fuses operations itself.
 
 Both agree up to rounding. Dropout agrees in distribution: `CPU` rounds its probability to a multiple of 1/256.
 
@@ -16,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.config.shapes import NORM_EPS
+
 BLOCK = 64
 """Queries per block of `sdpa_blocked`."""
-RMS_NORM_EPS = 1e-6
-
 SDPA = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Causal attention of q, k and v (B, H, T, D) with a dropout probability for its weights, to (B, H, T, D)."""
 
@@ -43,7 +44,9 @@ def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Return RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467) in the precision of x."""
-    return F.rms_norm(x, (x.size(-1),), weight.to(x.dtype), RMS_NORM_EPS)  # mixed precisions would take several passes
+    return F.rms_norm(
+        x, (x.size(-1),), weight.to(x.dtype), NORM_EPS["rmsnorm"]
+    )  # mixed precisions would take several passes
 
 
 TORCH = Kernels(sdpa_fused, F.dropout, rms_norm)
@@ -165,7 +168,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         full = _at_least_float32(x)
         norm = torch.linalg.vector_norm(full, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.size(-1)).add_(RMS_NORM_EPS).rsqrt_()  # (..., 1)
+        scale = norm.square_().div_(x.size(-1)).add_(NORM_EPS["rmsnorm"]).rsqrt_()  # (..., 1)
         ctx.save_for_backward(full, scale, weight)
         ctx.dtype = x.dtype
         y: Tensor = full * scale
@@ -225,11 +228,5 @@ CPU = TORCH
 if hasattr(torch, "_softmax_backward_data") and hasattr(torch.ops.aten, "native_layer_norm_backward"):  # not public
     CPU = Kernels(sdpa_blocked, byte_dropout, rms_norm_fast)
 
-
-def _by_device(name: str) -> Callable[..., Tensor]:
-    return lambda x, *others: getattr(CPU if x.device.type == "cpu" else TORCH, name)(x, *others)
-
-
-DEFAULT = Kernels(_by_device("sdpa"), _by_device("dropout"), _by_device("rms_norm"))
 KERNELS = {"torch": TORCH, "cpu": CPU}
 """The values of `runtime.kernels`."""

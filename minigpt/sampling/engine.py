@@ -250,7 +250,7 @@ def fold_scales(config: ModelConfig, block: Mapping[str, Array]) -> dict[str, Ar
     if QK_GAIN in block:  # sqrt(D) from the RMSNorm of q, sqrt(D) from that of k, 1 / sqrt(D) from attention
         changed[QK_GAIN] = np.stack((block[QK_GAIN], block[QK_GAIN] * math.sqrt(D)))[:, None]  # (2, 1, D)
     else:
-        scale = np.repeat(np.float32([1 / math.sqrt(D), 1, 1]), H * D)
+        scale = np.repeat(np.array([1 / math.sqrt(D), 1, 1], np.float32), H * D)
         changed = {name: (block[name].T * scale).T for name in QKV if name in block}
     if config.activation != "relu2":
         changed["mlp.down.weight"] = block["mlp.down.weight"] * 0.5

@@ -10,12 +10,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import VERSE, Cli
 
+from minigpt.model.kernels import KERNELS, TORCH
 from minigpt.sampling import generate as sampling
 from minigpt.sampling.copied import match_lengths
 from minigpt.storage.checkpoint import load_checkpoint
@@ -202,6 +204,12 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == text
     cli("sample", "-p", "do", "-o", tmp_path / "s.txt")
     assert (tmp_path / "s.txt").read_bytes().decode() == f"do{text}\n"
+
+
+def test_the_torch_engine_computes_with_the_kernels_of_its_device(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KERNELS, "cpu", replace(TORCH, sdpa=lambda *_: pytest.fail("these kernels")))
+    with pytest.raises(BaseException, match="these kernels"):
+        cli("sample", "-l", 1, "--engine", "torch")
 
 
 @pytest.mark.slow
