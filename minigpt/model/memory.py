@@ -49,7 +49,7 @@ class Memory:
     def total(self) -> int:
         return sum(getattr(self, part.name) for part in fields(Memory))
 
-    def largest_micro_batch(self, config: RunConfig, free: int) -> int:
+    def micro_batch_within(self, config: RunConfig, free: int) -> int:
         """Return the largest micro-batch of `config` that leaves a fifth of `free` bytes, or 0."""
         each = max(1, self.activations // config.train.sequences_at_once)
         return _largest_micro_batch(config, int(SPARING * free - self.total + self.activations) // each)
@@ -107,7 +107,7 @@ def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> N
     free = free_memory_bytes(device)
     if free is not None and memory.total > free:
         problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
-        size = memory.largest_micro_batch(config, free) if memory.activations else 0
+        size = memory.micro_batch_within(config, free) if memory.activations else 0
         raise InsufficientMemoryError(problem, settings=_micro_batch(size))
 
 

@@ -146,7 +146,7 @@ def plan_memory(config: RunConfig, free: int | None, needs: Callable[[RunConfig]
     planned = PlannedMemory(**asdict(memory), peak=memory.total)
     if free is None:
         return planned
-    fits, largest = memory.total <= free, memory.largest_micro_batch(config, free)
+    fits, largest = memory.total <= free, memory.micro_batch_within(config, free)
     settings: tuple[str, ...] = ()
     if not fits and largest:
         settings = (f"train.micro_batch_size={largest}",)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import make_config
+from small_runs import make_config, make_data
 
 from minigpt.config.schema import RunConfig
 from minigpt.errors import ConfigError
@@ -20,6 +20,7 @@ from minigpt.training import preparation, step_time
 from minigpt.training.learner import Learner
 from minigpt.training.plan import make_plan, planned_sequence_bytes
 from minigpt.training.preparation import sequence_bytes
+from minigpt.training.snapshot import make_learner
 from minigpt.training.step_time import StepSeconds, first_layers, measure_step
 
 V = 13
@@ -147,6 +148,8 @@ def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyP
     epochs = make_config(**base, train__epochs=60, train__steps=None)
     plans = [make_plan(config, V, processes).runtime.compile for config in (steps, epochs) for processes in (1, 4)]
     assert plans == [True, True, False, False]
+    trained = [make_learner(make_config(**base, train__steps=steps), make_data()) for steps in (1200, 100)]
+    assert [learner.runtime.compile for learner in trained] == [True, False]
 
 
 @pytest.mark.usefixtures("quick_and_clean")
