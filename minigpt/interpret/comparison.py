@@ -63,7 +63,8 @@ class Comparison:
 def compare(runs: Sequence[Measured]) -> Comparison:
     """Group the seeds of one setting. Rank the groups if all have the same validation text.
 
-    Losses per byte and per character are different units, so with different tokenizers, bits per character decide.
+    Nats per byte and per character are different units, so runs with different tokenizers are ranked by bits per
+    character.
     """
     found: dict[tuple[str, int], list[Measured]] = {}
     times = Counter[tuple[str, int]]()  # how often a seed was there before

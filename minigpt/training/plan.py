@@ -149,7 +149,7 @@ def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: i
 
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
-    """Return what each process of a run of so many FLOP would compute with, and whether its device is available."""
+    """Return the runtime of each process of a run that computes `flops` FLOP, and whether its device is available."""
     threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # workers start with their share
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     flops /= processes

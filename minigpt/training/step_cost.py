@@ -63,7 +63,7 @@ class LiveMemory(TorchDispatchMode):
 
 
 class _Step:
-    """A step of a new model with its first layers, on random tokens."""
+    """One training step, on random tokens, of a new model that has only `layers` layers."""
 
     def __init__(self, config: RunConfig, vocab_size: int, runtime: Runtime, sequences: int, layers: int) -> None:
         self.model = build_model(config.model.model_copy(update={"n_layer": layers}), vocab_size)

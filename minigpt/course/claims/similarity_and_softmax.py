@@ -216,7 +216,8 @@ def rows_sum_to_one() -> Finding:
 def softmax_is_not_linear() -> Finding:
     """Double the query. Without the softmax the output doubles; with the softmax it does not.
 
-    In the text itself, attention is not linear even without a softmax: q, k and v all depend on the text.
+    As a function of the text, attention is not linear even without a softmax, because q, k and v all depend on the
+    text.
     """
     q, k, v = normal(3, 6, 8, claim=12)
     without = max_abs((2 * q @ k.T) @ v - 2 * (q @ k.T @ v))
