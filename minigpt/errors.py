@@ -142,7 +142,7 @@ class InsufficientMemoryError(UserError):
     """A model or batch that does not fit in memory."""
 
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, that make it fit."""
+    """Settings, as KEY=VALUE, that make the run fit."""
 
 
 @dataclass(eq=False)

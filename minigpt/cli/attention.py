@@ -52,7 +52,7 @@ def attention(
         Option(help="Measure the attention from one string to earlier occurrences of another.", metavar="FROM TO"),
     ] = None,
     tty: Annotated[
-        bool, Option("--tty", help="Shade the text by the attention of --query (default: the last).")
+        bool, Option("--tty", help="Shade the text by the attention of --query (default: the last character).")
     ] = False,
     all_scores: Annotated[bool, Option("--scores", help="Print every score of every head.")] = False,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,

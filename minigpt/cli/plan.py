@@ -37,7 +37,10 @@ def plan(
     vocab_size: Annotated[
         int | None,
         Option(
-            min=1, max=1_114_112, help="Vocabulary size. Default: that of TEXT, else 65, or 256 for bytes.", metavar="N"
+            min=1,
+            max=1_114_112,
+            help="Vocabulary size (default: the size for TEXT, else 65, or 256 for bytes).",
+            metavar="N",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -204,7 +204,7 @@ def _start(
 
 
 def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
-    """Train, and return the exit code: 0, or that of the signal that stopped the run."""
+    """Train, and return the exit code: 0, or the code of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
 

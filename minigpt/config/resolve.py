@@ -134,7 +134,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     for label, values in ((f"family {family}", defaults), *kept):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
-            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
+            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one of them")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
         if "model.family" in values and family in RECURRENT:
@@ -154,7 +154,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 
 
 def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
-    """Leave out what shipped presets set for their own text, if the text is another one. Also return what that was."""
+    """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
     texts = [one_or_many(values.get("data.source")) for _, values in sources]
     text = next((own for own in reversed(texts) if own is not None), None)
     kept, notices = list[ConfigSource](), list[str]()
@@ -168,7 +168,7 @@ def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSo
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
-    """Return the configuration without its wrong values, and the problem with each of them by key."""
+    """Return the configuration without its wrong values, and the problem with each wrong value by key."""
     tree: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")

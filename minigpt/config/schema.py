@@ -156,11 +156,11 @@ class TrainConfig(Section):
     log_every: int = Field(10, ge=1)
     """Steps between points on the training curves."""
     eval_every: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] = "auto"
-    """Steps between evaluations on all validation text. `auto`: about 5 to 20 of them, ideally in 5% of the time."""
+    """Steps between evaluations on all validation text. `auto`: about 5 to 20 evaluations, ideally 5% of the time."""
     save_every: int = Field(500, ge=1)
     """Steps between checkpoints. A new best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
-    """Number of newest checkpoints to keep, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best checkpoint."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
@@ -223,7 +223,7 @@ class RuntimeConfig(Section):
     parallel: Literal["auto", "data", "fsdp"] = "auto"
     """`data`: each process has a copy of the model. `fsdp`: each has a part. `auto`: `fsdp` if a copy does not fit."""
     exact: bool = True
-    """Add gradients so that several processes give the bits of one. `false`: all-reduce, faster with many processes."""
+    """Let several processes give the bits of one process. `false`: one all-reduce, faster with many processes."""
     timeout: float = Field(600.0, gt=0, le=1_000_000)
     """Seconds to wait for another process before training ends."""
 
@@ -261,4 +261,4 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     **{family: {"bias": True, **NO_ATTENTION} for family in RECURRENT},
 }
-"""The defaults of each family that differ from those of `ModelConfig`."""
+"""The defaults of each family that differ from the defaults of `ModelConfig`."""

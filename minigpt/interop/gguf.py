@@ -1,7 +1,7 @@
 """Export to GGUF, the file format of llama.cpp.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md specifies the format. llama.cpp computes each architecture by
-code of its own. Three of them are the same function as a model of minigpt.
+code of its own. Three of the architectures compute the same function as a model of minigpt.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
 PADDING = 256
-"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds that of the model."""
+"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds the model's context."""
 
 ARCHITECTURES = {
     name: {**hf.ARCHITECTURES[name].needs, "activation": activation}

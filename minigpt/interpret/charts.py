@@ -49,7 +49,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], labels: Sequence[str]) -> "Figure":
-    """Draw panels in two columns, or a single one, above a legend that names the lines of each panel."""
+    """Draw panels in two columns, or a single panel, above a legend that names the lines of each panel."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D

@@ -59,7 +59,7 @@ def smoothed(values: Array) -> Points:
 
 
 def band(curves: Iterable[Points]) -> Line:
-    """Return the mean of several curves and their range, where all of them have values. Interpolate between points."""
+    """Return the mean of several curves and their range, where all curves have values. Interpolate between points."""
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return Line(*np.empty((4, 0)))

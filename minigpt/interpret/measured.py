@@ -96,7 +96,7 @@ class Measured:
 def load_runs(names: Sequence[str]) -> dict[str, Checkpoint]:
     """Load the best checkpoint of each run, or the checkpoint that a name is the folder of. Skip repeated runs.
 
-    Return the checkpoints by the name to show: that of the run, or as given if two runs have the same name.
+    Return the checkpoints by the name to show: the run's name, or as given if two runs have the same name.
 
     Raises:
         UserError: A run or its checkpoint is missing or damaged.

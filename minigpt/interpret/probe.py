@@ -62,7 +62,7 @@ def attention_probe(data: TokenDataset) -> Callable[[int, Model, Metrics], None]
 
 
 def write_projector(folder: Path, vectors: Tensor, labels: Sequence[str]) -> None:
-    """Write vectors (N, C) and their labels for TensorBoard's projector. They replace earlier ones."""
+    """Write vectors (N, C) and their labels for TensorBoard's projector. Replace earlier vectors."""
     rows = ["\t".join(f"{number:.6g}" for number in row) for row in vectors.tolist()]
     entry = 'embeddings { tensor_name: "characters" tensor_path: "vectors.tsv" metadata_path: "labels.tsv" }'
     files = {"vectors.tsv": rows, "labels.tsv": map(escape, labels), "projector_config.pbtxt": [entry]}

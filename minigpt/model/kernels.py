@@ -1,4 +1,4 @@
-"""Operations with two implementations: PyTorch's own, and a faster one for a CPU.
+"""Operations with two implementations: PyTorch's implementation, and a faster one for a CPU.
 
 A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
 `CPU` the faster ones. `DEFAULT` chooses by the device of the tensors; `use_kernels` (gpt.py) sets a different choice.
@@ -31,7 +31,7 @@ class Kernels:
     sdpa: SDPA
     """Scaled dot-product attention under the causal mask."""
     dropout: Callable[[Tensor, float], Tensor]
-    """Zero elements with a probability and scale up the others."""
+    """Zero elements with a probability, and scale up the other elements."""
     rms_norm: Callable[[Tensor, Tensor], Tensor]
     """Divide x (..., D) by its root mean square and multiply by the weight (D)."""
 

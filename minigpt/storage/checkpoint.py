@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def run_name(self) -> str:
-        """The name of its run, or of its own folder if that was copied out of the run."""
+        """The name of the run, or of the checkpoint's folder if somebody copied it out of the run."""
         folder = self.path.parent.parent if self.path.parent.name == CHECKPOINTS else self.path
         return folder.name or folder.resolve().name
 

@@ -83,7 +83,7 @@ class Metrics:
 
     @property
     def sha256(self) -> str:
-        """The hash of metrics.jsonl. If nothing is reported, that of the checkpoint from which the run was resumed."""
+        """The hash of metrics.jsonl. If nothing is reported, the hash in the checkpoint from which the run resumed."""
         return self.resumed.metrics_sha256 if self.is_silent and self.resumed else self.digest.hexdigest()
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:

@@ -77,7 +77,7 @@ class Muon(ParamGroupOptimizer):
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
     each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small ones. A DTensor is gathered
+    Matrices of one shape are updated together, which takes 40% less time for small matrices. A DTensor is gathered
     and updated alone, so that only one is whole at a time.
     """
 
@@ -126,7 +126,7 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def orthogonalize(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
-    """Return matrices x (N, R, C), R <= C, with singular values near one, by Newton-Schulz iteration."""
+    """Return matrices x (N, R, C), R <= C, with singular values near 1, by Newton-Schulz iteration."""
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for a, b, c in ns_coefficients:
         square = x @ x.mT  # (N, R, R)
@@ -175,10 +175,10 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
-        """Copy the state that `state_dict` returned. It is empty before the first step.
+        """Copy the state that `state_dict` returned. The state is empty before the first step.
 
         Args:
-            state: The state, with whole tensors. Only their shapes matter on other processes than the main one.
+            state: The state, with whole tensors. Only their shapes matter on processes other than the main process.
             processes: The processes that train together.
 
         Raises:

@@ -55,7 +55,7 @@ def settings_card(config: RunConfig) -> str:
 
 
 def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
-    """Compare a loss, in nats per token, with that of guessing each token with the same probability."""
+    """Compare a loss, in nats per token, with the loss of guessing each token with the same probability."""
     size, unit = tokenizer.vocab_size, tokenizer.unit
     guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
     among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709

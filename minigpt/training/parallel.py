@@ -35,14 +35,14 @@ from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
-"""How long processes wait for each other to start, and then before training: one may be encoding a long text."""
+"""How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 """Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
-LOST_CONTACT = "lost contact with another process: it ended, or hangs"
+LOST_CONTACT = "lost contact with another process: it exited or stopped responding"
 
 
 class Processes:
-    """The processes that train a run, seen from one of them. Without arguments: a single process.
+    """The processes that train a run, seen from one process. Without arguments: a single process.
 
     Methods marked "collective" must be called by every process, in the same order.
     """
@@ -65,7 +65,7 @@ class Processes:
     # --- before training ---------------------------------------------------------------------------------
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on every process, and return its own result (collective). If it fails on one, end all.
+        """Call `work` on every process, and return its own result (collective). If it fails on one process, end all.
 
         On each machine, one process goes first, so that the others find what it has cached.
 
@@ -188,7 +188,7 @@ class Processes:
     def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
         """Let every process write into the folders that the main process chooses (collective).
 
-        Yield a function to the main process, which calls `write` with a folder on all of them. The others yield None,
+        Yield a function to the main process, which calls `write` with a folder on all processes. The others yield None,
         after the block of the main process has ended.
 
         Raises:
@@ -229,8 +229,8 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        JoinError: The others cannot be found.
-        UserError: One of them ends before or after training.
+        JoinError: The other processes cannot be found.
+        UserError: Another process ends before or after training.
     """
     if not is_one_of_several():
         yield ONE

@@ -30,7 +30,7 @@ def eval_steps(steps: int, tokens_per_step: int, validation_tokens: int) -> int:
 
 
 class Clock:
-    """Seconds of training: `total` over all sessions of the run, `session` in this one."""
+    """Seconds of training: `total` over all sessions of the run, `session` in this session."""
 
     def __init__(self, before: float) -> None:
         self.before = before

@@ -48,8 +48,8 @@ def save(
 ) -> bool:
     """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
 
-    The main process does it. With FSDP2, each process writes its rows. If that fails, the main process raises the
-    error of `save_checkpoint`, and the others OtherProcessError.
+    The main process saves. With FSDP2, each process writes its rows. If saving fails, the main process raises the
+    error of `save_checkpoint`, and the other processes raise OtherProcessError.
     """
     processes = learner.processes
 

@@ -128,7 +128,7 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     assert losses[0] == losses[1] != []
     assert "--resume keeps the length of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
     both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
-    assert "--minutes and --set train.steps=4 both give the length" in both.error
+    assert "--minutes and --set train.steps=4 both give the duration" in both.error
 
 
 @pytest.mark.slow
