@@ -166,10 +166,10 @@ class MissingPackageError(UserError):
 
 @dataclass(eq=False)
 class FolderNotEmptyError(UserError):
-    """A folder for new files that already has some."""
+    """A folder for new files that already has files."""
 
     is_export: bool = False
-    """Whether it holds nothing but an unchanged export."""
+    """Whether the folder holds nothing but an unchanged export."""
 
 
 @dataclass(eq=False)

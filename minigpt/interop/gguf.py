@@ -119,7 +119,7 @@ def architecture(config: ModelConfig) -> str:
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     """Add the vocabulary as llama.cpp's type "rwkv", which reads the longest token at each position.
 
-    It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp
+    It is the only type without special tokens. In other types, one of the characters would end the text. llama.cpp
     hangs on an out-of-vocabulary character whose first byte also begins a character of the vocabulary.
     """
     tokens = [tokenizer.spell(i) for i in range(tokenizer.vocab_size)]

@@ -64,7 +64,7 @@ def read(folder: Path) -> Found:
     If transformers is installed, compare its logits with minigpt's logits.
 
     Raises:
-        UserError: Something in it does not fit, is unknown, or is damaged, or the logits differ.
+        UserError: A setting or tensor is unknown, a file is damaged, or the logits differ.
     """
     config = _read_json(folder, "config.json", LIMITS["config.yaml"])
     kind = ARCHITECTURES.get(str(config.get("model_type")))

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT = 7.6, 5.0
 """Size of a panel, in inches of 100 pixels."""
 DECADES = 6
-"""The most that a logarithmic y axis covers. A curve that vanishes leaves the panel, and the others stay apart."""
+"""The most that a logarithmic y axis covers. A curve that vanishes leaves the panel; the other curves stay apart."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
 """Colors that color-blind readers can tell apart (Okabe and Ito 2008, https://jfly.uni-koeln.de/color/)."""
 

@@ -114,7 +114,7 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
     """Return the device for `runtime.device`: for "auto" the device of the saved run if available, else the first GPU.
 
-    Process `local_rank` of several on a machine has the GPU of that number, whichever is set or saved.
+    With several processes on a machine, process `local_rank` has the GPU of this number, whichever GPU is set or saved.
 
     Raises:
         DeviceError: The device is not available.

@@ -64,7 +64,7 @@ def refuse_double_backward() -> None:
 
 
 def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Return attention, one block of queries at a time, as plain matrix products.
+    """Return attention, one block of queries at a time, as plain matrix multiplications.
 
     The fused kernel recomputes all weights in its backward pass. On a CPU, storing them is several times faster.
     Each block sees only its prefix of the keys, so half of the weights are never computed.
@@ -116,7 +116,7 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def byte_dropout(x: Tensor, probability: float) -> Tensor:
-    """Return x with elements zeroed at random and the others scaled up."""
+    """Return x with elements zeroed at random, and the other elements scaled up."""
     return x * dropout_mask(x, probability)
 
 

@@ -158,7 +158,7 @@ def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:
-    """Return the problem with the run's config.yaml, or "" if it equals the one in the newest checkpoint."""
+    """Return the problem with the run's config.yaml, or "" if it equals the file in the newest checkpoint."""
     try:
         contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
     except UserError as error:

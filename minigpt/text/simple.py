@@ -61,7 +61,7 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
 
 
 def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
-    """Return the count of each wanted key, 0 for those that are not in the sorted `keys`."""
+    """Return the count of each wanted key, 0 for keys that are not in the sorted `keys`."""
     if not len(keys):  # the text is shorter than the n-gram
         return np.zeros_like(wanted)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

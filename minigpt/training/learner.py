@@ -152,7 +152,7 @@ class Learner:
         return loss_value, norm_value
 
     def _accumulate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the gradients of a shard, one micro-batch at a time. Return its part of the mean loss of the batch."""
+        """Add the gradients of a shard, one micro-batch at a time. Return the shard's part of the mean loss."""
         train = self.config.train
         total = torch.zeros((), device=x.device)
         for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):

@@ -184,7 +184,7 @@ class Metrics:
             self.excepthook(thread)
 
     def _write_pending(self, sync: bool = False) -> None:
-        """Write the pending lines. If a write fails, keep them in memory."""
+        """Write the pending lines. If a write fails, keep the lines in memory."""
         try:
             while self.pending:
                 self.pending = self.pending[self.lines.write(self.pending) :]

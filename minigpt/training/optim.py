@@ -75,10 +75,10 @@ class Muon(ParamGroupOptimizer):
 
     Muon replaces the update of each matrix with the nearest orthogonal matrix. The vectors along its longer side,
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
-    each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
+    each vector is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small matrices. A DTensor is gathered
-    and updated alone, so that only one is whole at a time.
+    Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one. A
+    DTensor is gathered and updated alone, so that only one is whole at a time.
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}

@@ -37,7 +37,7 @@ T = TypeVar("T")
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
 """How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
-"""Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
+"""Parts of the messages of PyTorch's errors that mean that another process has exited or stopped responding."""
 LOST_CONTACT = "lost contact with another process: it exited or stopped responding"
 
 
@@ -91,7 +91,7 @@ class Processes:
 
     @contextmanager
     def on_main(self, enter: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
-        """Enter a context on the main process only. Yield None on the others (collective)."""
+        """Enter a context on the main process only. Yield None on the other processes (collective)."""
         with ExitStack() as stack:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
 
@@ -291,7 +291,7 @@ def choose_fsdp(size: int, config: RunConfig, parameters: int, device: str) -> b
 
 
 def is_lost(error: Exception) -> bool:
-    """Return whether an error means that another process has ended or hangs."""
+    """Return whether an error means that another process has exited or stopped responding."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 

@@ -236,7 +236,7 @@ def _refuse_standard_input(config: RunConfig, processes: int) -> None:
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, and a line for each newer one that is damaged."""
+    """Return the newest intact checkpoint, and a line for each newer checkpoint that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:

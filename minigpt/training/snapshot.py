@@ -30,7 +30,7 @@ def make_learner(
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
-    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
+    """Return the learner of a new run, which may have the weights of `start`, or of a resumed run (collective)."""
     steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
     if checkpoint is None:
         return Learner(config, vocab_size, steps, start=start, processes=processes)
