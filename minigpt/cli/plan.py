@@ -124,7 +124,7 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     else:
         length = f"{steps:,} steps" if steps else "the run"
         run = f", {duration(total)} for {length} without evaluations" if total else ""
-        how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
+        how = "" if plan.is_measured else " (estimated from the speed of matrix multiplications)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile
     if step and excluded:

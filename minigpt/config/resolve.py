@@ -112,7 +112,7 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
 def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
-    A source that sets the length of the run (train.steps or epochs) replaces the length of earlier sources.
+    A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
     If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 MOST_THREADS = 1024
 """The maximum number of threads that torch supports without crashing."""
 MOST_STEPS = 10**12
-"""The maximum length of a run. Times the largest batch, it fits into 64 bits."""
+"""The maximum duration of a run. Times the largest batch, it fits into 64 bits."""
 
 
 class Section(BaseModel):
@@ -142,9 +142,9 @@ class TrainConfig(Section):
     """Length, batches, evaluations and checkpoints. Set `steps` or `epochs`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    """Length of the run in optimizer steps. 2000 if `epochs` is not set."""
+    """Duration of the run in optimizer steps. 2000 if `epochs` is not set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in epochs (passes over the training text)."""
+    """Duration of the run in epochs (passes over the training text)."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
@@ -211,7 +211,7 @@ class RuntimeConfig(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Several processes on a machine use cuda:0, cuda:1, ... in any case."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
+    """Precision of matrix multiplications (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"

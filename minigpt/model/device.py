@@ -55,7 +55,7 @@ class Runtime:
         return KERNELS[self.kernels]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes matrix products in this precision."""
+        """Return a context that computes matrix multiplications in this precision."""
         if self.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)

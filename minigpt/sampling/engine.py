@@ -32,7 +32,7 @@ NORM_EPS, POSITION_BASE = {"layernorm": 1e-5, "rmsnorm": 1e-6}, 10_000.0
 CHUNK = 64
 """Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000
-"""Up to this many rows and matrix elements, OpenBLAS multiplies twice as fast: it has a path for small products.
+"""Up to this many rows and matrix elements, OpenBLAS multiplies twice as fast: it has a path for small matrices.
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from the last so many training tokens, and score no longer text, so they take seconds."""
+"""The methods learn from at most so many last training tokens, and score no longer text, so they take seconds."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]

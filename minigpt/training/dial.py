@@ -105,5 +105,5 @@ def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_toke
 
 
 def steps_within(seconds: float, time: StepTime, config: RunConfig, validation_tokens: int) -> int:
-    """Return the most steps that take at most so many seconds, 0 if one takes more."""
+    """Return the most steps that take at most so many seconds, 0 if one step takes more."""
     return bisect_right(range(1, MOST_STEPS), seconds, key=lambda n: total_seconds(n, time, config, validation_tokens))

@@ -34,7 +34,7 @@ class Learner:
     Args:
         config: The settings of the run.
         vocab_size: The number of tokens that the model knows.
-        steps: The length of the run. It decides whether compiling pays.
+        steps: The duration of the run. It decides whether compiling pays.
         saved: The environment of a run that resumes. Its decisions replace "auto".
         start: A checkpoint whose weights replace the random weights.
         processes: The processes that train together.

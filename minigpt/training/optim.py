@@ -141,7 +141,7 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Create the optimizer. `dtype` is the precision of Muon's products: bfloat16 if the hardware has it."""
+        """Create the optimizer. `dtype` is the precision of Muon's multiplications: bfloat16 if the hardware has it."""
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         hidden: dict[Tensor, str] = {}
         if config.name == "muon":

@@ -2,8 +2,8 @@
 
 Each process works on its shards of every batch, and gradients are summed so that the number of processes does not
 change a bit. A sum of floating-point numbers depends on its order, so the order is fixed: shards are added in pairs,
-pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each has
-two terms, and a + b equals b + a.
+pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each sum
+has two terms, and a + b equals b + a.
 """
 
 import os
@@ -67,7 +67,7 @@ class Processes:
     def together(self, work: Callable[[], T]) -> T:
         """Call `work` on every process, and return its own result (collective). If it fails on one process, end all.
 
-        On each machine, one process goes first, so that the others find what it has cached.
+        On each machine, one process goes first, so that the others find its cached files.
 
         Raises:
             UserError, OSError: `work` raised it here. If it fails on several processes, only the first raises it.
@@ -188,8 +188,8 @@ class Processes:
     def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
         """Let every process write into the folders that the main process chooses (collective).
 
-        Yield a function to the main process, which calls `write` with a folder on all processes. The others yield None,
-        after the block of the main process has ended.
+        Yield a function to the main process, which calls `write` with a folder on all processes. The other
+        processes yield None, after the block of the main process has ended.
 
         Raises:
             OtherProcessError: The block of the main process failed.

@@ -150,7 +150,7 @@ def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> Prepar
 
 
 def describe(config: RunConfig, data: TokenDataset) -> str:
-    """Return the shape and length of a run as one line."""
+    """Return the shape and duration of a run as one line."""
     model, steps, size = config.model, run_steps(config, len(data.train)), config.train.batch_size
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
     epochs = steps * size * model.context / len(data.train)
