@@ -12,6 +12,7 @@ from pathlib import Path
 
 from typer.exceptions import TyperException
 
+from minigpt.cli.options import TEXT
 from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
@@ -33,6 +34,7 @@ from minigpt.errors import (
     RunNotFoundError,
     TextError,
     TextMismatchError,
+    TextNotFoundError,
     TrainingError,
     UnknownCharacterError,
     UserError,
@@ -107,6 +109,12 @@ def _text_hint(error: TextError, command: str) -> str:
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if _has_settings(command) else '--encoding '}{encoding}"
+        case TextNotFoundError(name=name) if run := run_named(name):
+            use = {"train": ("resume", resume_command(run)), "eval": ("evaluate", f"minigpt eval {as_argument(run)}")}
+            verb, line = use.get(command, ("look into", f"minigpt inspect {as_argument(run)} --open"))
+            return f"it is a run; to {verb} it: {line}"
+        case TextNotFoundError(has_similar=False):
+            return f"a text is one of these: {TEXT[:1].lower()}{TEXT[1:].rstrip('.')}"
         case ConfigAsTextError(name=name):
             return f"to use it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
@@ -132,6 +140,13 @@ def _text_hint(error: TextError, command: str) -> str:
 def _run_hint(error: UserError, command: str) -> str:
     """Return a hint about a run or its checkpoints, or "" for other errors."""
     match error:
+        case RunNotFoundError(name=name) if run := run_named(name):  # where a folder of runs is expected
+            line = (
+                f"see its curves: minigpt board {shell_quote(run)}" if command == "board" else "list all: minigpt runs"
+            )
+            return f"{escape(name)} is a run; to {line}"
+        case RunNotFoundError(name=name) if is_text(name):
+            return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
@@ -209,6 +224,20 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
     size = os.environ.get("LOCAL_WORLD_SIZE")  # of this machine
     several = f"--processes {size}" if is_one_of_several() and size == os.environ["WORLD_SIZE"] else ""
     return " ".join(filter(None, (f"minigpt train --resume {as_argument(run)}", several, set_options(settings))))
+
+
+def run_named(name: str) -> Path | None:
+    """Return the folder of the run that `name` refers to, if there is one."""
+    from minigpt.paths import RUNS, is_run
+
+    with suppress(OSError):
+        return next((folder for folder in (RUNS / name, Path(name)) if is_run(folder)), None)
+    return None
+
+
+def is_text(name: str) -> bool:
+    """Return whether `name` refers to a file or a text of minigpt, rather than to a run."""
+    return name.startswith(("builtin:", "download:")) or os.path.isfile(os.path.expanduser(name))
 
 
 def as_argument(run: Path) -> str:

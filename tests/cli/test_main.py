@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from command_line import SMALL, VERSE, Cli, Done, environment, process
 from forgery import scale_weights
 
 from minigpt import __version__
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.cli.options import complete_preset, complete_run
 from minigpt.config.resolve import fields
 
@@ -214,9 +215,59 @@ def test_a_harmless_overflow_prints_no_warning(run: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ctrl_c_while_the_command_line_is_parsed_is_silent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.cli.main._check_current_folder", lambda: signal.raise_signal(signal.SIGINT))
-    assert cli("runs") == Done(130, "", "")
+STOPPED = "minigpt: stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize("place", ["cli.main._check_current_folder", "storage.runs.all_runs"])
+def test_ctrl_c_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The first place is outside of the command, the second in it."""
+    monkeypatch.setattr(f"minigpt.{place}", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert cli("runs") == Done(130, "", STOPPED)
+
+
+def interrupted_at(module: str, arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command that receives SIGINT when it first imports `module`. It writes its imports to a file."""
+    program = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        names.append(name)
+        if name == {module!r}:
+            import signal
+            signal.raise_signal(signal.SIGINT)
+from minigpt.cli.main import main
+names = []
+sys.meta_path.insert(0, Finder())
+try: main()
+finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
+"""
+    command = [sys.executable, "-c", program, *arguments.split()]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [("runs", "minigpt.cli.app"), ("runs", "pydantic"), ("sample", "numpy"), ("train verse.txt", "torch")],
+)
+def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    done = interrupted_at(module, arguments, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", STOPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.parametrize("arguments", ["sample -l 3", "eval", f"train verse.txt {' '.join(SMALL)}"])
+def test_ctrl_c_in_any_import_says_so(home: Path, tmp_path: Path, arguments: str) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    assert interrupted_at("none", arguments, tmp_path).returncode == 0
+    modules = (tmp_path / "imports").read_text().split()
+    for module in modules[:: len(modules) // 12]:
+        done = interrupted_at(module, arguments, tmp_path)
+        assert done.returncode == 130, (module, done.stderr)
+        assert "topped" in done.stderr, module
+        assert "Traceback" not in done.stderr, module
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the current folder of a process")
