@@ -31,7 +31,11 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size and characters of a text, and the settings that fit it."""
+    """Print the size and characters of a text, and the settings that fit it.
+
+    Examples:
+      minigpt data info my.txt
+    """
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
     from minigpt.training.fit import WORK, fit
@@ -56,8 +60,12 @@ def data_info(
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.")]) -> None:
-    """Download a text into the cache, and print its path and license."""
+def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.", metavar="NAME")]) -> None:
+    """Download a text into the cache, and print its path and license.
+
+    Examples:
+      minigpt data get shakespeare
+    """
     from minigpt.text.download import download, downloads
 
     name = name.removeprefix("download:")

@@ -26,8 +26,11 @@ def main() -> None:
 
     handle(signal.SIGINT)
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: results are checked for NaN and infinity instead
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["help"]:  # `minigpt help train` is `minigpt train --help`
+        arguments = [*arguments[1:], "--help"]
     try:
-        code = _run(sys.argv[1:])
+        code = _run(arguments)
     except KeyboardInterrupt:
         say_stopped()
         code = 128 + signal.SIGINT

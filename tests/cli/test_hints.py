@@ -137,6 +137,21 @@ def test_a_run_is_told_from_a_text(cli: Cli, run: Path, arguments: str, line: st
     assert cli(*arguments.split()).error.endswith(line)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("eval --device gpu", "--device is gpu, but should be auto, cpu, cuda, cuda:1 or mps"),
+        ("sample --top-p 3", "--top-p is 3.0, but should be at most 1"),
+        (
+            "train -s runtime.device=gpu",
+            "configuration: runtime.device is gpu, but should be auto, cpu, cuda, cuda:1 or mps",
+        ),
+    ],
+)
+def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments: str, line: str) -> None:
+    assert cli(*arguments.split()).error == line
+
+
 def test_suggested_commands_name_the_run() -> None:
     """Without a run, a command uses the newest one."""
     pattern = re.compile(r"(?<!`)minigpt (inspect|sample|attention|eval|claims|export|compare|train --resume) ")
