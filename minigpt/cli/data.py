@@ -13,7 +13,7 @@ data_app = typer.Typer(**GROUP, help="List, describe and download texts.")
 
 
 @data_app.command("list")
-def data_list() -> None:
+def data_list(as_json: JsonOption = False) -> None:
     """List the built-in texts and the available downloads."""
     from minigpt.text.download import downloads
     from minigpt.text.sources import BUILTINS
@@ -22,6 +22,9 @@ def data_list() -> None:
     for name, entry in downloads().items():
         where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
+    if as_json:
+        write(json_text([dict(zip(("name", "text", "status"), row, strict=True)) for row in rows]))
+        return
     table(("name", "text", "size or status"), rows)
 
 

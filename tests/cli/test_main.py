@@ -16,7 +16,7 @@ from forgery import scale_weights
 
 from minigpt import __version__
 from minigpt.cli.app import app
-from minigpt.cli.options import complete_preset, complete_run
+from minigpt.cli.options import complete_preset, complete_run, complete_setting
 from minigpt.config.resolve import fields
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -169,6 +169,14 @@ def help_of(command: Any) -> str:
 def test_settings_are_described_in_a_table(cli: Cli) -> None:
     lines = cli("config", "settings").out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(fields())
+    assert list(cli("config", "settings", "--json").json) == list(fields())
+
+
+@pytest.mark.parametrize("command", ["config list", "data list"])
+def test_a_list_as_json_has_the_names_of_its_table(cli: Cli, command: str) -> None:
+    document = cli(*command.split(), "--json").json
+    names = [row["name"] for row in document] if isinstance(document, list) else list(document)
+    assert names == [line.split()[0] for line in cli(*command.split()).out.splitlines()[1:]]
 
 
 def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
@@ -182,6 +190,7 @@ def test_shells_complete_runs_and_presets(home: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(home)
     assert complete_run("") == ["last", "cjk", "verse-1"]
     assert complete_run("v") == ["verse-1"]
+    assert complete_setting("optim.l") == complete_setting("lr") == ["optim.lr="]
     assert complete_preset("shakespeare-c") == ["shakespeare-cpu", "shakespeare-cpu-best"]
 
 
