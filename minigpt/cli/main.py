@@ -46,6 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
+    from minigpt.cli.output import fitted
 
     try:
         try:
@@ -62,7 +63,7 @@ def _run(arguments: Sequence[str]) -> int:
 
             traceback.print_exc()
         if line:
-            STDERR.write(f"{line}\n")
+            STDERR.write(f"{fitted(line, sys.stderr)}\n")
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return error.exit_code if isinstance(error, TyperException) else 1
