@@ -23,12 +23,25 @@ class UserError(Exception):
         return self.problem
 
 
+@dataclass(eq=False)
 class ConfigError(UserError):
     """Settings that are unknown, invalid or contradictory."""
+
+    unknown: tuple[str, ...] = ()
+    """Keys that are no settings and resemble none."""
 
 
 class TextError(UserError):
     """A text that cannot be found or read."""
+
+
+@dataclass(eq=False)
+class TextNotFoundError(TextError):
+    """No text has this name."""
+
+    name: str
+    has_similar: bool = False
+    """Whether the message names a similar text."""
 
 
 @dataclass(eq=False)
@@ -71,6 +84,8 @@ class RunNotFoundError(UserError):
 
     names: tuple[str, ...] = ()
     """The names of the newest runs."""
+    name: str = ""
+    """The name that the user gave."""
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.output import notice
-from minigpt.errors import UserError, escape
+from minigpt.errors import RunNotFoundError, escape
 
 IMAGES = 200
 """Number of images that TensorBoard shows for each tag. Its default is ten, chosen at random."""
@@ -29,7 +29,7 @@ def board(
     from tensorboard import default, program
 
     if not folder.is_dir():
-        raise UserError(f"folder {escape(folder.absolute())} does not exist; to start a run: minigpt train")
+        raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
     options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one

@@ -84,7 +84,7 @@ def inspect(
         raise UserError(f"the page takes {size}, more than 16 MB; use fewer --steps, a lower --max-weights, or --force")
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
-    notice(f"{wrote} {escape(out)}, {size}")
+    notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 

@@ -6,6 +6,7 @@ closes when the launcher ends in any way, so no worker outlives it.
 
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 
 from minigpt.cli.output import notice
-from minigpt.training.signals import Interrupts
+from minigpt.training.signals import Interrupts, say_stopped
 from minigpt.world import available_cores
 
 PATIENCE = 10.0
@@ -66,4 +67,6 @@ def _wait(workers: "list[subprocess.Popen[bytes]]", interrupts: Interrupts) -> i
         is_told = number is not None
         time.sleep(0.05)
     code = code or next(filter(None, codes), 0)
+    if code == -signal.SIGINT:  # while it waited for the others
+        say_stopped()
     return code if code >= 0 else 128 - code

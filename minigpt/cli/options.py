@@ -30,13 +30,27 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in presets() if name.startswith(incomplete)]
 
 
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the settings that begin with `incomplete`, with or without their section, for shell completion."""
+    from minigpt.config.resolve import fields
+
+    return [f"{key}=" for key in fields() if key.startswith(incomplete) or key.split(".")[1].startswith(incomplete)]
+
+
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
     list[str] | None,
     Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
 ]
 SetOption = Annotated[
-    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
+    list[str] | None,
+    Option(
+        "--set",
+        "-s",
+        help="Override a setting; repeatable.",
+        metavar="KEY=VALUE",
+        autocompletion=complete_setting,
+    ),
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")

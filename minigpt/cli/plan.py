@@ -17,7 +17,7 @@ from minigpt.cli.options import (
     check_minutes,
     only_config,
 )
-from minigpt.cli.output import duration, json_text, notice, table, write
+from minigpt.cli.output import duration, json_text, notice, table, wrapped, write
 from minigpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def plan(
         rows.append(("free", *[_size(found.free_bytes)] * len(memories)))
         rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
     table(("memory of a process", *(found.parallel if processes > 1 else ["size"])), rows)
-    print("", *_lines(found, processes, steps, total), sep="\n")
+    print()
+    for line in _lines(found, processes, steps, total):
+        wrapped(line, indent=0)
     if settings.train.epochs:
         own = " ".join(map(shell_quote, settings.data.source))
         notice(f"the steps of train.epochs depend on the text, which was not read; to read it, add {own}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Exit, Option
+from typer import Option
 
 from minigpt.cli.hints import shell_quote
 from minigpt.cli.input import load_others, read_text, run_dataset
@@ -130,7 +130,7 @@ def sample(
         _print_samples(text, samples, found, out)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
-        raise Exit(128 + signal.SIGINT)
+        sys.exit(128 + signal.SIGINT)
 
 
 def _split(checkpoint: "Checkpoint") -> tuple[str, float]:

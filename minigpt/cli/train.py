@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
@@ -26,7 +25,7 @@ from minigpt.cli.options import (
 from minigpt.cli.output import duration, notice
 from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UnknownCharacterError, UserError, count
 from minigpt.paths import RUNS, is_run
-from minigpt.training.signals import SIGHUP, handle, unhandled
+from minigpt.training.signals import SIGHUP, handle, stop
 from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
@@ -97,12 +96,13 @@ def train(
     if processes and processes > 1 and not is_one_of_several():
         from minigpt.cli.launch import launch
 
-        raise typer.Exit(launch(processes))
-    with unhandled():  # there is nothing to undo yet
-        import minigpt.training.loop
-        import minigpt.training.setup  # noqa: F401 - used later
-        from minigpt.training.parallel import join
+        sys.exit(launch(processes))
+    handle(signal.SIGINT, by=stop)  # there is nothing to undo yet
+    import minigpt.training.loop
+    import minigpt.training.setup  # noqa: F401 - used later
+    from minigpt.training.parallel import join
 
+    handle(signal.SIGINT)
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
         joined.together(lambda: _check(text, config, set_, name, from_, unknown, resume, minutes))
@@ -115,7 +115,7 @@ def train(
             code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_ or minutes), is_auto)
         else:
             code = _start(joined, text or [], config_name, assignments, name, from_, minutes)
-    raise typer.Exit(code)
+    sys.exit(code)
 
 
 def _check(
@@ -228,10 +228,11 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
             processes=processes, seconds=prepared.seconds,
         )  # fmt: skip
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
+            raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     return _report(run, outcome, prepared)
 

@@ -4,7 +4,6 @@ Later sources override earlier ones: defaults, model family, preset, command lin
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -31,6 +30,17 @@ MAY_CHANGE = (
 RETIRED = ("train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
 """Settings of older runs that no longer exist."""
 
+WORDS = {
+    "bool_type": "true or false", "bool_parsing": "true or false",
+    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
+    "greater_than": "more than {gt}", "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}", "less_than_equal": "at most {le}",
+    "string_type": "text", "tuple_type": "text, or a list of texts", "too_short": "at least one text",
+    "string_too_long": "at most {max_length} characters long", "string_unicode": "text without lone surrogates",
+    "model_type": "a section of settings", "literal_error": "{expected}", "value_error": "{error}",
+}  # fmt: skip
+"""What a value must be, by pydantic's type of the error."""
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
 
@@ -186,26 +196,35 @@ def _problems(error: ValidationError) -> dict[str, str]:
     for one in error.errors():
         is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
         key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
-        message = one["msg"].replace("a valid boolean", "true or false")
-        message = re.sub(r"^(Input|String|Tuple|Value error,) ", "", message)
         if one["type"] == "extra_forbidden":
             problems[key] = _unknown_key(key)
-        elif key in problems and message.startswith("should be '"):  # an alternative to the first type
-            problems[key] += message.replace("should be", " or")
+        elif key in problems and one["type"] == "literal_error":  # an alternative to the first type
+            problems[key] += f" or {in_words(one)}"
         elif key not in problems:
+            examples = fields()[key].examples if key in fields() else None
+            allowed = f"{', '.join(examples[:-1])} or {examples[-1]}" if examples else in_words(one)
             value, shown = one["input"], show(one["input"])[:60]
             if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(one["type"], ()):
                 shown = f"the text '{shown}' (write {shown} without quotes)"
-            problems[key] = f"{escape(key)} is {shown}, but {message}"
+            problems[key] = f"{escape(key)} is {shown}, but should be {allowed}"
     return problems
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """Return what a value should be, from the details of a `ValidationError`."""
+    limits = problem.get("ctx", {})
+    limits = {name: f"{limit:,.15g}" if isinstance(limit, int | float) else limit for name, limit in limits.items()}
+    return WORDS[problem["type"]].format(**limits) if problem["type"] in WORDS else problem["msg"]
 
 
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
-    name = ALIASES.get(key.rpartition(".")[2])
-    hint = f"; use {name}" if name else did_you_mean(key, [*fields(), *RunConfig.model_fields])
-    return f"{escape(key)}: unknown key{hint}"
+    section, _, name = key.rpartition(".")
+    same = [known for known in fields() if known.endswith(f".{name}")]  # in another section
+    hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""
+    hint = hint or did_you_mean(key, [*fields(), *({} if section else RunConfig.model_fields)])
+    return f"{escape(key)}: unknown setting{hint or did_you_mean(name, fields())}"
 
 
 def contradictions(config: RunConfig) -> list[str]:

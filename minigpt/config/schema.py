@@ -35,7 +35,7 @@ class Section(BaseModel):
         if takes_integers and isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int | float) and 1 << 63 <= value < math.inf:
-            raise ValueError("should be less than 2^63")
+            raise ValueError("less than 2^63")
         return value
 
 
@@ -208,7 +208,9 @@ class SampleConfig(Section):
 class RuntimeConfig(Section):
     """Device and precision. `auto` chooses what is fast on this machine."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:1", "mps"]
+    )
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Several processes on a machine use cuda:0, cuda:1, ... in any case."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix multiplications (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""

@@ -80,7 +80,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
     problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
     problem += "" if runs else f"there are no runs in {escape(root.absolute())}"
-    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
+    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]), name)
 
 
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:

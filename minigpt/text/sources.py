@@ -17,7 +17,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from uuid import uuid4
 
-from minigpt.errors import EncodingError, TextError, did_you_mean, escape, reason
+from minigpt.errors import EncodingError, TextError, TextNotFoundError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
@@ -25,7 +25,9 @@ from minigpt.text.download import download, downloads
 from minigpt.text.stories import MAX_SEED, stories
 
 HEAD = 8 << 10
-"""Bytes to check at the start of a file. A NUL character among them marks a binary file."""
+"""Bytes to check at the start of a file."""
+CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
+"""Bytes that are not part of a text in an 8-bit encoding."""
 DOCUMENTS = {b"%PDF-": "a PDF document", b"PK\x03\x04": "a zip archive", b"{\\rtf": "an RTF document"}
 """The first bytes of files that hold text, but not plain text."""
 ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenDocument text"}
@@ -99,14 +101,17 @@ def _find(entry: str, encoding: str) -> Corpus:
         return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding)
     try:
         path.stat()
+    except FileNotFoundError as error:
+        similar = _similar(path)
+        raise TextNotFoundError(f"no text is named '{escape(entry)}'{similar}", entry, bool(similar)) from error
     except (OSError, ValueError) as error:
-        raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
+        raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     try:
         is_a_run = path.is_dir() and is_run(path)
     except OSError as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     if is_a_run:
-        raise TextError(f"{escape(entry)} is a run, not a text")
+        raise TextNotFoundError(f"{escape(entry)} is no text", entry)
     if path.is_dir():
         return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
     if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):
@@ -148,9 +153,16 @@ def _document(head: bytes, path: Path) -> str:
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
+    """Return whether a file that starts so has a NUL character, or control characters and a wrong encoding."""
     if encoding.startswith(("utf-16", "utf-32")):
         return "\0" in head.decode(encoding, errors="replace")
-    return b"\0" in head
+    if b"\0" in head or not CONTROLS.search(head):
+        return b"\0" in head
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)  # it may end inside a character
+    except UnicodeError:
+        return True
+    return False
 
 
 def _is_glob(name: str) -> bool:

@@ -15,6 +15,8 @@ Unknown = Literal["error", "skip", "replace"]
 """How to handle characters outside the vocabulary."""
 Ids = npt.NDArray[np.integer[Any]]
 
+MOST_NAMED = 8
+"""Maximum number of unknown characters that an error names."""
 _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
 """Map typographic quotes and dashes to ASCII."""
 
@@ -87,8 +89,8 @@ class CharTokenizer(Tokenizer):
             return ids
         missing = [char for char in dict.fromkeys(text) if char not in self.chars]
         if unknown == "error":
-            others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            described = f"{_describe(missing[0])}, nearest known character {self.nearest(missing[0])!r}"
+            described = _describe(missing[0]) if len(missing) == 1 else ", ".join(map(repr, missing[:MOST_NAMED]))
+            others = f", and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
             raise UnknownCharacterError(f"outside the vocabulary: {described}{others}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements), dtype=dtype)

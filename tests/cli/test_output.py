@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import Cli, environment, process
 
-from minigpt.cli.output import check_writable, json_text, table, wrapped, write_bytes
+from minigpt.cli.output import check_writable, json_text, notice, table, wrapped, write_bytes
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA
 from minigpt.text.sources import PAGE_MARK
@@ -49,7 +49,7 @@ def test_a_table_in_a_pipe_or_a_wide_terminal_has_one_line_per_row(
     ]
 
 
-@pytest.mark.parametrize("width", [1, 20, 40])
+@pytest.mark.parametrize("width", [37, 40])
 def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], width: int) -> None:
     """The column stays wide enough to read."""
     head, *lines = printed(width, *TABLE).splitlines()
@@ -57,7 +57,33 @@ def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], 
     assert lines[0].startswith("a     some words that take")
     assert " ".join(word for line in lines for word in line.split()).startswith("a some words that take")
     assert len(lines) == 3
-    assert all(len(line) <= max(width, 38) for line in lines)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_narrow_terminal_wraps_between_the_words_of_short_columns(printed: Callable[..., str]) -> None:
+    lines = printed(23, ["run", "best loss", "state"], [["verse-1", "1.5", "training"]]).splitlines()
+    assert [line.split() for line in lines] == [["best"], ["run", "loss", "state"], ["verse-1", "1.5", "training"]]
+
+
+def test_a_terminal_too_narrow_for_columns_has_a_line_per_cell(printed: Callable[..., str]) -> None:
+    assert printed(20, ["run", "best loss", ""], [["verse-1", "1.5", "training"], ["x", "", ""]]).splitlines() == [
+        *("run: verse-1", "best loss: 1.5", "training", ""),
+        *("run: x", ""),
+    ]
+
+
+def test_a_notice_on_a_terminal_is_wrapped_between_words_but_its_command_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
+    notice("a loss of 2.3 is like guessing; to resume it: minigpt train --resume 'my run', or choose another")
+    assert capsys.readouterr().err.splitlines() == [
+        "a loss of 2.3 is like guessing; to",
+        "resume it:",
+        "minigpt train --resume 'my run', or",
+        "choose another",
+    ]
 
 
 def test_cells_are_not_markup(printed: Callable[..., str]) -> None:

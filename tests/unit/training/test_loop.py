@@ -380,7 +380,7 @@ def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path)
     """Importing it takes nearly a second."""
     (tmp_path / "text.txt").write_text("to be or not to be " * 20)
     code = (
-        "import sys; from minigpt.cli.main import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
+        "import sys; from minigpt.cli.app import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
         "'runtime.compile=false'], standalone_mode=False); sys.exit('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
