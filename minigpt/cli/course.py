@@ -29,7 +29,9 @@ def _chapter(value: str) -> int:
     raise BadParameter(f"{value} is not a chapter from 1 to {LAST_CHAPTER}, as in: minigpt course check 1 mygpt.py")
 
 
-ChapterNumber = Annotated[int, Argument(help="Number of the chapter.", metavar="N", parser=_chapter)]
+ChapterNumber = Annotated[
+    int, Argument(help=f"Number of the chapter, 1 to {LAST_CHAPTER}.", metavar="N", parser=_chapter)
+]
 
 
 @course_app.callback(invoke_without_command=True)
