@@ -5,6 +5,7 @@ Does not import torch.
 
 import os
 import re
+import sys
 from pathlib import Path
 
 
@@ -47,3 +48,12 @@ def bytes_in(table: str, name: str) -> int | None:
     except OSError:  # another system, or a sandbox without /proc
         return None
     return int(found[1]) * 1024 if found else None
+
+
+def python_command(module: str) -> list[str]:
+    """Return the start of a command line that runs a module of minigpt in another process.
+
+    Unlike `python -m`, it imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11.
+    """
+    safe_path = "import sys; sys.path = [place for place in sys.path if place]; import runpy"
+    return [sys.executable, "-c", f"{safe_path}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
