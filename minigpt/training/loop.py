@@ -109,8 +109,7 @@ class Training:
         if checkpoint:
             self.origin = checkpoint.metadata.origin
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
-        every, tokens = config.train.eval_every, config.tokens_per_step
-        self.eval_steps = eval_steps(self.steps, tokens, len(data.validation)) if every == "auto" else every
+        self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import example, given
 
 from minigpt.config.resolve import resolve
 from minigpt.config.schema import ModelConfig, RunConfig
@@ -102,6 +104,27 @@ def test_the_steps_fill_the_time_with_their_evaluations() -> None:
     assert total_seconds(1000, time(), config, 20_000) > 1.05 * 1000 * 0.1, "a step takes longer in a run"
     assert steps_within(1.0, time(), config, 20_000) == 0
     assert steps_within(60.0, time(0.2), config, 20_000) < steps_within(60.0, time(), config, 20_000)
+
+
+@given(
+    seconds=st.floats(1.0, 60.0),
+    step=st.floats(0.03, 1.0),
+    token=st.floats(0.0, 1e-3),
+    validation=st.integers(1, 50_000),
+    batch_size=st.integers(1, 64),
+    every=st.sampled_from(["auto", "auto", 1, 10, 500]),
+    most=st.integers(1, 2500),
+)
+@example(30.0, 0.005, 0.0, 50_000, 32, "auto", 2500)  # 2111 steps take less time than 1301
+@example(60.0, 0.01, 0.0, 15_360, 8, "auto", 2500)  # evaluations every 100 steps take exactly 5% of the time
+def test_no_longer_run_takes_that_time(
+    seconds: float, step: float, token: float, validation: int, batch_size: int, every: int | str, most: int
+) -> None:
+    settings = {"train.batch_size": batch_size, "model.context": 128, "train.eval_every": every}
+    config, speed = resolve(("test", settings)).config, time(step, token)
+    fitting = [n for n in range(1, 2501) if total_seconds(n, speed, config, validation) <= seconds]
+    assert steps_within(seconds, speed, config, validation, 2500) == max([0, *fitting])
+    assert steps_within(seconds, speed, config, validation, most) == max([0, *(n for n in fitting if n <= most)])
 
 
 @pytest.fixture
