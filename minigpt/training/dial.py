@@ -42,11 +42,13 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         DeviceError: The device is not available.
     """
     pick_device(prepared.config.runtime.device, local_rank=0 if processes > 1 else None)
-    data, most, why = prepared.data, MOST_STEPS, []
+    data, most, why = prepared.data, MOST_STEPS, list[str]()
     runtime, _ = plan_runtime(prepared.config.runtime, processes, 0)
     if prepared.is_fitted:
         # Training reaches a third of the speed of matrix products.
-        prepared = fit_run(prepared, max(0.0, seconds) * processes * measure_matmul(runtime) / 3)
+        speed = measure_matmul(runtime)
+        why.append(f"matrix products run at {speed / 1e9:,.3g} GFLOP/s")
+        prepared = fit_run(prepared, max(0.0, seconds) * processes * speed / 3)
         prepared = with_steps(prepared, 1)  # measure without the dropout of many epochs
         most = most_steps(data.size, prepared.config.tokens_per_step)
     time, steps = measure_steps(prepared, seconds, runtime, processes, most)

@@ -132,7 +132,7 @@ class Training:
         """Check that a batch fits, choose the loss, and write down what this process computes with (collective)."""
         learner, message = self.learner, self.metrics.message
         learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
-        environment = learner.environment()
+        environment, self.matmul_speed = learner.environment(), measure_matmul(learner.runtime)
         if resume:
             changes = environment.changes(resume.metadata.runtime)
             before, now = resume.config.train.sequences_at_once, self.config.train.sequences_at_once
@@ -142,14 +142,13 @@ class Training:
                 masks = " and in their dropout masks" if self.config.model.dropout else ""
                 message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
         if self.processes.is_main:
-            record_start(self.run, self.state.step, command, environment, self.processes.size)
+            record_start(self.run, self.state.step, command, environment, self.processes.size, self.matmul_speed)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the last step, validation stops improving, or a signal arrives (collective)."""
         config, state = self.config.train, self.state
         with Interrupts(is_silent=not self.processes.is_main) as interrupts:
-            self.matmul_speed = measure_matmul(self.learner.runtime)
             self.clock.restart()
             if state.step == 0:
                 self.evaluate(probes)
