@@ -182,6 +182,7 @@ def _start(
     from_: str | None,
     minutes: float | None,
 ) -> int:
+    from minigpt.model.device import pick_device
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.dial import fit_minutes
@@ -191,7 +192,9 @@ def _start(
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
         start = load_checkpoint(from_) if from_ is not None else None
-        return prepare_run(text, config, assignments, start, processes.size)
+        prepared = prepare_run(text, config, assignments, start, processes.size)
+        pick_device(prepared.config.runtime.device, None, processes.local_rank)
+        return prepared
 
     prepared = processes.together(prepare)
     if prepared.is_fitted and not minutes and processes.is_main:

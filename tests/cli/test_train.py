@@ -445,6 +445,12 @@ def test_a_text_from_standard_input_is_kept_for_resume(cli: Cli) -> None:
     assert cli("train", "--resume", "piped", *MORE).code == 0
 
 
+def test_a_device_that_is_not_here_is_an_error_before_all_else(cli: Cli, verse: str) -> None:
+    done = cli("train", verse, "-s", "runtime.device=cuda:77")
+    assert done.err.startswith("minigpt: runtime.device=cuda:77 is not available")
+    assert not Path("runs").exists()
+
+
 def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.model.device.available_devices", lambda: ["cuda:0", "cpu"])
     assert "on cpu" in cli("train", "--resume", "last", "-s", "runtime.device=auto", *MORE).err
