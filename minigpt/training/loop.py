@@ -219,7 +219,7 @@ class Training:
         self.speed = f"{characters_per_second:,.0f} chars/s"
         left = (self.steps / state.step - 1) * state.tokens_seen / tokens_per_second
         is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.expected_seconds
-        if (is_busy() or is_late) and not self.was_slow:  # say it once
+        if left >= 1 and (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
             time = f"{left:.0f} seconds" if left < 90 else f"{left / 60:,.1f} minutes"
