@@ -283,10 +283,11 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
+    loss = state.best_loss or 0.0
+    notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
     longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
-        reached = forecast(state.best_loss or 0.0, data.size, prepared.config.tokens_per_step, state.step)
+        reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
         if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
