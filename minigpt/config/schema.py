@@ -162,7 +162,7 @@ class TrainConfig(Section):
     keep_last: int = Field(2, ge=1)
     """Number of newest checkpoints to keep, besides the best one."""
     patience: int = Field(0, ge=0)
-    """Stop early after this many evaluations without a lower validation loss. Step 0 does not count. 0: never."""
+    """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
     """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
     attention: bool = True

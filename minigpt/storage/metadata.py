@@ -47,27 +47,22 @@ class TrainState:
     best_step: Count = 0
     train_loss_at_best: float | None = None
     evaluations_since_best: Count = 0
-    """Evaluations since the lowest loss after step 0."""
     # Sums since the last log line, so that a resumed run logs the same means.
     loss_sum: float = 0.0
     loss_count: Count = 0
     clipped_count: Count = 0
-    trained_loss: float | None = None
-    """The lowest validation loss after step 0."""
 
-    def observe(self, validation_loss: float, is_trained: bool) -> bool:
+    def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
         """Record a validation loss. Return whether it is the best so far. That of an untrained model does not count.
 
-        Patience waits while the losses after step 0 fall: a new schedule first raises the loss of a trained start.
+        Until the learning rate `is_warm`, patience waits for a loss below that of the start.
         """
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
         self.validation_loss = validation_loss
-        is_lower = self.step > 0 and (self.trained_loss is None or validation_loss < self.trained_loss)
-        if is_lower:
-            self.trained_loss = validation_loss
-        self.evaluations_since_best = 0 if is_best or is_lower or not self.step else self.evaluations_since_best + 1
+        is_waiting = is_best or (self.best_step == 0 and not is_warm)
+        self.evaluations_since_best = 0 if is_waiting else self.evaluations_since_best + 1
         return is_best
 
     @property

@@ -237,7 +237,8 @@ class Training:
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
-        is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None)
+        is_warm = state.step > self.config.optim.warmup * self.steps
+        is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None, is_warm=is_warm)
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
         best = ", the best so far" if is_best and state.step else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")

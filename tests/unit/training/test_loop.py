@@ -33,7 +33,6 @@ from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
 from minigpt.training.evaluate import EvalResult, evaluate
 from minigpt.training.loop import Outcome, Probe, Training, train
 from minigpt.training.metrics import Metrics
-from minigpt.training.outcome import is_out_of_patience
 from minigpt.training.schedule import lr_factor
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
@@ -395,18 +394,14 @@ def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_start_from_trained_weights_waits_while_its_losses_fall() -> None:
-    """A new schedule raises the loss at first, which must not use up the patience."""
-    state = TrainState()
-    for state.step, loss in enumerate((1.0, 1.2, 1.15, 1.1, 1.05, 0.98, 0.99)):
-        state.observe(loss, is_trained=True)
-        assert state.evaluations_since_best == (1 if state.step == 6 else 0)
-    assert (state.best_step, state.best_loss) == (5, 0.98)
-
-
-def test_a_start_from_trained_weights_runs_out_of_patience_if_its_losses_rise() -> None:
-    state = TrainState()
-    for state.step, loss in enumerate((1.0, 1.3, 1.2, 1.4, 1.5)):
-        state.observe(loss, is_trained=True)
-    assert is_out_of_patience(make_config(train__patience=2), state)
-    assert (state.best_step, state.best_loss) == (0, 1.0)
+def test_a_start_from_trained_weights_runs_out_of_patience_after_the_warmup(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the start counts. The first steps of a new schedule may raise it."""
+    start, _ = go("start")
+    script_losses(monkeypatch, [1.0, 1.4, 1.3, 1.2, 1.1, 1.05, 0.9])
+    config = make_config(train__eval_every=1, train__patience=2, optim__warmup=0.25)  # 3 of 12 steps
+    (start.parent / "new").mkdir()
+    outcome = train(config, start.parent / "new", make_data(), start=load_checkpoint(start))
+    assert (outcome.is_early, outcome.state.step) == (True, 5)
+    assert (outcome.state.best_step, outcome.state.best_loss) == (0, 1.0)
