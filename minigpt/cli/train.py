@@ -182,6 +182,7 @@ def _start(
     from_: str | None,
     minutes: float | None,
 ) -> int:
+    from minigpt.model.device import pick_device
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.dial import fit_minutes
@@ -191,7 +192,9 @@ def _start(
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
         start = load_checkpoint(from_) if from_ is not None else None
-        return prepare_run(text, config, assignments, start, processes.size)
+        prepared = prepare_run(text, config, assignments, start, processes.size)
+        pick_device(prepared.config.runtime.device, None, processes.local_rank)
+        return prepared
 
     prepared = processes.together(prepare)
     if prepared.is_fitted and not minutes and processes.is_main:
@@ -281,10 +284,11 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
+    loss = state.best_loss or 0.0
+    notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
     longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
-        reached = forecast(state.best_loss or 0.0, data.size, prepared.config.tokens_per_step, state.step)
+        reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
         if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")

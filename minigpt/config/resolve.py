@@ -4,6 +4,7 @@ Later sources override earlier ones: defaults, model family, preset, command lin
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -236,12 +237,14 @@ def contradictions(config: RunConfig) -> list[str]:
             for key, value in NO_ATTENTION.items()
             if getattr(model, key) != value
         ]
-    elif model.n_embd % model.n_head:
-        found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
-    elif model.position == "rotary" and model.head_size % 2:
-        found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")
-    if model.position == "sinusoidal" and model.n_embd % 2:
-        found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
+    elif model.n_embd % (unit := width_unit(model.n_head, model.position)):
+        if model.n_embd % model.n_head:
+            problem = f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})"
+        elif model.position == "rotary":
+            problem = f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}"
+        else:
+            problem = f"model.position {model.position} needs an even model.n_embd, got {model.n_embd}"
+        found.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
     shards, micro = train.shards, train.micro_batch_size
     if train.batch_size % shards:
         batch = f"train.batch_size ({train.batch_size})"
@@ -257,6 +260,18 @@ def contradictions(config: RunConfig) -> list[str]:
     if config.runtime.parallel == "fsdp" and model.is_recurrent:
         found.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
     return found
+
+
+def width_unit(n_head: int, position: str) -> int:
+    """Return the number of which `model.n_embd` must be a multiple."""
+    if position == "rotary":
+        return 2 * n_head
+    return math.lcm(2, n_head) if position == "sinusoidal" else n_head
+
+
+def multiple(number: int, unit: int) -> int:
+    """Return the largest multiple of `unit` up to `number`, at least `unit`."""
+    return max(unit, number // unit * unit)
 
 
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:

@@ -52,13 +52,16 @@ class TrainState:
     loss_count: Count = 0
     clipped_count: Count = 0
 
-    def observe(self, validation_loss: float, is_trained: bool) -> bool:
-        """Record a validation loss. Return whether it is the best of a trained model so far."""
+    def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
+        """Record a validation loss. Return whether it is the best of a trained model so far.
+
+        Until the learning rate `is_warm`, patience waits for a loss below that of the start.
+        """
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
         self.validation_loss = validation_loss
-        is_waiting = is_best or self.best_step == 0  # a new schedule first raises the loss of a trained start
+        is_waiting = is_best or (self.best_step == 0 and not is_warm)
         self.evaluations_since_best = 0 if is_waiting else self.evaluations_since_best + 1
         return is_best
 

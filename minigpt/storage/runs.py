@@ -311,8 +311,18 @@ def last_start(run: Path, step: int) -> str:
     return date
 
 
-def record_start(run: Path, step: int, command: Sequence[str], environment: Environment, processes: int = 1) -> None:
-    """Append a line to environment.jsonl that records how the run was started or resumed."""
+def record_start(
+    run: Path,
+    step: int,
+    command: Sequence[str],
+    environment: Environment,
+    processes: int = 1,
+    matmul_speed: float | None = None,
+) -> None:
+    """Append a line to environment.jsonl that records how the run was started or resumed.
+
+    `matmul_speed` is the speed of matrix products in FLOP/s, from which minigpt chose settings.
+    """
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
     start = {
@@ -323,6 +333,7 @@ def record_start(run: Path, step: int, command: Sequence[str], environment: Envi
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "matmul_flops_per_second": matmul_speed,
         **environment.model_dump(),
     }
     write_atomically(path, f"{earlier}{json.dumps(start)}\n")

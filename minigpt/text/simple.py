@@ -54,7 +54,7 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
         different = _lookup(*np.unique(contexts[at], return_counts=True), scored_contexts[first:])
         mixed = (seen + different * probability) / np.maximum(1, followed + different)
         probability = np.where(followed > 0, mixed, probability)
-        losses.append(float(-np.log(probability).mean()))
+        losses.append(float(0.0 - np.log(probability).mean()))  # not -0.0
         contexts, tokens = grams[:-1], tokens[1:]
         scored_contexts[1:] = scored_grams[:-1]
     return losses

@@ -7,7 +7,7 @@ a character.
 import math
 from typing import Any, NamedTuple
 
-from minigpt.config.resolve import ConfigSource, resolve
+from minigpt.config.resolve import ConfigSource, multiple, resolve, width_unit
 from minigpt.config.schema import OptimConfig, RunConfig
 from minigpt.model.size import training_flops
 from minigpt.training.schedule import run_steps
@@ -73,9 +73,16 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[
     def resolved(complete: bool = True) -> RunConfig:
         return resolve(("fitted to the text", chosen), *others, complete=complete).config
 
-    given = resolved(complete=False)
-    divisor = given.train.shards * (given.train.micro_batch_size or 1)
-    sequences = shape.batch_size * shape.context / given.model.context
+    incomplete, set_by_others = resolved(complete=False), {key for _, values in others for key in values}
+    train, model = incomplete.train, incomplete.model
+    if "model.n_head" not in set_by_others:
+        fewer = range(1, shape.n_head + 1)
+        fitting = [heads for heads in fewer if model.n_embd % width_unit(heads, model.position) == 0]
+        chosen["model.n_head"] = max(fitting, default=shape.n_head)
+    elif "model.n_embd" not in set_by_others:
+        chosen["model.n_embd"] = multiple(shape.n_embd, width_unit(model.n_head, model.position))
+    divisor = train.shards * (train.micro_batch_size or 1)
+    sequences = shape.batch_size * shape.context / model.context
     chosen["train.batch_size"] = math.ceil(sequences / divisor) * divisor
     config = resolved()
     steps = max(1, int(work / (config.tokens_per_step * training_flops(config.model, vocab_size))))

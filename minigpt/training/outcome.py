@@ -62,15 +62,21 @@ def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
 
 
-def compare_loss(data: TokenDataset) -> str:
-    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long."""
+def compare_loss(loss: float, data: TokenDataset) -> str:
+    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
+
+    If the `loss` of the model is higher, say so, and what to do.
+    """
     if len(data.validation) > MOST_TOKENS:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
     pairs, longest = losses[1], losses[-1]
-    return (
+    line = (
         f"On the validation text, counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
     )
+    if loss > pairs:
+        line += " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
+    return line
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:

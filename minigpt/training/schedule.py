@@ -18,13 +18,16 @@ def run_steps(config: RunConfig, train_tokens: int) -> int:
     return train.steps
 
 
-def eval_steps(steps: int, tokens_per_step: int, validation_tokens: int) -> int:
-    """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
+def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
+    """Return the steps between evaluations of a run. It never falls if `steps` rises.
 
-    Evaluating a token takes about a third of the time of training on it.
+    `train.eval_every: auto` is 1, 2 or 5 times a power of ten. Evaluating a token takes about a third of the time of
+    training on it.
     """
-    affordable = 3 * EVALUATION_SHARE * steps * tokens_per_step / validation_tokens
-    target = steps / min(max(affordable, LEAST_EVALUATIONS), MOST_EVALUATIONS)
+    if config.train.eval_every != "auto":
+        return config.train.eval_every
+    affordable = validation_tokens / (3 * EVALUATION_SHARE * config.tokens_per_step)
+    target = min(max(affordable, steps / MOST_EVALUATIONS), steps / LEAST_EVALUATIONS)
     round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
     return min(steps, next(number for number in round_numbers if number >= target))
 

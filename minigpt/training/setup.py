@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
-from minigpt.config.schema import RunConfig
+from minigpt.config.schema import DataConfig, RunConfig
 from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
@@ -122,7 +122,20 @@ def prepare_run(
         prepared = fit_run(replace(prepared, data=data), work)  # again, if the context had to shrink
     else:
         prepared = with_layers(prepared, layers)
-    return replace(prepared, notices=(*prepared.notices, *_warn_of_little_text(data)))
+    warnings = _warn_of_text(data)
+    if start and trained_on_validation(start, prepared.config.data, data.fingerprint):
+        before = f"{escape(start.run_name)}, with data.val_fraction={start.config.data.val_fraction:g},"
+        warnings.append(f"{before} was trained on a part of this validation text: the loss may be too low")
+    return replace(prepared, notices=(*prepared.notices, *warnings))
+
+
+def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -> bool:
+    """Return whether a run was trained on a part of a dataset's validation text, as far as the fingerprints tell."""
+    trained, _, has_validation = run.metadata.fingerprint.partition("+")
+    source, _, validation = fingerprint.partition("+")
+    if validation:
+        return trained == validation
+    return trained == source and (bool(has_validation) or run.config.data.val_fraction < data.val_fraction)
 
 
 def fit_run(prepared: PreparedRun, work: float) -> PreparedRun:
@@ -157,8 +170,10 @@ def describe(config: RunConfig, data: TokenDataset) -> str:
     return f"{shape}; {count(steps, 'step')} of {count(size, 'sequence')}, {epochs:,.2f} epochs"
 
 
-def _warn_of_little_text(data: TokenDataset) -> list[str]:
-    """Return a line if the text is too short to learn from, or else if its validation text is too short to measure."""
+def _warn_of_text(data: TokenDataset) -> list[str]:
+    """Return a line if the text is too short or uniform to learn from, or its validation text too short to measure."""
+    if data.tokenizer.vocab_size == 1:
+        return ["the text repeats one character, so there is nothing to predict: its loss is 0"]
     if (characters := round(data.size * data.characters_per_token)) < ENOUGH:
         many = f"the text has only {characters:,} characters"
         return [f"{many}, and settings were measured from {ENOUGH:,}: expect the model to memorize it"]

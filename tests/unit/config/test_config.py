@@ -208,8 +208,11 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
         ("optim.learning_rate=1", "optim.learning_rate: unknown setting; use optim.lr (with Muon also optim.muon_lr)"),
         ("warmup_iters=100", "warmup_iters: unknown setting; use optim.warmup (a fraction of the run)"),
         ("model=6", "model is a section; set a key in it"),
-        ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4)"),
-        ("model.n_embd=36", "model.position rotary needs an even head size; model.n_embd / model.n_head is 9"),
+        ("model.n_embd=90", "model.n_embd (90) must be divisible by model.n_head (4): try model.n_embd=88"),
+        (
+            "model.n_embd=36",
+            "model.position rotary needs an even head size; model.n_embd / model.n_head is 9: try model.n_embd=32",
+        ),
         ("train.micro_batch_size=5", "train.batch_size (32) must be a multiple of train.micro_batch_size (5)"),
     ],
 )
@@ -264,7 +267,7 @@ def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> No
     assert "divisible" not in message, "the section of these settings is wrong"
     message = refused("train.steps=x", "n_layers=3", "model.n_embd=97")
     assert message.startswith("configuration: 3 problems: ")
-    assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4)")
+    assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4): try model.n_embd=96")
 
 
 @pytest.mark.parametrize(

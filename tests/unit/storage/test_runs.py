@@ -459,9 +459,10 @@ def test_each_start_is_recorded() -> None:
     run = make_run("runs/a")
     environment = Environment(device="cpu", dtype="float32", compile=False, threads=1)
     record_start(run, 0, ["minigpt", "train"], environment)
-    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment)
+    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment, matmul_speed=1e11)
     first, second = map(json.loads, (run / "environment.jsonl").read_text(encoding="utf-8").splitlines())
     assert (first["step"], second["step"]) == (0, 500)
+    assert (first["matmul_flops_per_second"], second["matmul_flops_per_second"]) == (None, 1e11)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
     assert {"started", "host", "system", "minigpt", "python", "torch", "threads"} <= first.keys()
 
