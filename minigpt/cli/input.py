@@ -23,6 +23,7 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
     """Return the text of a run. Raises UserError if it is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
+    metadata = checkpoint.metadata
     try:
         return reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
     except TextMismatchError as error:

@@ -126,6 +126,8 @@ class Metadata(_Part):
     """The names of the training texts."""
     fingerprint: str
     """The fingerprint of the dataset."""
+    characters: Count = 0
+    """Number of characters of the training texts, with those that were skipped. 0 in checkpoints of older versions."""
     origin: Origin | None = None
     imported: str = ""
     """The program that an imported model came from. Its checkpoint has no optimizer state."""
