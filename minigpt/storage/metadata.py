@@ -115,7 +115,7 @@ class Origin(_Part):
     run: str
     step: Count
     sha256: str
-    """The hash of its model.safetensors."""
+    """The hash of its model.safetensors. If it has several parts, their hashes, joined by "+"."""
 
 
 class Metadata(_Part):
