@@ -38,6 +38,9 @@ from minigpt.cli.train import train
 from minigpt.errors import UserError
 from minigpt.training.signals import STDERR, handle
 
+BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
+"""The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
+
 app = typer.Typer(**GROUP, context_settings={"help_option_names": ["-h", "--help"]})
 PANELS: dict[str, dict[str, Any]] = {
     "Train": {"train": train, "plan": plan, "board": board},
@@ -67,6 +70,9 @@ def main() -> None:
             code = app(standalone_mode=False, windows_expand_args=False)  # text/sources.py expands * and ~
         finally:
             print(end="", flush=True)
+    except SystemExit as error:
+        is_broken = isinstance(error.__context__, BrokenPipeError)  # for which Typer and Rich exit with code 1
+        code = BROKEN_PIPE if is_broken else error.code
     except KeyboardInterrupt:  # typer handles it only in a command
         code = 128 + signal.SIGINT
     except Exception as error:
@@ -80,6 +86,8 @@ def main() -> None:
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = error.exit_code if isinstance(error, TyperException) else 1
+        if isinstance(error, BrokenPipeError):
+            code = BROKEN_PIPE
     sys.exit(code or 0)
 
 
