@@ -59,6 +59,10 @@ class ConfigAsTextError(TextError):
     name: str
 
 
+class SearchError(TextError):
+    """A folder or glob with too many files to search because a checkpoint names it."""
+
+
 class UnknownCharacterError(TextError):
     """Characters outside the vocabulary of a model."""
 

@@ -41,12 +41,17 @@ def free_memory() -> int | None:
         return available
 
 
+def system_table(path: str) -> str:
+    """Return the content of a /proc file. Return "" if it is missing, as on other systems and in some sandboxes."""
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
 def bytes_in(table: str, name: str) -> int | None:
     """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
-    try:
-        found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
-    except OSError:  # another system, or a sandbox without /proc
-        return None
+    found = re.search(rf"{name}:\s+(\d+)", system_table(table))
     return int(found[1]) * 1024 if found else None
 
 

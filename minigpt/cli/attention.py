@@ -18,6 +18,7 @@ from minigpt.cli.excerpt import (
     notice_checkpoint,
     notice_skipped,
 )
+from minigpt.cli.input import load_run
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -26,7 +27,7 @@ from minigpt.cli.options import (
     RunArgument,
     UnknownOption,
 )
-from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write, write_bytes
+from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
 from minigpt.errors import UnknownCharacterError, UserError, count, escape, sanitize_terminal
 
 if TYPE_CHECKING:
@@ -77,13 +78,11 @@ def attention(
     from minigpt.interpret.extract import extract
     from minigpt.interpret.scores import head_scores
     from minigpt.model.load import load_transformer
-    from minigpt.storage.checkpoint import load_checkpoint
 
     check_writable(npz, png, read=file, force=force)
     if (probe or as_json) and (tty or query is not None):
         raise UserError(f"{'--probe' if probe else '--json'} covers all queries; remove --tty and --query")
-    loaded = load_checkpoint(run, checkpoint)
-    refuse_trained_on(loaded.config.data, npz, png)
+    loaded = load_run(run, checkpoint, [npz, png])
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
     config = loaded.config.model
     check_index("--layer", layer, config.n_layer, "layers")

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 
 from minigpt.training.signals import STDERR, handle, interrupt, say_stopped, stop
 
+BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
+"""The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
+
 
 def main() -> None:
     """Run the command line. `minigpt` and `python -m minigpt` start here."""
@@ -51,9 +54,12 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         try:
             _check_current_folder()
-            code: int | None = app(arguments, standalone_mode=False)
+            code = app(arguments, standalone_mode=False)
         finally:
             print(end="", flush=True)
+    except SystemExit as error:
+        is_broken = isinstance(error.__context__, BrokenPipeError)  # for which Typer and Rich exit with code 1
+        code = BROKEN_PIPE if is_broken else error.code
     except Exception as error:
         line = error_line(error, _command_name(arguments))
         if line is None:
@@ -66,6 +72,8 @@ def _run(arguments: Sequence[str]) -> int:
             STDERR.write(f"{fitted(line, sys.stderr)}\n")
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            return BROKEN_PIPE
         return error.exit_code if isinstance(error, TyperException) else 1
     if code == 128 + signal.SIGINT:  # typer turns KeyboardInterrupt into this code; commands raise SystemExit for it
         raise KeyboardInterrupt

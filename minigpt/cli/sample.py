@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import load_others, read_text, run_dataset
+from minigpt.cli.input import load_others, load_run, read_text, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -24,7 +24,7 @@ from minigpt.cli.options import (
     WithOption,
     checked_device,
 )
-from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write
+from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape, sanitize_terminal
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ def sample(
     if prompt_file is not None:
         prompt = read_text(prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
-    loaded = _load(run, checkpoint)
-    others = load_others(loaded, with_ or [])
+    loaded = _load(run, checkpoint, out)
+    others = load_others(loaded, with_ or [], [out])
     for one in (loaded, *others):
-        refuse_trained_on(one.config.data, out)
         if copied and _split(one) != _split(loaded):
             other = f"{escape(one.run_name)} was trained on another part or text"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
@@ -139,13 +138,12 @@ def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
     return checkpoint.metadata.fingerprint, 0.0 if data.val_source else data.val_fraction
 
 
-def _load(run: str, checkpoint: str | None) -> "Checkpoint":
+def _load(run: str, checkpoint: str | None, out: Path | None) -> "Checkpoint":
     """Load the checkpoint. If RUN looks like a text, the error suggests --prompt."""
     from minigpt.paths import RUNS
-    from minigpt.storage.checkpoint import load_checkpoint
 
     try:
-        return load_checkpoint(run, checkpoint)
+        return load_run(run, checkpoint, [out])
     except UserError as error:
         is_name = re.fullmatch(r"[\w.+/\\-]*", run)
         if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # False if the text is too long for a name

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -93,6 +94,9 @@ def train(
     config_name = only_config(config)
     add_setting(set_, "data.source", text[0] if text else None, "TEXT")
     assignments = add_setting(set_, "data.unknown", unknown, "--unknown")
+    check = partial(_check, text, config, set_, name, from_, unknown, resume, minutes)
+    if not is_one_of_several():
+        check()  # before PyTorch is imported
     if processes and processes > 1 and not is_one_of_several():
         from minigpt.cli.launch import launch
 
@@ -105,7 +109,7 @@ def train(
     handle(signal.SIGINT)
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
-        joined.together(lambda: _check(text, config, set_, name, from_, unknown, resume, minutes))
+        joined.together(check)
         if processes not in (None, joined.size) and joined.is_main:
             notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
         is_auto = resume == "auto"

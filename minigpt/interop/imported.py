@@ -115,6 +115,7 @@ def create_run(found: Found, text: Scan | None, source: str | None, encoding: st
     metadata = Metadata(
         corpus=escape(source or config.data.source[0]),
         fingerprint=fingerprint,
+        characters=text.characters if text else 0,
         imported=origin,
         vocab_size=tokenizer.vocab_size,
         parameters=sum(math.prod(array.shape) for array in found.weights.values()),

@@ -126,9 +126,9 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime, with_gradient: 
         TextMismatchError: The text of the run is missing or has changed.
         CheckpointError: The loss is not finite.
     """
-    config = checkpoint.config
+    config, metadata = checkpoint.config, checkpoint.metadata
     try:
-        data = reload_dataset(config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
+        data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
     except TextMismatchError as error:
         raise TextMismatchError(f"{escape(name)}: {error}") from error
     configure_torch(runtime)
@@ -141,7 +141,7 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime, with_gradient: 
     return Measured(
         name=name,
         checkpoint=checkpoint.path,
-        metadata=checkpoint.metadata,
+        metadata=metadata,
         settings=decisive(flatten(config)),
         result=result,
         curve=read_curve(_run_folder(checkpoint.path)),

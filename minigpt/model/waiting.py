@@ -13,18 +13,21 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from minigpt import SPIN_COUNT
+from minigpt.paths import names_in
+from minigpt.world import system_table
 
 PERIOD = 0.25
 """Seconds between two measurements of the load."""
 BUSY = 0.2
 """The machine is busy if the threads of this process wait for a core for this share of the time, added up."""
+
+TASKS = Path("/proc/self/task")
 
 _is_busy = threading.Event()
 
@@ -65,10 +68,9 @@ def _keep_team() -> None:
 
 
 def seconds_waited() -> float:
-    """Return how long the threads of this process waited for a core while others ran, added up."""
+    """Return how long the threads of this process waited for a core while others ran, added up. 0 if unknown."""
     total = 0
-    for task in os.listdir("/proc/self/task"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            statistics = Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii")
-            total += int(statistics.split()[1])  # nanoseconds on a core, nanoseconds waiting for one, turns
+    for task in names_in(TASKS):
+        statistics = system_table(f"{TASKS}/{task}/schedstat").split()  # none if the thread has ended
+        total += int(statistics[1]) if statistics else 0  # nanoseconds on a core, nanoseconds waiting for one, turns
     return total / 1e9

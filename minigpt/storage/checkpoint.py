@@ -74,7 +74,8 @@ class Checkpoint:
     @property
     def origin(self) -> Origin:
         """What the metadata of a run that starts from this checkpoint records."""
-        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256=self.metadata.sha256.get(MODEL, ""))
+        hashes = [self.metadata.sha256.get(name, "") for name in array_files(MODEL, self.metadata)]
+        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256="+".join(hashes))
 
 
 # --- save --------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Origin(_Part):
     run: str
     step: Count
     sha256: str
-    """The hash of its model.safetensors."""
+    """The hash of its model.safetensors. If it has several parts, their hashes, joined by "+"."""
 
 
 class Metadata(_Part):
@@ -129,6 +129,8 @@ class Metadata(_Part):
     """The names of the training texts."""
     fingerprint: str
     """The fingerprint of the dataset."""
+    characters: Count = 0
+    """Number of characters of the training texts, with those that were skipped. 0 in checkpoints of older versions."""
     origin: Origin | None = None
     imported: str = ""
     """The program that an imported model came from. Its checkpoint has no optimizer state."""

@@ -258,6 +258,7 @@ class Training:
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
             fingerprint=self.data.fingerprint,
+            characters=self.data.characters_read,
             origin=self.origin,
             vocab_size=self.data.tokenizer.vocab_size,
             parameters=self.learner.parameters,

@@ -236,9 +236,9 @@ def prepare_resume(
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     check_count(processes, config)
     _refuse_standard_input(config, processes)
-    before, now = checkpoint.config.data, config.data
-    has_moved = (before.source, before.val_source) != (now.source, now.val_source)
-    data = reload_dataset(now, checkpoint.metadata.fingerprint, checkpoint.tokenizer, has_moved=has_moved)
+    is_named = bool({"data.source", "data.val_source"} & overrides[1].keys())
+    known = checkpoint.metadata.fingerprint, checkpoint.tokenizer, checkpoint.metadata.characters
+    data = reload_dataset(config.data, *known, is_named=is_named)
     if len(data.train) <= config.model.context:
         needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
         raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")

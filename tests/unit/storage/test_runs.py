@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -403,6 +404,9 @@ def test_the_lock_holds_within_a_process_and_ends_with_an_error() -> None:
         _ = 1 / 0
     try_lock(run)
     assert not is_training(run), "although this process lives on"
+    (run / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    assert not is_training(run), "a killed process had the number of this one"
+    try_lock(run)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x1b[2J\nsecond line"])
