@@ -202,4 +202,5 @@ def read_curve(run: Path) -> Curve:
                 point = [float(entry[name]) for name in columns]
                 if all(map(math.isfinite, point)):
                     points.append(point)
-    return Curve(*zip(*sorted(points), strict=True) if points else ((), (), ()), statistics.median(speeds or [0]))
+    steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())
+    return Curve(steps, seconds, loss, statistics.median(speeds or [0]))
