@@ -70,21 +70,6 @@ def uniform_attention(T: int) -> Tensor:
     return mask / mask.sum(-1, keepdim=True)
 
 
-def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: Sequence[int]) -> Score:
-    """Score the attention `weights` (L, H, T, S) from one string to another, such as from a pronoun to a noun.
-
-    The queries are all occurrences of the tokens `query` in `ids`. Their keys are all earlier occurrences of the
-    tokens `key`. The score is NaN if no query has a key.
-    """
-    T = len(ids)
-    keys = torch.zeros(T, T, dtype=torch.bool)
-    for query_span in _occurrences(ids, query):
-        for key_span in _occurrences(ids, key):
-            if key_span.stop <= query_span.start:
-                keys[query_span, key_span] = True
-    return Score(attention_share(weights.double(), keys), attention_share(uniform_attention(T), keys).item())
-
-
 def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
     slices = (slice(start, start + len(part)) for start in range(len(ids) - len(part) + 1))
     return [span for span in slices if list(ids[span]) == list(part)]
