@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.course import letters
-from minigpt.course.claims.by_hand import W_K, W_Q, X
-from minigpt.course.claims.small_models import small_config
+from minigpt.course.by_hand import W_K, W_Q, X
+from minigpt.course.small_models import small_config
 from minigpt.model.gpt import GPT, Block, attention_weights, causal_mask, rope_cos_sin
 from minigpt.model.gpt import Attention as GPTAttention
 from minigpt.model.kernels import apply_rope
