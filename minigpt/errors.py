@@ -142,7 +142,7 @@ class InsufficientMemoryError(UserError):
     """A model or batch that does not fit in memory."""
 
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, that make it fit."""
+    """Settings, as KEY=VALUE, that make the run fit."""
 
 
 @dataclass(eq=False)
@@ -166,10 +166,10 @@ class MissingPackageError(UserError):
 
 @dataclass(eq=False)
 class FolderNotEmptyError(UserError):
-    """A folder for new files that already has some."""
+    """A folder for new files that already has files."""
 
     is_export: bool = False
-    """Whether it holds nothing but an unchanged export."""
+    """Whether the folder holds nothing but an unchanged export."""
 
 
 @dataclass(eq=False)

@@ -48,9 +48,9 @@ class Loss:
 
     text: str
     losses: NDArray[np.float64]
-    """The loss of each character in nats, (N,). The first one is NaN: nothing predicts it."""
+    """The loss of each character in nats, (N,). The first loss is NaN: nothing predicts the first character."""
     uniform: float
-    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. It has the darkest color."""
+    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. This loss has the darkest color."""
 
     @property
     def mean(self) -> float:
@@ -111,7 +111,7 @@ class Model:
             length: The number of tokens to generate.
             temperature: Higher is more random. 0: always the most likely token.
             seed: The same seed gives the same text.
-            stop: End before this text, or before the first of several.
+            stop: End before this text, or before the first of several texts.
             settings: Other settings of the section `sample`, such as `top_k`.
 
         Raises:

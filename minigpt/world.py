@@ -1,4 +1,7 @@
-"""Which of the processes that train together this one is, and its share of the machine. Does not import torch."""
+"""The number of this process among the processes that train together, and its share of the machine.
+
+Does not import torch.
+"""
 
 import os
 import re
@@ -11,7 +14,7 @@ def is_one_of_several() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process among those that train together. Process 0 is the main one."""
+    """Return the number of this process among the processes that train together. Process 0 is the main process."""
     number = os.environ.get("RANK", "")
     return int(number) if is_one_of_several() and number.isdecimal() else 0
 

@@ -59,7 +59,7 @@ def run(
     chapter_number: ChapterNumber,
     seed: Annotated[int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0)] = 1,
 ) -> None:
-    """Train what a chapter needs, and print its numbers beside those of the book.
+    """Train what a chapter needs, and print its numbers beside the book's numbers.
 
     The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command resumes.
     """
@@ -97,7 +97,7 @@ def check(
     from minigpt.course.check import check as compare
 
     if not file.is_file():
-        raise UserError(f"{escape(file)} is not a file; to check another one: minigpt course check {number} FILE")
+        raise UserError(f"{escape(file)} is not a file; to check another file: minigpt course check {number} FILE")
     passed = compare(number, file)
     for chapter, names in passed.items():
         print(f"{chapter:>2}  agrees: {', '.join(names)}")

@@ -47,7 +47,7 @@ def evaluate(
         int | None,
         Option(
             min=1,
-            help="Move the window N tokens, not a full context. Usually lowers the loss. Compare at equal N only.",
+            help="Move the window N tokens, not a full context. Usually lowers the loss: compare only at equal N.",
             metavar="N",
         ),
     ] = None,

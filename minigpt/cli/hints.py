@@ -217,7 +217,7 @@ def as_argument(run: Path) -> str:
 
 
 def checkpoint_argument(path: Path) -> str:
-    """Return the argument that names the checkpoint at `path`: its run if that has no better one, else its folder."""
+    """Return the argument that names the checkpoint at `path`: its run if it is the best there, else its folder."""
     from minigpt.storage.runs import find_checkpoint
 
     run = path.parent.parent

@@ -48,7 +48,7 @@ def hf(
     name: NameOption = None,
     encoding: EncodingOption = "utf-8",
 ) -> None:
-    """Import a folder of Hugging Face transformers, such as one that minigpt exported.
+    """Import a folder of Hugging Face transformers, such as a folder that minigpt exported.
 
     The model must be a GPT-2, Apertus or Qwen3 with one token per character or byte.
 

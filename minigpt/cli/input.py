@@ -31,7 +31,7 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
 
 
 def load_other(run: "str | Path") -> "Checkpoint":
-    """Return the best checkpoint of a run that a command reads beside the first, or the checkpoint at a path."""
+    """Return the best checkpoint of a run that a command reads beside the first run, or the checkpoint at a path."""
     from minigpt.storage.checkpoint import load_checkpoint
 
     try:
@@ -42,7 +42,7 @@ def load_other(run: "str | Path") -> "Checkpoint":
 
 
 def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
-    """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
+    """Return the best checkpoints of runs to average with a run. Raises UserError if their vocabularies differ."""
     others = [load_other(run) for run in runs]
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():

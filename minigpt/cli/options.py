@@ -52,7 +52,7 @@ WithOption = Annotated[
     list[str] | None,
     Option(
         "--with",
-        help="Average the predictions with those of this run; repeatable.",
+        help="Average the predictions with the predictions of this run; repeatable.",
         metavar="RUN",
         autocompletion=complete_run,
     ),
@@ -76,13 +76,13 @@ def only_config(given: list[str] | None) -> str | None:
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
-    """Raise UserError if `minutes` is not a duration, or not the only length."""
+    """Raise UserError if `minutes` is not a duration, or not the only one."""
     if minutes is None:
         return
     if not 0 < minutes <= 1_000_000:
         raise UserError(f"--minutes must be more than 0 and at most 1,000,000, got {minutes:g}")
     if lengths := [given for given in assignments or [] if given.startswith(("train.steps=", "train.epochs="))]:
-        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the length; remove one of them")
+        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the duration; remove one of them")
 
 
 def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:

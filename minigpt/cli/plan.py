@@ -37,7 +37,10 @@ def plan(
     vocab_size: Annotated[
         int | None,
         Option(
-            min=1, max=1_114_112, help="Vocabulary size. Default: that of TEXT, else 65, or 256 for bytes.", metavar="N"
+            min=1,
+            max=1_114_112,
+            help="Vocabulary size (default: the size for TEXT, else 65, or 256 for bytes).",
+            metavar="N",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -121,7 +124,7 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     else:
         length = f"{steps:,} steps" if steps else "the run"
         run = f", {duration(total)} for {length} without evaluations" if total else ""
-        how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
+        how = "" if plan.is_measured else " (estimated from the speed of matrix multiplications)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile
     if step and excluded:

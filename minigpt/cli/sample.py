@@ -173,7 +173,7 @@ def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) ->
 def _known_prompt(
     loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown, context: int
 ) -> str:
-    """Return the prompt, or else that of the settings, with characters outside the vocabulary skipped or replaced."""
+    """Return the prompt, or the settings' prompt, with characters outside the vocabulary skipped or replaced."""
     from minigpt.text.tokenizer import unix_newlines
 
     if prompt is None:
@@ -223,7 +223,7 @@ def _print_samples(prompt: str, samples: list[dict[str, Any]], found: dict[str, 
 
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
-    """Add the length of each character's match to `samples`. Return the shares, and those of the validation text."""
+    """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
     from minigpt.sampling.copied import excerpts, measure
 
     training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
@@ -253,7 +253,7 @@ def _colored(sample: dict[str, Any]) -> str:
 
 
 def _print_copied(found: dict[str, Any], is_colored: bool) -> None:
-    """Print the shares of copied characters, and those of the validation text."""
+    """Print the shares of copied characters in the samples and in the validation text."""
     parts = [found["samples"], found["validation"]]
     print()
     rows = [

@@ -136,7 +136,7 @@ def _check(
     elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     elif resume is not None and minutes:
-        raise UserError("--resume keeps the length of the run; to change it, add --set train.steps=N")
+        raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
     if unknown and from_ is None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
     if from_ is not None and not (text or config):
@@ -204,7 +204,7 @@ def _start(
 
 
 def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
-    """Train, and return the exit code: 0, or that of the signal that stopped the run."""
+    """Train, and return the exit code: 0, or the code of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
 

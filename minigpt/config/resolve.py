@@ -112,7 +112,7 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
 def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
-    A source that sets the length of the run (train.steps or epochs) replaces the length of earlier sources.
+    A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
     If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
@@ -134,7 +134,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     for label, values in ((f"family {family}", defaults), *kept):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
-            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
+            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one of them")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
         if "model.family" in values and family in RECURRENT:
@@ -154,7 +154,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 
 
 def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
-    """Leave out what shipped presets set for their own text, if the text is another one. Also return what that was."""
+    """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
     texts = [one_or_many(values.get("data.source")) for _, values in sources]
     text = next((own for own in reversed(texts) if own is not None), None)
     kept, notices = list[ConfigSource](), list[str]()
@@ -168,7 +168,7 @@ def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSo
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
-    """Return the configuration without its wrong values, and the problem with each of them by key."""
+    """Return the configuration without its wrong values, and the problem with each wrong value by key."""
     tree: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -251,7 +251,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, by dotted key, that decide the result of a run: its length, and those that cannot change."""
+    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
     return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
 
 

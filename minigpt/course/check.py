@@ -8,7 +8,7 @@ from pathlib import Path
 from minigpt.errors import UserError, escape
 
 TIME_LIMIT = 120
-"""Seconds. Importing torch takes some of them on a slow machine."""
+"""Seconds that a check may take, with the import of torch on a slow machine."""
 
 
 def check(chapter: int, path: Path, time_limit: float = TIME_LIMIT) -> dict[int, list[str]]:

@@ -66,7 +66,7 @@ _PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias")
 
 
 def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file. `save_file` would create one that only its owner can read."""
+    """Write a safetensors file. `save_file` would create a file that only its owner can read."""
     path.write_bytes(safetensors.numpy.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
 
 

@@ -61,10 +61,10 @@ FLOATS = ("F32", "F16", "BF16")
 def read(folder: Path) -> Found:
     """Read a folder in one of the architectures, with a tokenizer of characters or bytes.
 
-    If transformers is installed, compare its logits with those of minigpt.
+    If transformers is installed, compare its logits with minigpt's logits.
 
     Raises:
-        UserError: Something in it does not fit, is unknown, or is damaged, or the logits differ.
+        UserError: A setting or tensor is unknown, a file is damaged, or the logits differ.
     """
     config = _read_json(folder, "config.json", LIMITS["config.yaml"])
     kind = ARCHITECTURES.get(str(config.get("model_type")))
@@ -96,7 +96,7 @@ def read(folder: Path) -> Found:
 def from_theirs(
     kind: Architecture, model: ModelConfig, vocab_size: int, arrays: Arrays, origin: Path
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
+    """Return the weights under our names. Raise UserError if the tensors are not exactly the tensors of the model."""
 
     def refuse(problem: str) -> UserError:
         return UserError(f"{escape(origin)}: {escape(problem)[:200]}")
@@ -128,7 +128,7 @@ def from_theirs(
 
 
 def _check_config(config: Mapping[str, Any], model: ModelConfig, vocab_size: int, origin: Path) -> dict[str, Any]:
-    """Return the settings that matter. Raise UserError unless each key has the value that the model needs."""
+    """Return the settings outside `UNUSED`. Raise UserError unless each setting has the value that the model needs."""
     needed = config_json(model, vocab_size)
     known = {**OFF, "layer_types": ["full_attention"] * model.n_layer, **needed}
     for key in dict.fromkeys((*needed, *config)):

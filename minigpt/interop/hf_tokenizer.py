@@ -22,7 +22,7 @@ _TEMPLATE = {
 def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of tokenizer.json.
 
-    A character outside the vocabulary is an error there too, because the vocabulary lacks the token for unknown ones.
+    A character outside the vocabulary is an error there too: the vocabulary has no token for unknown characters.
     """
     if tokenizer.kind == "char":
         return {

@@ -47,7 +47,7 @@ WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
 
 @dataclass(frozen=True)
 class Evidence:
-    """A score of a head, beside that of uniform attention."""
+    """A score of a head, beside the score of uniform attention."""
 
     label: str
     value: float

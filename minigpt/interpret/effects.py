@@ -18,8 +18,9 @@ CLEAR = 0.5
 def probabilities_without(model: GPT, ids: Ids, start: int) -> Tensor:
     """Return the next-token probabilities at the positions from `start` on, without each head.
 
-    The first row is that of the whole model, and the others those without head 0 of layer 0, head 1 of layer 0, and so
-    on, (1 + L H, T - start, V). Switching off a head changes nothing in the layers below it, so these run once.
+    The first row has the probabilities of the whole model, the next rows those without head 0 of layer 0, head 1 of
+    layer 0, and so on, (1 + L H, T - start, V). Switching off a head changes nothing in the layers below it, so these
+    layers run once.
     """
     tokens = torch.from_numpy(ids.astype("int64"))[None]
     cos_sin = None if model.cos_sin is None else model.cos_sin[:, : len(ids)]

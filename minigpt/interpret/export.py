@@ -14,7 +14,7 @@ from minigpt.interpret.scores import MEASURES, PATTERNS, Score, head_kinds
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
-"""A model has learned something if its loss is at least this far below that of a uniform guess, in nats."""
+"""A model has learned something if its loss is at least so many nats below the loss of a uniform guess."""
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:

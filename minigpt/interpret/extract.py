@@ -140,7 +140,7 @@ def attention_layers(model: GPT) -> list[Attention]:
 
 @contextmanager
 def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-    """Zero the output of `heads` in a `with` statement. Each is (layer, head), counted from 0."""
+    """Zero the output of `heads` in a `with` statement. Each head is (layer, head), counted from 0."""
 
     def ablate(layer: int, sdpa: SDPA) -> SDPA:
         ablated = [head for at, head in heads if at == layer]

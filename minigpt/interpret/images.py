@@ -1,4 +1,4 @@
-"""Attention weights as images: the heads of a model in a grid, or one of them."""
+"""Attention weights as images: the heads of a model in a grid, or one head."""
 
 import io
 import struct

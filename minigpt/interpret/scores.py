@@ -41,7 +41,7 @@ BROAD = 0.9
 
 @dataclass(frozen=True)
 class Score:
-    """A score with one value per head. It is NaN if no query in the text has the keys."""
+    """A score with one value per head, NaN if no query in the text has the keys."""
 
     values: Tensor
     """The score of each head, (L, H)."""

@@ -55,7 +55,7 @@ class Runtime:
         return KERNELS[self.kernels]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes matrix products in this precision."""
+        """Return a context that computes matrix multiplications in this precision."""
         if self.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
@@ -112,9 +112,9 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
-    """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU.
+    """Return the device for `runtime.device`: for "auto" the device of the saved run if available, else the first GPU.
 
-    Process `local_rank` of several on a machine has the GPU of that number, whichever is set or saved.
+    With several processes on a machine, process `local_rank` has the GPU of this number, whichever GPU is set or saved.
 
     Raises:
         DeviceError: The device is not available.
@@ -157,9 +157,9 @@ def has_fast_bfloat16(kind: str) -> bool:
 
 
 def measure_matmul(runtime: Runtime, size: int | None = None) -> float:
-    """Return the speed of a matrix product in FLOP/s: the best result within 0.1 s.
+    """Return the speed of a matrix multiplication in FLOP/s: the best result within 0.1 s.
 
-    A small product fits between two interruptions, so a busy machine gives the same best result.
+    A small multiplication fits between two interruptions, so a busy machine gives the same best result.
     """
     size = size or (1024 if runtime.device == "cpu" else 4096)
     a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)

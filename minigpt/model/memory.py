@@ -44,7 +44,7 @@ def check_model(parameters: int, device: str, has_average: bool) -> None:
     """Check that the weights, their gradients, two copies for the optimizer and the EMA fit in memory.
 
     Raises:
-        InsufficientMemoryError: They do not fit.
+        InsufficientMemoryError: The model does not fit.
     """
     needed = 4 * parameters * (5 if has_average else 4)  # AdamW has two moving averages; Muon one, and its updates
     _check(f"training a model of {parameters:,} parameters", needed, free_memory_bytes(device))
@@ -54,7 +54,7 @@ def check_batch(config: RunConfig, device: str, fixed: int, each: int) -> None:
     """Check that a micro-batch of sequences of `each` bytes fits beside `fixed` bytes.
 
     Raises:
-        InsufficientMemoryError: It does not fit. The error suggests a smaller micro-batch.
+        InsufficientMemoryError: The micro-batch does not fit. The error suggests a smaller micro-batch.
     """
     free, micro = free_memory_bytes(device), config.train.sequences_at_once
     suggested = _smaller_micro_batch(config, int((SPARING * (free or 0) - fixed) // each))

@@ -1,8 +1,8 @@
-"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy one.
+"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy machine.
 
-Threads meet at the end of each parallel loop. On an idle machine it is best if the first one spins there: the next loop
-starts at once. If another program has the core of the last one, spinning takes the time that the last one needs, and a
-step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
+Threads meet at the end of each parallel loop. On an idle machine it is best if the first thread spins there: the next
+loop starts at once. If another program has the core of the last thread, spinning takes the time that this thread needs,
+and a step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
 (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). So while the machine is busy, this module keeps a
 second team of threads that never works. The first team works as before, so no result changes.
 

@@ -53,7 +53,7 @@ class TrainState:
     clipped_count: Count = 0
 
     def observe(self, validation_loss: float, is_trained: bool) -> bool:
-        """Record a validation loss. Return whether it is the best so far. That of an untrained model does not count."""
+        """Record a validation loss. Return whether it is the best of a trained model so far."""
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
@@ -64,12 +64,12 @@ class TrainState:
 
     @property
     def own_loss(self) -> float | None:
-        """The validation loss of these weights, or None if an earlier step had the best one or none was measured."""
+        """The validation loss of these weights, or None if an earlier step had a lower loss or no loss was measured."""
         return self.best_loss if self.best_step == self.step else None
 
     @property
     def best_checkpoint(self) -> int:
-        """The step of the checkpoint with the lowest validation loss, or of this one if there is no loss yet."""
+        """The step of the checkpoint with the lowest validation loss, or of this checkpoint if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step
 
     @property

@@ -133,7 +133,7 @@ def best_step(run: Path) -> int:
     """Return the step of the checkpoint with the lowest validation loss, as the newest checkpoint records it.
 
     Raises:
-        CheckpointError: The newest checkpoint is damaged, or the best one is missing.
+        CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
     while True:
         newest = newest_step(run)
@@ -142,7 +142,7 @@ def best_step(run: Path) -> int:
             best = read_metadata(step_folder(run, newest)).state.best_checkpoint
             problem = "" if best in checkpoint_steps(run) else f"checkpoint {best} of run {escape(run.name)} is missing"
         except UserError as error:
-            problem = f"only the newest checkpoint records which one is the best, and it is damaged: {error}"
+            problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
         if not problem:
             return best
         if newest == newest_step(run):  # otherwise training has just saved a newer one
@@ -160,7 +160,7 @@ def intact_steps(run: Path) -> tuple[int, ...]:
 
 
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
-    """Remove all checkpoints except the best, the newest `keep_last`, and those to which someone has added a file."""
+    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file."""
     for step in checkpoint_steps(run)[:-keep_last]:
         if step != state.best_checkpoint and all(map(is_checkpoint_file, names_in(step_folder(run, step)))):
             withdraw(step_folder(run, step))

@@ -36,7 +36,7 @@ class Part:
     path: Path
     encoding: str = "utf-8"
     member: str = ""
-    """The name of the text in the zip archive, if the file is one."""
+    """The name of the text in the zip archive, if the file is an archive."""
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the decompressed bytes, at most `size` at a time."""

@@ -44,7 +44,7 @@ class TokenDataset:
 
     @property
     def size(self) -> int:
-        """Number of tokens of the text, without those of a separate validation text."""
+        """Number of tokens of the text, without a separate validation text."""
         return len(self.encoded[0])
 
     @property
@@ -58,7 +58,7 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
 
     Args:
         config: The data settings.
-        tokenizer: The tokenizer of the run that this one starts from. Default: one for this text.
+        tokenizer: The tokenizer of the run from which a new run starts. Default: one for this text.
 
     Raises:
         UnknownCharacterError: The text has characters outside the vocabulary of `tokenizer`, and `config` skips none.
@@ -142,7 +142,7 @@ def _make_dataset(
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
-    """Return training and validation tokens, from two texts or from the start and end of one."""
+    """Return training and validation tokens, from two texts or from the start and end of one text."""
     if len(encoded) == 2:
         train, validation = encoded
     else:

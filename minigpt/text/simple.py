@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from the last so many training tokens, and score no longer text, so they take seconds."""
+"""The methods learn from at most so many last training tokens, and score no longer text, so they take seconds."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]
@@ -61,7 +61,7 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
 
 
 def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
-    """Return the count of each wanted key, 0 for those that are not in the sorted `keys`."""
+    """Return the count of each wanted key, 0 for keys that are not in the sorted `keys`."""
     if not len(keys):  # the text is shorter than the n-gram
         return np.zeros_like(wanted)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -20,7 +20,7 @@ _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―�
 
 
 class Tokenizer(Protocol):
-    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: some characters, or part of one."""
+    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: characters, or part of one."""
 
     kind: ClassVar[str]
     """Its name in `data.tokenizer` and in tokenizer.json."""
@@ -34,9 +34,9 @@ class Tokenizer(Protocol):
         """Return the ids of `text`, (T,). The ids of unknown characters follow `unknown`; see `CharTokenizer`."""
 
     def encode_blocks(self, blocks: Iterable[str], unknown: Unknown) -> Iterator[Ids]:
-        """Yield ids that together are those of the text of all blocks, wherever it is cut.
+        """Yield ids that together are the ids of the text of all blocks, wherever the text is cut.
 
-        A tokenizer whose tokens span characters must keep the end of a block until it has read the next one.
+        A tokenizer whose tokens span characters must keep the end of a block until it has read the next block.
         """
         return (self.encode(block, unknown, self.dtype) for block in blocks)
 
@@ -76,7 +76,7 @@ class CharTokenizer(Tokenizer):
         """Return the ids of `text`, (T,).
 
         Args:
-            text: The text, or part of one.
+            text: The text, or part of a text.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each with the nearest character in the vocabulary.
             dtype: The type of the ids. `self.dtype` is the smallest.

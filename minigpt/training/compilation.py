@@ -16,7 +16,7 @@ from minigpt.model.device import Runtime
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of targets (B, T) given inputs (B, T)."""
 MAX_RATIO = 1.1
-"""Keep the compiled loss if its time is at most this multiple of the plain one: short timings are noisy."""
+"""Keep the compiled loss if its time is at most this multiple of the plain time: short timings are noisy."""
 
 
 def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]) -> Loss:
@@ -47,7 +47,7 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
 
 
 def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:
-    """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each."""
+    """Return the time of `compiled` as a multiple of the time of `plain`, forward and backward, best of three each."""
     best = {plain: math.inf, compiled: math.inf}
     for loss in (plain, compiled) * 3:
         torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it; `Learner.use` sets it last
@@ -58,7 +58,7 @@ def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> f
 
 
 class _Recordable(nn.Module):
-    """The loss as a module, whose parameters are those of the model."""
+    """The loss as a module with the model's parameters."""
 
     def __init__(self, loss: Loss, model: nn.Module) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ LOOK = 1.5
 SLACK = 1.08
 """How much longer a step takes in a run than when measured alone. With it, 16 of 19 runs were within 15%."""
 COMPILING, COMPILED = 40.0, 0.85
-"""Seconds that compiling takes, and the time of a compiled step as a share of a plain one."""
+"""Seconds that compiling takes, and the time of a compiled step as a share of a plain step."""
 
 
 def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> PreparedRun:
@@ -33,9 +33,9 @@ def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> 
 
 
 def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> PreparedRun:
-    """Return a new run that takes about `seconds` here, with notices that say why. Measure this machine for some.
+    """Return a new run that takes about `seconds` here, with notices that say why. Measure this machine first.
 
-    Without a preset, choose all settings. With one, choose only the number of steps.
+    Without a preset, choose all settings. With a preset, choose only the number of steps.
 
     Raises:
         UserError: The time is too short.
@@ -105,5 +105,5 @@ def total_seconds(steps: int, time: StepTime, config: RunConfig, validation_toke
 
 
 def steps_within(seconds: float, time: StepTime, config: RunConfig, validation_tokens: int) -> int:
-    """Return the most steps that take at most so many seconds, 0 if one takes more."""
+    """Return the most steps that take at most so many seconds, 0 if one step takes more."""
     return bisect_right(range(1, MOST_STEPS), seconds, key=lambda n: total_seconds(n, time, config, validation_tokens))

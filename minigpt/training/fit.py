@@ -37,17 +37,17 @@ SHAPES = (
     (3e14, MEDIUM, Shape(6, 4, 256, 256, 16)),
     (2e15, MEDIUM, Shape(6, 6, 384, 256, 64)),
 )
-"""The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs: nobody compared it."""
+"""The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
+"""FLOP of a run whose duration the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
 LEAST_FORECAST = 0.68
-"""The lowest loss for which the forecast was tested: a simple text may have no lower one."""
+"""The lowest loss for which the forecast was tested: a simple text may have no lower loss."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
 """Epochs of a small text over which weights should average their updates."""
 LONGER = 5
-"""How many times as long the run takes that `forecast` is about."""
+"""`forecast` is about a run that takes so many times as long."""
 ENOUGH_VALIDATION = 50_000
 """Number of tokens needed to measure the validation loss to two digits."""
 

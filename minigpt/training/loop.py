@@ -52,7 +52,7 @@ def train(
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
-    At step 0 the weights are random, or those of `start`. A new run saves a checkpoint at once, so it can be resumed
+    At step 0 the weights are random, or `start`'s weights. A new run saves a checkpoint at once, so it can be resumed
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:

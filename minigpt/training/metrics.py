@@ -82,7 +82,7 @@ class Metrics:
 
     @property
     def sha256(self) -> str:
-        """The hash of metrics.jsonl. If nothing is reported, that of the checkpoint from which the run was resumed."""
+        """The hash of metrics.jsonl. If nothing is reported, the hash in the checkpoint from which the run resumed."""
         return self.resumed.metrics_sha256 if self.is_silent and self.resumed else self.digest.hexdigest()
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
@@ -176,7 +176,7 @@ class Metrics:
             self.excepthook(thread)
 
     def _write_pending(self, sync: bool = False) -> None:
-        """Write the pending lines. If a write fails, keep them in memory."""
+        """Write the pending lines. If a write fails, keep the lines in memory."""
         try:
             while self.pending:
                 self.pending = self.pending[self.lines.write(self.pending) :]

@@ -1,4 +1,4 @@
-"""The length of a run, the time it has taken, and its learning rate schedule."""
+"""The duration of a run, the time it has taken, and its learning rate schedule."""
 
 import math
 import time
@@ -10,7 +10,7 @@ LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int:
-    """Return the length of a run on so many training tokens, in steps."""
+    """Return the duration of a run on so many training tokens, in steps."""
     train = config.train
     if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
         return math.ceil(train.epochs * train_tokens / config.tokens_per_step)
@@ -30,7 +30,7 @@ def eval_steps(steps: int, tokens_per_step: int, validation_tokens: int) -> int:
 
 
 class Clock:
-    """Seconds of training: `total` over all sessions of the run, `session` in this one."""
+    """Seconds of training: `total` over all sessions of the run, `session` in this session."""
 
     def __init__(self, before: float) -> None:
         self.before = before

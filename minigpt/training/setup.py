@@ -150,7 +150,7 @@ def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> Prepar
 
 
 def describe(config: RunConfig, data: TokenDataset) -> str:
-    """Return the shape and length of a run as one line."""
+    """Return the shape and duration of a run as one line."""
     model, steps, size = config.model, run_steps(config, len(data.train)), config.train.batch_size
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
     epochs = steps * size * model.context / len(data.train)
@@ -163,7 +163,7 @@ def _warn_of_little_text(data: TokenDataset) -> list[str]:
         many = f"the text has only {characters:,} characters"
         return [f"{many}, and settings were measured from {ENOUGH:,}: expect the model to memorize it"]
     if (validation := round(len(data.validation) * data.characters_per_token)) < ENOUGH:
-        return [f"only {validation:,} characters are for validation, so the validation loss may be off by about 0.1"]
+        return [f"only {validation:,} characters are for validation, so the loss may be off by about 0.1 nats"]
     return []
 
 
@@ -176,7 +176,7 @@ def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
 
 
 def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
-    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change one."""
+    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change any."""
     kept = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
     kept |= {"data.tokenizer": start.config.data.tokenizer}
     del kept["model.dropout"]  # not part of the weights
@@ -236,7 +236,7 @@ def _refuse_standard_input(config: RunConfig, processes: int) -> None:
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, and a line for each newer one that is damaged."""
+    """Return the newest intact checkpoint, and a line for each newer checkpoint that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:

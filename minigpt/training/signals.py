@@ -48,7 +48,7 @@ def raise_in_main_thread(number: int) -> None:
 def handle(*numbers: int | None, by: Any = interrupt) -> dict[int, Any]:
     """Handle signals by `interrupt`, except those that the parent process ignores, as nohup does.
 
-    Return the handlers before.
+    Return the previous handlers.
     """
     handled = [number for number in numbers if number and signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, by) for number in handled}
@@ -66,11 +66,11 @@ def unhandled() -> Iterator[None]:
 
 
 class Interrupts:
-    """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later one ends the process.
+    """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later signal ends the process.
 
     Signals come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
     and the system send SIGHUP. So a signal within a second of the first has no effect, and neither does a later
-    SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
+    SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first signal.
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
     output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because

@@ -30,7 +30,7 @@ def make_learner(
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
-    """Return the learner of a new run, which may have the weights of `start`, or of one that resumes (collective)."""
+    """Return the learner of a new run, which may have the weights of `start`, or of a resumed run (collective)."""
     steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
     if checkpoint is None:
         return Learner(config, vocab_size, steps, start=start, processes=processes)
@@ -48,8 +48,8 @@ def save(
 ) -> bool:
     """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
 
-    The main process does it. With FSDP2, each process writes its rows. If that fails, the main process raises the
-    error of `save_checkpoint`, and the others OtherProcessError.
+    The main process saves. With FSDP2, each process writes its rows. If saving fails, the main process raises the
+    error of `save_checkpoint`, and the other processes raise OtherProcessError.
     """
     processes = learner.processes
 

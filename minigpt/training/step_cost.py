@@ -1,6 +1,6 @@
 """The memory and time of a training step, before a run. No text is read.
 
-Both come from models with one and two layers, because each further layer takes as much as the second. Memory is
+Both come from models with one and two layers: each further layer takes as much as the second layer. Memory is
 counted on fake tensors, which have shapes but no numbers. Time is measured.
 """
 
@@ -63,7 +63,7 @@ class LiveMemory(TorchDispatchMode):
 
 
 class _Step:
-    """A step of a new model with its first layers, on random tokens."""
+    """One training step, on random tokens, of a new model that has only `layers` layers."""
 
     def __init__(self, config: RunConfig, vocab_size: int, runtime: Runtime, sequences: int, layers: int) -> None:
         self.model = build_model(config.model.model_copy(update={"n_layer": layers}), vocab_size)
@@ -100,8 +100,8 @@ class _Step:
 def count_step(config: RunConfig, vocab_size: int, runtime: Runtime, sequences: int, layers: int) -> dict[str, int]:
     """Return the bytes of a step with one micro-batch, by part, without allocating them.
 
-    `first` is the peak of a forward and backward pass that creates the gradients, `more` of one that adds to them, and
-    `update` that of the optimizer. They exclude what existed before, and the state of the optimizer.
+    `first` is the peak of a forward and backward pass that creates the gradients, `more` of a pass that adds to them,
+    and `update` of the optimizer. The peaks exclude what existed before, and the state of the optimizer.
     """
     if layers > 2:
         one, two = (count_step(config, vocab_size, runtime, sequences, n) for n in (1, 2))

@@ -137,7 +137,7 @@ class _Shown:
         self.model = load_model(checkpoint)
         context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
         self.skipped = max(0, selected + 1 - context)
-        """Number of tokens before those that the model can read, so that it reads the selected one."""
+        """Number of tokens before the model's window, which contains the selected token."""
         self.ids = ids[self.skipped :][:context]
         before = _logits(self.model, self.ids).softmax(-1)
         if not exact:

@@ -89,7 +89,7 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
     assert re.search(r"^program +1\.0 MB$", done.out, re.MULTILINE), "the measured step counts as the program"
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
-    assert "--minutes and --set train.epochs=2 both give the length" in cli(*base, "5", "-s", "train.epochs=2").error
+    assert "--minutes and --set train.epochs=2 both give the duration" in cli(*base, "5", "-s", "train.epochs=2").error
     assert cli("plan", "--minutes", "5").error.startswith("--minutes needs a text")
 
 

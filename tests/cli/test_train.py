@@ -115,7 +115,7 @@ def test_a_text_gets_fitted_settings_below_those_of_the_user(cli: Cli, verse: st
 
 @pytest.mark.slow
 def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock only chooses the length, so the settings in the run repeat it. `--resume` keeps the length."""
+    """The clock only chooses the duration, so the run's settings repeat it. `--resume` keeps the duration."""
     monkeypatch.setattr("minigpt.cli.train.STARTED", time.perf_counter())
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 6)
     at = SMALL.index("train.steps=4")
@@ -126,9 +126,9 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     first, second = (Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8") for name in ("timed", "again"))
     losses = [re.findall(r'"loss/validation": [\d.]+', text) for text in (first, second)]
     assert losses[0] == losses[1] != []
-    assert "--resume keeps the length of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
+    assert "--resume keeps the duration of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
     both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
-    assert "--minutes and --set train.steps=4 both give the length" in both.error
+    assert "--minutes and --set train.steps=4 both give the duration" in both.error
 
 
 @pytest.mark.slow

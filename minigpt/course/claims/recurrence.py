@@ -194,9 +194,9 @@ GRADIENT_OF_ATTENTION = Experiment(
 FORGETTING = Experiment(
     "rivals-pydoc",
     "recurrence#how-far-back-does-each-network-look",
-    "On Python's documentation, the loss of a GPT falls by {baseline/by_position[17:32] - "
-    "baseline/by_position[65:128]} from positions 17 to 32 to positions 65 to 128. That of an LSTM falls by "
-    "{lstm/by_position[17:32] - lstm/by_position[65:128]}.",
+    "On Python's documentation, the loss of a GPT is {baseline/by_position[17:32] - baseline/by_position[65:128]} "
+    "nats lower at positions 65 to 128 than at positions 17 to 32. The loss of an LSTM is "
+    "{lstm/by_position[17:32] - lstm/by_position[65:128]} nats lower there.",
     lambda gpt, lstm: gpt > 1.5 * lstm > 0,
 )
 STEPS_TAKE_TIME = Experiment(
@@ -211,8 +211,8 @@ GROWTH = Experiment(
     "lengths",
     "recurrence#how-do-time-and-memory-grow-with-the-length",
     "From 256 to 2,048 characters, the training time of a GPT grows as the length to the power of "
-    "{modern/train_ms exponent}, that of an LSTM to the power of {lstm/train_ms exponent}. The GPT's is below 2 "
-    "because its products with the weights grow linearly.",
+    "{modern/train_ms exponent}, that of an LSTM to the power of {lstm/train_ms exponent}. The GPT's "
+    "exponent is below 2, because its matrix multiplications with the weights grow only linearly with the length.",
     lambda gpt, lstm: lstm + 0.2 < gpt < 2 and abs(lstm - 1) < 0.1,
 )
 

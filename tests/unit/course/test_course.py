@@ -196,6 +196,14 @@ def test_every_figure_has_a_small_picture() -> None:
     assert all(500 < (PAGES / path).stat().st_size < 60_000 for path in wanted)
 
 
+def test_a_page_shows_the_range_of_the_seeds_beside_the_wider_range_of_the_book() -> None:
+    chapter = CHAPTERS[-1]
+    values = chapter.recorded()["gpt"]
+    filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds-->", chapter)
+    assert filled == f"{min(values):.3f} to {max(values):.3f}<!--n:gpt seeds-->"
+    assert filled.partition("<")[0] != chapter.numbers["gpt"].show_range(values)
+
+
 def test_a_range_that_a_line_break_splits_is_filled_in_once() -> None:
     filled = course_book.fill("and 1.0 to\n2.0<!--n:gpt range-->.", CHAPTERS[-1])
     assert filled == f"and {CHAPTERS[-1].numbers['gpt'].show_range(CHAPTERS[-1].recorded()['gpt'])}<!--n:gpt range-->."

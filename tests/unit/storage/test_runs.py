@@ -194,7 +194,9 @@ def test_no_other_checkpoint_replaces_the_best() -> None:
         best_step(run)
     shutil.move("elsewhere", step_folder(run, 5))
     (step_folder(run, 15) / METADATA).write_text("damaged", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="only the newest checkpoint records which one is the best, and it is"):
+    with pytest.raises(
+        CheckpointError, match="only the newest checkpoint records which checkpoint is the best, and it is"
+    ):
         best_step(run)
     assert find_checkpoint("a", "last") == step_folder(run, 15)
 
