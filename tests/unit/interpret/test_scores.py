@@ -9,7 +9,6 @@ from minigpt.interpret.extract import Activations
 from minigpt.interpret.scores import (
     MEASURES,
     PATTERNS,
-    divergence,
     head_kinds,
     head_scores,
     outside_line,
@@ -95,10 +94,3 @@ def test_scores_without_keys_are_nan(text: str) -> None:
         assert all(math.isnan(score.uniform) for score in scores.values())
         assert head_kinds(scores) == [["mixed"] * 2] * 2
     assert all(score.values.shape == (2, 2) for score in scores.values())
-
-
-def test_divergence_is_a_symmetric_distance(by_hand: Activations) -> None:
-    distances = divergence(by_hand.weights)
-    assert distances.diagonal().abs().max() < 1e-9
-    assert torch.allclose(distances, distances.T)
-    assert distances[0, 3] == pytest.approx(1)  # the previous character and itself: disjoint
