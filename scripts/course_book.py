@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from minigpt.course import letters, networks
+from minigpt.course.by_hand import COMPONENTS, WORDS, compute
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter
-from minigpt.course.claims.by_hand import COMPONENTS, WORDS, compute
 from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance
 from minigpt.interpret.links import link_scores, linked_windows

@@ -256,9 +256,7 @@ def _model_hint(error: UserError, command: str) -> str:
     match error:
         case NoAttentionError(checkpoint=path):
             name = checkpoint_argument(path)
-            return (
-                f"to see how it uses its past: minigpt eval {name} --by-position, or minigpt compare {name} --png FILE"
-            )
+            return f"to see how it uses its past: minigpt eval {name} --by-position"
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):

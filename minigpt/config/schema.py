@@ -167,8 +167,6 @@ class TrainConfig(Section):
     """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
     attention: bool = True
     """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
-    histograms: bool = False
-    """Log histograms of weights and gradients to TensorBoard at each evaluation."""
 
     @property
     def sequences_at_once(self) -> int:

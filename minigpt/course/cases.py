@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minigpt.course import letters
-from minigpt.course.claims.by_hand import W_K, W_Q, X
-from minigpt.course.claims.small_models import small_config
+from minigpt.course.by_hand import W_K, W_Q, X
 from minigpt.course.comparison import Case, Mistake, load
 from minigpt.course.recorder import check_rate, check_training
+from minigpt.course.small_models import small_config
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.model.gpt import GPT, Block, attention_weights, causal_mask, rope_cos_sin
 from minigpt.model.gpt import Attention as GPTAttention

@@ -13,22 +13,20 @@ from minigpt.errors import count
 from minigpt.storage.checkpoint import Checkpoint
 
 ABOUT = "minigpt.json"
-"""The file in every export that describes the model, and that `minigpt import` reads."""
-EXPORTED = "an export of minigpt"
-"""The origin of a model that minigpt exported and imported again. Its next export does not mention it."""
+"""The file in every export that describes the model."""
 WEIGHTS = "model.safetensors"
 TOKENS = {"char": "one token per character", "byte": "one token per UTF-8 byte"}  # what other programs can express
 
 
 def about(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what another minigpt needs to know of a model. The paths of the text stay private."""
+    """Return what describes a model. The paths of the text stay private."""
     settings = checkpoint.config.model_dump(mode="json", exclude={"runtime"})
     for private in ("source", "val_source"):
         del settings["data"][private]
     return {
         "corpus": public_name(checkpoint),
         "fingerprint": checkpoint.metadata.fingerprint,
-        "origin": "" if checkpoint.metadata.imported == EXPORTED else checkpoint.metadata.imported,
+        "origin": checkpoint.metadata.imported,
         "step": checkpoint.metadata.step,
         "validation_loss": checkpoint.metadata.state.own_loss,
         "settings": settings,

@@ -108,15 +108,14 @@ def table_rows(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and rows of a table of the selected heads. The first row is the uniform baseline.
 
-    Pattern scores show their lift, such as ×1.5. If there is a `probe` score, it is the only column.
+    Pattern scores show their lift, such as ×1.5.
     """
     kinds = head_kinds(scores)
-    columns = ["probe"] if "probe" in scores else list(scores)
-    rows = [("uniform", "", *(_number(scores[name].uniform) for name in columns))]
+    rows = [("uniform", "", *(_number(score.uniform) for score in scores.values()))]
     for layer, head in selected:
-        values = (_with_lift(name, scores[name], layer, head) for name in columns)
+        values = (_with_lift(name, scores[name], layer, head) for name in scores)
         rows.append((f"{layer}.{head}", kinds[layer][head], *values))
-    return ("head", "kind", *columns), rows
+    return ("head", "kind", *scores), rows
 
 
 def _with_lift(name: str, score: Score, layer: int, head: int) -> str:

@@ -154,14 +154,3 @@ def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[Non
 
     with patch_attention(model, ablate):
         yield
-
-
-def logit_lens(model: GPT, residual: Tensor) -> Tensor:
-    """Apply the final norm and the unembedding to the residual stream (..., C), and return logits (..., V).
-
-    See nostalgebraist 2020, "interpreting GPT: the logit lens",
-    https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens
-    """
-    device = model.token_embedding.weight.device
-    with torch.no_grad(), eval_mode(model):
-        return model.unembed(residual.to(device)).float().cpu()

@@ -33,8 +33,6 @@ MEASURES = {
 }
 MIN_MARGIN = 0.15
 """A head is named after its best pattern if its score exceeds the uniform baseline by this much."""
-MAX_COMPARED = 1 << 26
-"""Maximum head pairs × queries × keys in `divergence`. Above this limit, queries are subsampled."""
 BROAD = 0.9
 """A head without a pattern is broad if its entropy reaches this fraction of the maximum."""
 
@@ -68,21 +66,6 @@ def uniform_attention(T: int) -> Tensor:
     """Return uniform causal attention, (T, S)."""
     mask = causal_mask(T, T, torch.device("cpu")).double()
     return mask / mask.sum(-1, keepdim=True)
-
-
-def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: Sequence[int]) -> Score:
-    """Score the attention `weights` (L, H, T, S) from one string to another, such as from a pronoun to a noun.
-
-    The queries are all occurrences of the tokens `query` in `ids`. Their keys are all earlier occurrences of the
-    tokens `key`. The score is NaN if no query has a key.
-    """
-    T = len(ids)
-    keys = torch.zeros(T, T, dtype=torch.bool)
-    for query_span in _occurrences(ids, query):
-        for key_span in _occurrences(ids, key):
-            if key_span.stop <= query_span.start:
-                keys[query_span, key_span] = True
-    return Score(attention_share(weights.double(), keys), attention_share(uniform_attention(T), keys).item())
 
 
 def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
@@ -178,16 +161,3 @@ def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
         return "broad" if entropy.values[layer, head] >= BROAD * entropy.uniform else "mixed"
 
     return [[kind(layer, head) for head in range(heads)] for layer in range(layers)]
-
-
-def divergence(weights: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence between all pairs of heads, (L H, L H), averaged over queries.
-
-    Values are divided by ln 2, so 1 means disjoint attention. Long texts with many heads use a subset of the queries.
-    """
-    stride = math.ceil(weights.numel() * weights.size(0) * weights.size(1) / MAX_COMPARED)
-    rows = weights[:, :, 1::stride].double().flatten(0, 1)  # (L H, queries, S)
-    entropy = torch.special.entr(rows).sum(-1)  # (L H, queries)
-    mixed = torch.stack([torch.special.entr((rows + row) / 2).sum(-1) for row in rows])  # (L H, L H, queries)
-    result: Tensor = (mixed - (entropy[:, None] + entropy) / 2) / math.log(2)  # (L H, L H, queries)
-    return result.mean(-1).clamp(0, 1)

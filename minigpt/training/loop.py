@@ -245,8 +245,6 @@ class Training:
         with eval_mode(model):
             looking = probes if self.processes.is_main and not self.learner.is_fsdp else ()
             self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
-        if self.config.train.histograms and not self.learner.is_fsdp:
-            self.metrics.add_histograms(self.learner.model, state.step)
         self._show_progress()
         self.clock.evaluating += self.clock.session - started
         return is_best

@@ -89,7 +89,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "train.keep_last": ("5", 5),
     "train.patience": ("2", 2),
     "train.ema": ("0.99", 0.99),
-    "train.histograms": ("true", True),
     "train.attention": ("false", False),
     "sample.prompt": ("ROMEO:", "ROMEO:"),
     "sample.length": ("10", 10),
@@ -599,7 +598,7 @@ def test_what_may_change_on_resume_and_what_may_not() -> None:
             assert changed[0].startswith(f"{key} is ")
             assert changed[0].endswith(f" {shown} now") or " " in shown
     rhythm = ("steps", "epochs", "log_every", "eval_every", "save_every", "keep_last", "patience")
-    safe = ("attention", "histograms", "micro_batch_size")
+    safe = ("attention", "micro_batch_size")
     expected = {f"train.{key}" for key in (*rhythm, *safe)}
     expected |= {"data.source", "data.val_source", "data.encoding"}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}

@@ -6,14 +6,13 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from exports import SETTINGS, made
 from small_models import SWITCHES, small_config
 
 from minigpt.errors import NoCounterpartError
-from minigpt.interop import hf, hf_import
+from minigpt.interop import hf
 from minigpt.interop.export import check, export
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
@@ -87,20 +86,6 @@ def test_generate_stops_at_the_context(tmp_path: Path) -> None:
     assert len(text) == 10
     generation = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.8, 0)
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_folder_that_transformers_saved_again_is_read(settings: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint = made(**settings)
-    export(checkpoint, "hf", tmp_path / "out")
-    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
-    transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
-    found = hf_import.read(tmp_path / "again")
-    assert found.model == checkpoint.config.model
-    assert found.compared is not None
-    assert found.compared[0] < 1e-4 < 1 < found.compared[1]
-    assert all(np.array_equal(found.weights[name], array) for name, array in checkpoint.weights.items())
-    assert found.tokenizer.to_json() == checkpoint.tokenizer.to_json()
 
 
 def test_the_usage_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

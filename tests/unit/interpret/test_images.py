@@ -45,7 +45,7 @@ def test_larger_weights_are_darker() -> None:
 
 
 def test_only_drawing_imports_matplotlib() -> None:
-    code = "import sys, minigpt.interpret.curves, minigpt.interpret.probe, minigpt.viewer.page, minigpt.notebook\n"
+    code = "import sys, minigpt.interpret.charts, minigpt.interpret.probe, minigpt.viewer.page, minigpt.notebook\n"
     code += "print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

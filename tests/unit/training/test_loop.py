@@ -107,7 +107,7 @@ def test_logging_evaluating_and_saving_change_no_weight(go: Any) -> None:
     calm, _ = go("calm", train__log_every=100, train__eval_every=100, train__save_every=100, **settings)
     busy, _ = go(
         "busy", train__log_every=1, train__eval_every=1, train__save_every=1, train__keep_last=3,
-        train__histograms=True, probes=(use_randomness,), **settings,
+        probes=(use_randomness,), **settings,
     )  # fmt: skip
     assert same(tensors(calm, 12), tensors(busy, 12))
 
