@@ -26,8 +26,11 @@ def board(
     Examples:
       minigpt board
     """
-    from tensorboard import default, program
-
+    try:
+        from tensorboard import default, program
+    except ImportError as error:  # releases before 2.21 need a package that setuptools no longer contains
+        problem = f"cannot import TensorBoard: {escape(error)}"
+        raise UserError(f"{problem}; to replace it: pip install --upgrade tensorboard") from error
     if not folder.is_dir():
         raise UserError(f"folder {escape(folder.absolute())} does not exist; to start a run: minigpt train")
     server = program.TensorBoard(plugins=default.get_plugins())
