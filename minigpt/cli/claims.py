@@ -12,7 +12,7 @@ from minigpt.cli.excerpt import notice_checkpoint
 from minigpt.cli.hints import checkpoint_argument, shell_quote
 from minigpt.cli.input import run_dataset
 from minigpt.cli.options import CheckpointOption, JsonOption, complete_run
-from minigpt.cli.output import json_text, wrapped, write
+from minigpt.cli.output import json_text, notice, wrapped, write
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
@@ -87,9 +87,14 @@ def _ask(loaded: "Checkpoint", numbers: Collection[str]) -> "list[Result]":
 
     from minigpt.course.claims.trained import QUESTIONS, ask
 
+    data, metadata = run_dataset(loaded), loaded.metadata
     with tqdm(total=len(QUESTIONS), unit="question", disable=None, leave=False) as bar:
-        answers = ask(loaded, run_dataset(loaded).validation, bar.update, numbers)
+        answers = ask(loaded, data.validation, bar.update, numbers)
     notice_checkpoint(loaded)
+    seen, is_new = metadata.state.tokens_seen, metadata.origin is None and not metadata.imported
+    if is_new and seen < min(metadata.parameters, len(data.train)):
+        few = f"it has trained on {seen:,} tokens, fewer than its text and its {metadata.parameters:,} weights"
+        notice(f"This model needs more training, and verdicts can still change: {few}.")
     return answers
 
 

@@ -27,6 +27,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
 from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint
+from minigpt.text.stories import links
 from minigpt.text.tokenizer import Ids
 from minigpt.training.evaluate import evaluate
 
@@ -130,6 +131,15 @@ class Evidence:
         now, then = ([scores[name] for scores in column] for column in zip(*self._link_scores, strict=True))
         trained, untrained = (torch.stack([score.values for score in scores]) for scores in (now, then))
         return trained, untrained, torch.tensor([score.uniform for score in now])
+
+    def link_probability(self, kind: str) -> float:
+        """Return the mean probability of the character to which a link of this kind leads, in the linked windows."""
+        right = []
+        for window, text in self.linked_windows:
+            if queries := [link.query for link in links(text) if link.kind == kind]:
+                probabilities = extract(self.model, window).logits.softmax(-1)
+                right += [probabilities[query, window[query + 1]].item() for query in queries]
+        return sum(right) / len(right) if right else math.nan
 
     def losses(self) -> Tensor:
         """Return the current loss of the model for each window, (N), in nats."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from minigpt.course.claims.claim import Head, fmt
-from minigpt.course.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, Answer, Evidence, judge
+from minigpt.course.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, NOT_SUPPORTED, Answer, Evidence, judge
 from minigpt.interpret.links import is_on_stories
 from minigpt.interpret.scores import MIN_MARGIN
 
 ELSEWHERE = Answer(NOT_APPLICABLE, "this run was not trained on builtin:stories")
 TOO_SHORT = Answer(INCONCLUSIVE, "fewer than two windows of the validation split have links")
+LEARNED = 0.5
+"""A model has learned a kind of link if it gives the character at its end at least this mean probability."""
 PRONOUN_TEXTS = {
     "he": 'Anna has a red kite. Jakob has a new boat. He says: "I am ',
     "she": 'Jakob has a new boat. Anna has a red kite. She says: "I am ',
@@ -28,7 +30,8 @@ def some_head_copies(evidence: Evidence) -> Answer:
     if len(evidence.linked_windows) < 2:
         return TOO_SHORT
     now, then, uniform = evidence.link_scores("copy")
-    return _best_head(now, then, uniform, uniform[:, None, None].expand_as(now), "of its attention")[1]
+    _, answer = _best_head(now, then, uniform, uniform[:, None, None].expand_as(now), "of its attention")
+    return _if_learned(evidence, "copy", answer)
 
 
 def some_head_links(evidence: Evidence) -> Answer:
@@ -47,13 +50,22 @@ def some_head_links(evidence: Evidence) -> Answer:
         now, then, uniform = evidence.link_scores(pronoun)
         other, _, _ = evidence.link_scores(f"not {pronoun}")
         of = f"of its attention on the name that {pronoun.title()} means"
-        found.append(_best_head(now, then, uniform, other, of, "on the other name", text))
+        lead, answer = _best_head(now, then, uniform, other, of, "on the other name", text)
+        found.append((lead, _if_learned(evidence, pronoun, answer)))
     _, best = max(found, key=lambda pair: pair[0])
     answers = [answer for _, answer in found if answer.heads]
     if not answers:
         return TOO_SHORT
     lines = [f"{one.measured} ({one.verdict})" if one.verdict != best.verdict else one.measured for one in answers]
     return Answer(best.verdict, "\n".join(lines), tuple(head for one in answers for head in one.heads))
+
+
+def _if_learned(evidence: Evidence, kind: str, answer: Answer) -> Answer:
+    """Return the answer. If no head follows the links, and the model has not learned them, it needs more training."""
+    if answer.verdict != NOT_SUPPORTED or (probability := evidence.link_probability(kind)) >= LEARNED:
+        return answer
+    needs = f"the model gives the right character a probability of {fmt(probability)}, so it needs more training"
+    return Answer(INCONCLUSIVE, f"{answer.measured}; {needs}", answer.heads)
 
 
 def _best_head(

@@ -1,6 +1,7 @@
 """The questions to a trained model: their verdicts on models with a known answer."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     monkeypatch: pytest.MonkeyPatch, name: float, other: float, verdict: str
 ) -> None:
     """It must attend more to this name than to the other one, and more than uniform attention does."""
+    monkeypatch.setattr(Evidence, "link_probability", lambda *_: 0.9)
     scores = {link: torch.full((16, 2, 4), 0.01) for link in LINKS}
     scores["she"][:, 1, 2], scores["not she"][:, 1, 2] = name, other
     scores["she"][::2] = scores["not she"][::2] = math.nan  # windows without this pronoun
@@ -165,6 +167,18 @@ def test_a_head_that_links_pronouns_prefers_the_right_name(
     assert heads == (Head(1, 2),)
     assert found == (SUPPORTED if name > 0.2 else NOT_SUPPORTED)
     assert text == f"head 1.2: {name:g} of its attention, uniform 0.05, random weights 0.03"
+
+
+def test_a_model_that_does_not_predict_the_right_name_needs_more_training() -> None:
+    text = "".join(stories(40_000, seed=1))
+    tokenizer = CharTokenizer(text)
+    loaded = of_stories(untrained(context=192))
+    weights = {**loaded.weights, "token_embedding.weight": np.eye(tokenizer.vocab_size, 32, dtype=np.float32)}
+    seen = Evidence(replace(loaded, tokenizer=tokenizer, weights=weights), tokenizer.encode(text))
+    for check in (trained_stories.some_head_links, trained_stories.some_head_copies):
+        verdict, measured, _ = check(seen)
+        assert verdict == INCONCLUSIVE
+        assert re.search(r"the right character a probability of 0.0\d+, so it needs more training", measured)
 
 
 def test_windows_without_links_are_skipped() -> None:
