@@ -85,6 +85,10 @@ def test_a_number_is_a_claim_and_anything_else_a_run(cli: Cli, folder: Path) -> 
     assert [row["id"] for row in cli("claims", "34", "verse", "9", "--json").json] == [9, 34]
 
 
+def test_claims_say_that_a_model_of_four_steps_needs_more_training(cli: Cli, folder: Path) -> None:
+    assert "needs more training" in cli("claims", "34", "verse").err
+
+
 def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigpt.course.claims.mask.causal_mask", lambda q, k, device: torch.ones(q, k).bool())
     done = cli("claims")
