@@ -11,7 +11,7 @@ from minigpt.cli.options import GROUP, EncodingOption
 from minigpt.cli.output import notice
 from minigpt.errors import escape
 
-import_app = typer.Typer(**GROUP, help="Turn a model of another program into a run.")
+import_app = typer.Typer(**GROUP, help="Turn a model of another program, or a trained example, into a run.")
 
 NameOption = Annotated[str | None, Option(help="Name of the run.", metavar="NAME")]
 
@@ -37,3 +37,19 @@ def nanogpt(
     run = as_argument(create_run(nanogpt.read(checkpoint, scan), scan, text, encoding, name, text))
     notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
     notice(f"  measure: minigpt eval {run}", f"  train:   minigpt train TEXT --from {run}")
+
+
+@import_app.command()
+def stories(name: NameOption = None) -> None:
+    """Import a trained model of builtin:stories, which is part of minigpt.
+
+    It was trained with the preset `stories`. Its heads copy invented words, and find the name that "She" means.
+
+    Examples:
+      minigpt import stories
+    """
+    from minigpt.interop.shipped import create_run
+
+    run = as_argument(create_run(name))
+    notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
+    notice(f"  look:    minigpt inspect {run} --open", f"  train:   minigpt train TEXT --from {run}")
