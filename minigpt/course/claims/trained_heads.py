@@ -24,7 +24,7 @@ from minigpt.course.claims.evidence import (
     verdict,
 )
 from minigpt.interpret.extract import ablate_heads, patch_attention
-from minigpt.interpret.scores import MIN_MARGIN, divergence
+from minigpt.interpret.scores import clearness, divergence
 from minigpt.model.kernels import SDPA
 
 MIN_COST = 0.001
@@ -91,8 +91,8 @@ def _mean_divergence(weights: Tensor) -> Tensor:
     return mean
 
 
-def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], Answer]:
-    """Return a check for a head that gives `pattern` at least `share` of its attention, and more than uniform."""
+def some_head_follows(pattern: str) -> Callable[[Evidence], Answer]:
+    """Return a check for a head that follows a pattern (`clearness`)."""
 
     def check(evidence: Evidence) -> Answer:
         values, uniform = evidence.scores(pattern)  # (N, L, H), (N,)
@@ -106,7 +106,7 @@ def some_head_follows(pattern: str, share: float) -> Callable[[Evidence], Answer
         occurs = uniform[half:].isfinite()
         found, baseline = values[half:, layer, head][occurs], uniform[half:][occurs]
         measured = f"head {layer}.{head}: {fmt(found.mean())} of its attention, uniform {fmt(baseline.mean())}"
-        judged = judge(torch.minimum(found - share, found - baseline - MIN_MARGIN))
+        judged = judge(clearness(found, baseline))
         return Answer(judged, measured, (Head(layer, head),))
 
     return check

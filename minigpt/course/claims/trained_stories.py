@@ -11,7 +11,7 @@ from torch import Tensor
 from minigpt.course.claims.claim import Head, fmt
 from minigpt.course.claims.evidence import INCONCLUSIVE, NOT_APPLICABLE, Answer, Evidence, judge
 from minigpt.interpret.links import is_on_stories
-from minigpt.interpret.scores import MIN_MARGIN
+from minigpt.interpret.scores import clearness
 
 ELSEWHERE = Answer(NOT_APPLICABLE, "this run was not trained on builtin:stories")
 TOO_SHORT = Answer(INCONCLUSIVE, "fewer than two windows of the validation split have links")
@@ -22,7 +22,7 @@ PRONOUN_TEXTS = {
 
 
 def some_head_copies(evidence: Evidence) -> Answer:
-    """Look for a head that finds what comes next in an invented word. It must exceed uniform attention by 0.15."""
+    """Look for a head that finds what comes next in an invented word (`clearness`)."""
     if not is_on_stories(evidence.loaded.config.data):
         return ELSEWHERE
     if len(evidence.linked_windows) < 2:
@@ -34,8 +34,8 @@ def some_head_copies(evidence: Evidence) -> Answer:
 def some_head_links(evidence: Evidence) -> Answer:
     """Look for a head that finds the name of the person whom He, or She, means.
 
-    After `He says: "I am `, the name of the boy is next. The head must attend to his earlier names there, 0.15 more
-    than uniform attention, and 0.15 more than to the girl's names. A head that follows one of the two pronouns is
+    After `He says: "I am `, the name of the boy is next. The head must follow his earlier names there (`clearness`),
+    against uniform attention and against the girl's names. A head that follows one of the two pronouns is
     enough. Each pronoun has its own head, or both have the same one.
     """
     if not is_on_stories(evidence.loaded.config.data):
@@ -74,5 +74,5 @@ def _best_head(
     found, before, other = (scores[half:, layer, head] for scores in (now, then, rival))
     measured = f"head {layer}.{head}: {fmt(found.mean())} {of}, " + (f"{fmt(other.mean())} {on}, " if on else "")
     measured += f"uniform {fmt(uniform[half:].mean())}, random weights {fmt(before.mean())}"
-    verdict = judge(found - torch.maximum(other, uniform[half:]) - MIN_MARGIN)
+    verdict = judge(clearness(found, torch.maximum(other, uniform[half:])))
     return lead.max().item(), Answer(verdict, measured, (Head(layer, head, text),))

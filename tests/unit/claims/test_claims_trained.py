@@ -91,7 +91,7 @@ def test_repetitive_text_shows_no_induction_head() -> None:
     """In "aaaa" almost every key follows the same character, so uniform attention scores high, too."""
     loaded = untrained()
     tokens = np.zeros(32 * 8, np.uint8)
-    verdict, measured, _ = trained_heads.some_head_follows("induction", 0.0)(Evidence(loaded, tokens))
+    verdict, measured, _ = trained_heads.some_head_follows("induction")(Evidence(loaded, tokens))
     assert verdict == NOT_SUPPORTED
     assert float(measured.rpartition(" ")[2]) > 0.8  # the baseline
 
@@ -106,12 +106,12 @@ def test_a_previous_token_head_is_found() -> None:
     loaded.weights["blocks.0.norm1.weight"][:] = 1
     q, k, _ = loaded.weights["blocks.0.attention.qkv.weight"].reshape(3, 64, 64)
     q[:32, :32], k[:32, :32] = 100 * np.roll(np.eye(32), 1, 1), np.eye(32)
-    verdict, measured, heads = trained_heads.some_head_follows("previous", 0.5)(evidence(loaded))
+    verdict, measured, heads = trained_heads.some_head_follows("previous")(evidence(loaded))
     assert heads == (Head(0, 0),)
     assert verdict == SUPPORTED
     assert measured.startswith("head 0.0: 1 of its attention, uniform 0.0")
     assert trained_heads.attention_selects(evidence(loaded))[0] == SUPPORTED
-    assert trained_heads.some_head_follows("first", 0.5)(evidence(loaded))[0] == NOT_SUPPORTED
+    assert trained_heads.some_head_follows("first")(evidence(loaded))[0] == NOT_SUPPORTED
 
 
 def test_windows_without_the_pattern_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +121,10 @@ def test_windows_without_the_pattern_do_not_count(monkeypatch: pytest.MonkeyPatc
     values[1], uniform[1] = math.nan, math.nan
     values[6], uniform[6] = math.nan, math.nan
     monkeypatch.setattr(Evidence, "scores", lambda *_: (values, uniform))
-    verdict, measured, _ = trained_heads.some_head_follows("induction", 0.1)(evidence(untrained()))
+    verdict, measured, _ = trained_heads.some_head_follows("induction")(evidence(untrained()))
     assert (verdict, measured) == (SUPPORTED, "head 0.3: 0.6 of its attention, uniform 0.01")
     values[:], uniform[:] = math.nan, math.nan
-    assert trained_heads.some_head_follows("induction", 0.1)(evidence(untrained())) == (
+    assert trained_heads.some_head_follows("induction")(evidence(untrained())) == (
         INCONCLUSIVE,
         "the pattern does not occur in the windows",
         (),
