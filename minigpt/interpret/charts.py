@@ -16,6 +16,8 @@ Array = NDArray[np.float64]
 
 WIDTH, HEIGHT = 7.6, 5.0
 """Size of a panel, in inches of 100 pixels."""
+LABEL = 0.04
+"""The height of a label of a line, as a share of the height of its panel."""
 DECADES = 6
 """The most that a logarithmic y axis covers. A curve that vanishes leaves the panel, and the others stay apart."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
@@ -34,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: a line per label of the legend, on axes that may be logarithmic."""
+    """A chart: a line per label, on axes that may be logarithmic."""
 
     name: str
     title: str
@@ -49,29 +51,24 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], labels: Sequence[str]) -> "Figure":
-    """Draw panels in two columns, or a single one, above a legend that names the lines of each panel."""
+    """Draw panels in two columns, or a single one, with a label at the end of each line."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.lines import Line2D
 
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    per_row = max(1, int(columns * 95 / (max(map(len, labels)) + 10)))
-    height = rows * HEIGHT + 0.25 * math.ceil(len(labels) / per_row)
-    figure = Figure((columns * WIDTH, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1))
+    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1)
+    figure = Figure((columns * WIDTH, rows * HEIGHT), dpi=100, layout=layout)
     for index, panel in enumerate(panels):
-        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel)
-    handles = [Line2D([], [], **_style(index)) for index in range(len(labels))]
-    legend = figure.legend(handles, labels, loc="outside lower left", ncols=per_row, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel, labels)
     return figure
 
 
-def _draw_panel(axes: "Axes", panel: Panel) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     axes.set_title(panel.title, loc="left")
     axes.set_xlabel(panel.x_label)
     axes.grid(color="#e4e4e4")
+    axes.spines[["top", "right"]].set_visible(False)  # labels cross them
     if panel.x_base:
         axes.set_xscale("log", base=panel.x_base)
         axes.xaxis.set_major_formatter("{x:g}")
@@ -93,6 +90,28 @@ def _draw_panel(axes: "Axes", panel: Panel) -> None:
         late = x >= x.max() / 10
         margin = 0.05 * (high[late].max() - low[late].min()) or 0.5
         axes.set_ylim(low[late].min() - margin, high[late].max() + margin)
+    _label_ends(axes, lines, labels)
+
+
+def _label_ends(axes: "Axes", lines: Sequence[Array], labels: Sequence[str]) -> None:
+    """Write the label of each line (4, N) beside its last point in view. Labels that would overlap move apart."""
+    axes.get_xlim(), axes.get_ylim()  # the limits that the points need
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    ends = []
+    for index, (x, y, *_) in enumerate(lines):
+        points = to_fraction.transform(np.stack((x, y), 1))  # (N, 2)
+        points = points[((points >= 0) & (points <= 1)).all(1)]
+        ends += [(points[-1][1], points[-1][0], index)] if len(points) else []
+    ends.sort()
+    heights = [max(height, LABEL / 2) for height, _, _ in ends]
+    for i in range(1, len(ends)):
+        heights[i] = max(heights[i], heights[i - 1] + LABEL)
+    for i in reversed(range(len(ends))):
+        heights[i] = min(heights[i], heights[i + 1] - LABEL if i + 1 < len(ends) else 1.0)
+    for height, (_, x, index) in zip(heights, ends, strict=True):
+        color = _style(index)["color"]
+        place = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
+        axes.text(x + LABEL / 3, height, labels[index], color=color, parse_math=False, **place)
 
 
 def _style(index: int) -> dict[str, Any]:
