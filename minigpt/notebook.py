@@ -93,7 +93,7 @@ class Attention:
         from minigpt.interpret.images import draw, to_png
 
         layers, heads, *_ = self.weights.shape
-        image = to_png(draw(torch.from_numpy(self.weights), range(layers), range(heads)))
+        image = to_png(draw(torch.from_numpy(self.weights), range(layers), range(heads), self.tokens, self._size))
         data = base64.b64encode(image).decode("ascii")
         about = f"{self._size}. A row of images for each layer. In each image, a row per query, a column per key."
         return f'<img alt="attention weights" src="data:image/png;base64,{data}"><p>{about}</p>'
