@@ -587,9 +587,11 @@ def test_a_phone_remembers_that_heads_are_off(made: Made, opened: Opener) -> Non
     shown.assert_quiet()
 
 
-def test_a_recurrent_model_has_no_heads(opened: Opener) -> None:
-    loaded = recurrent()
+@pytest.mark.parametrize(("family", "kind"), [("lstm", "An LSTM"), ("gru", "A GRU"), ("rnn", "An RNN")])
+def test_a_recurrent_model_has_no_heads(opened: Opener, family: Any, kind: str) -> None:
+    loaded = recurrent(family=family)
     shown = opened(build_page(loaded, excerpt(loaded, START)))
+    assert f"{kind} of " in shown.tab.inner_text("header")
     assert "has no heads" in shown.tab.inner_text(".heads")
     assert "looked" not in shown.tab.inner_text(".lead")
     shown.assert_quiet()

@@ -39,6 +39,12 @@ def test_groups_have_the_start_of_the_names_that_is_theirs_alone() -> None:
     assert names(*two) == ["run-1, run-2, 2 seeds", "run-3, run-4, 2 seeds"]
 
 
+@pytest.mark.parametrize(("parameters", "is_noted"), [(1090, False), (1110, True)])
+def test_sizes_that_differ_by_more_than_a_tenth_are_noted(parameters: int, is_noted: bool) -> None:
+    runs = measured("a"), measured("b", parameters=parameters, n_layer=3)
+    assert any("the sizes differ" in note for note in compare(runs).notes) == is_noted
+
+
 def test_losses_are_ranked_on_one_text() -> None:
     found = compare([measured("worse", loss=2.0), measured("better", loss=1.0, n_layer=1)])
     assert [group.name for group in found.groups] == ["better", "worse"]

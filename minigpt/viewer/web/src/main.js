@@ -100,7 +100,8 @@ function header(app) {
     const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
     const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
     title.replaceChildren(h("bdi", name));
-    const size = `A ${kind} of ${parameters.toLocaleString("en")} `;
+    const article = /^[LR]/.test(kind) ? "An" : "A"; // an LSTM, an RNN
+    const size = `${article} ${kind} of ${parameters.toLocaleString("en")} `;
     about.replaceChildren(size, term("parameters"), `, ${summary}. ${live}`);
   });
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");
