@@ -110,8 +110,9 @@ def _label_ends(axes: "Axes", lines: Sequence[Array], labels: Sequence[str]) -> 
         heights[i] = min(heights[i], heights[i + 1] - LABEL if i + 1 < len(ends) else 1.0)
     for height, (_, x, index) in zip(heights, ends, strict=True):
         color = _style(index)["color"]
-        place = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
-        axes.text(x + LABEL / 3, height, labels[index], color=color, parse_math=False, **place)
+        label = axes.text(x + LABEL / 3, height, labels[index], color=color, va="center", transform=axes.transAxes)
+        label.set_fontsize(9)
+        label.set_parse_math(False)
 
 
 def _style(index: int) -> dict[str, Any]:

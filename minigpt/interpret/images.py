@@ -120,7 +120,7 @@ def draw(
 
 def _tick_distance(least: float) -> int:
     """Return the smallest number of at least `least` that is 1, 2 or 5 times a power of ten."""
-    return next(digit * 10**power for power in range(9) for digit in (1, 2, 5) if digit * 10**power >= least)
+    return next(digit * int(10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power >= least)
 
 
 def to_png(figure: "Figure") -> bytes:

@@ -14,10 +14,11 @@ import pytest
 import torch
 from command_line import environment
 from PIL import Image
-from random_models import checkpoint
+from random_models import cells, checkpoint
 
 from minigpt.errors import ConfigError, TextError, UnknownCharacterError
 from minigpt.interpret.extract import extract
+from minigpt.interpret.images import to_colors
 from minigpt.model.load import load_model, load_transformer
 from minigpt.notebook import Model, Text
 from minigpt.sampling.generate import generate
@@ -107,7 +108,8 @@ def test_results_are_html_without_scripts_and_escaped() -> None:
     losses = model.loss(text).losses[1:]
     assert strengths == pytest.approx(0.8 * np.minimum(1, losses / model.loss(text).uniform), abs=0.006)
     image = Image.open(io.BytesIO(base64.b64decode(re.findall('base64,([^"]+)', attention)[0])))
-    assert image.width == image.height > 2 * 100
+    shown = cells(image, 2, 2, len(text))
+    assert (shown == to_colors(torch.from_numpy(model.attention(text).weights))).all()
 
 
 def test_load_and_generate_do_not_import_torch(finished_run: Path) -> None:
