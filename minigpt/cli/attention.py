@@ -75,7 +75,10 @@ def attention(
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
         weights = activations.weights[list(layers)][:, list(heads)]
-        write_bytes(images.to_png(images.draw(weights, layers, heads)), png)
+        title = (
+            f"{loaded.run_name}, step {loaded.metadata.step:,}: {count(len(excerpt.ids), 'token')}, {excerpt.source}"
+        )
+        write_bytes(images.to_png(images.draw(weights, layers, heads, excerpt.characters, title)), png)
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, scores, selected)))
         return

@@ -278,7 +278,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     from minigpt.training.outcome import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
-    look = f"eval {name} --by-position" if prepared.config.model.is_recurrent else f"inspect {name} --open"
+    past = {"past": f"minigpt eval {name} --by-position"} if prepared.config.model.is_recurrent else {}
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
@@ -304,7 +304,8 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
-        look=f"minigpt {look}",
+        look=f"minigpt inspect {name} --open",
+        **past,
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         **longer,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigpt.interpret.excerpt import escaped_bytes
+from minigpt.interpret.excerpt import whole_characters
 from minigpt.model.gpt import causal_mask
 
 PATTERNS = {
@@ -31,8 +31,10 @@ MEASURES = {
     "top": "weight of the strongest key",
     "outside line": "share of attention before the current line, ignoring attention to the first character",
 }
-MIN_MARGIN = 0.15
-"""A head is named after its best pattern if its score exceeds the uniform baseline by this much."""
+MIN_SHARE, MIN_MARGIN = 0.4, 0.15
+"""A head follows a pattern if it gets this share of its attention, and this much more than the baseline."""
+SPACING = 16
+"""A text has words if it has at least one space per this number of characters. Chinese and Thai have fewer."""
 BROAD = 0.9
 """A head without a pattern is broad if its entropy reaches this fraction of the maximum."""
 
@@ -96,15 +98,25 @@ def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
         "first": (position == 0).expand(T, T),
         "same": same,
         "induction": after_same & past,
-        "word": _segment_starts([is_in_word(character) for character in characters]),
+        "word": _segment_starts(_in_words(characters)),
         "line": _segment_starts(["\n" not in character for character in characters]),
     }
 
 
-def is_in_word(token: str) -> bool:
-    """Return whether a token is part of a word. Combining marks and parts of characters count as letters."""
-    is_letter = (c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M") for c in token)
-    return bool(escaped_bytes(token)) or all(is_letter)
+def are_letters(characters: Sequence[str]) -> list[bool]:
+    """Return whether each token consists of letters, or is part of a letter. Combining marks count as letters."""
+
+    def is_letter(c: str) -> bool:
+        return c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M")
+
+    return [all(map(is_letter, text)) for text, tokens in whole_characters(characters) for _ in range(tokens)]
+
+
+def _in_words(characters: Sequence[str]) -> list[bool]:
+    """Return whether each token is part of a word."""
+    text = "".join(text for text, _ in whole_characters(characters))
+    has_words = text.count(" ") * SPACING >= len(text)
+    return [has_words and is_letter for is_letter in are_letters(characters)]
 
 
 def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
@@ -148,16 +160,27 @@ def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
     return shares[:, queries].mean(-1)
 
 
+def clearness(share: Tensor, baseline: Tensor | float) -> Tensor:
+    """Return by how much a head exceeds what it takes to follow a pattern. It follows it if this is not below zero.
+
+    Args:
+        share: The share of its attention on the keys.
+        baseline: The share that uniform attention gives them, or a rival gets.
+    """
+    return torch.minimum(share - MIN_SHARE, share - baseline - MIN_MARGIN)
+
+
 def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return a name for each head, (L, H): the pattern furthest above the baseline, or `broad`, or `mixed`."""
+    """Return a name for each head, (L, H): the pattern that it follows most clearly, or `broad`, or `mixed`."""
     names = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     entropy = scores["entropy"]
-    layers, heads = entropy.values.shape
-    margins = torch.stack([scores[name].values - scores[name].uniform for name in names]) if names else None
 
     def kind(layer: int, head: int) -> str:
-        if margins is not None and margins[:, layer, head].max() >= MIN_MARGIN:
-            return names[int(margins[:, layer, head].argmax())]
+        shares = {name: (scores[name].values[layer, head], scores[name].uniform) for name in names}
+        leads = {name: float(share - base) for name, (share, base) in shares.items() if clearness(share, base) >= 0}
+        if leads:
+            return max(leads, key=lambda name: leads[name])
         return "broad" if entropy.values[layer, head] >= BROAD * entropy.uniform else "mixed"
 
+    layers, heads = entropy.values.shape
     return [[kind(layer, head) for head in range(heads)] for layer in range(layers)]

@@ -11,6 +11,7 @@ import torch
 from exports import SETTINGS, made
 from small_models import SWITCHES, small_config
 
+from minigpt.config.schema import SampleConfig
 from minigpt.errors import NoCounterpartError
 from minigpt.interop import hf
 from minigpt.interop.export import check, export
@@ -86,6 +87,14 @@ def test_generate_stops_at_the_context(tmp_path: Path) -> None:
     assert len(text) == 10
     generation = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.8, 0)
+
+
+def test_every_sampling_setting_is_exported() -> None:
+    sample = SampleConfig(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    settings = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    assert hf.generation_json(sample, 10) == {"max_length": 10, "do_sample": True, **settings}
+    greedy = hf.generation_json(SampleConfig(temperature=0, repetition_penalty=1.2), 10)
+    assert greedy == {"max_length": 10, "do_sample": False, "repetition_penalty": 1.2}
 
 
 def test_the_usage_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """The plot of a comparison shows the losses of each run by time."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from compared import measured
@@ -22,6 +24,8 @@ def test_each_run_has_a_line_in_the_color_of_its_group_with_its_name() -> None:
     assert [line.get_ydata()[-1] for line in axes.lines] == [1.0, 1.5, 2.0]
     assert [text.get_text() for text in axes.texts] == ["a-1", "a-2", "b"]
     assert axes.texts[2].xy == (8, 2.0)
+    heights = [text.xy[1] for text in drawn(*(measured(f"{n}", n_layer=n, loss=1.0) for n in (1, 2, 3))).texts]
+    assert [b - a > 0.1 for a, b in pairwise(heights)] == [True, True], "labels of equal losses do not overlap"
     assert axes.get_xlabel() == "training time (s)"
 
 

@@ -5,15 +5,19 @@ import math
 import pytest
 import torch
 
+from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations
 from minigpt.interpret.scores import (
     MEASURES,
     PATTERNS,
+    are_letters,
+    clearness,
     head_kinds,
     head_scores,
     outside_line,
     pattern_keys,
 )
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def test_known_heads_have_known_scores(by_hand: Activations, text: str) -> None:
@@ -78,6 +82,36 @@ def test_combining_marks_belong_to_their_word(words: str) -> None:
 def test_bytes_of_a_letter_belong_to_its_word() -> None:
     keys = pattern_keys(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
     assert keys == [[1, 0], [2, 0], [3, 0], [4, 0]]
+    text = "“Да” — да。é\ufffd"
+    tokens = characters(ByteTokenizer(), ByteTokenizer().encode(text))
+    letters = [c.isalpha() for c in text for _ in c.encode()]
+    assert are_letters(tokens) == letters
+    assert are_letters(tokens[1:-1]) == letters[1:-1], "cut in a character"
+    assert are_letters(["\\xD0", "\\xB4", "\\xD0"]) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "has_words"),
+    [
+        ("They sing in Maporo:\n", True),
+        ("Учёный шёл домой — и молчал.", True),
+        ("    def __init__(self):\n        self.name = name\n", True),
+        ("北京的冬天很冷。他说今天要下雪了。\n", False),
+        ("他用 Python 写程序。北京的冬天很冷，今天要下雪了，大家都不出门。\n", False),
+        ("ACGTTGCA\nTTGACA", False),
+    ],
+)
+@pytest.mark.parametrize("is_byte", [False, True])
+def test_only_a_text_with_spaces_has_words(text: str, has_words: bool, is_byte: bool) -> None:
+    tokenizer = ByteTokenizer() if is_byte else CharTokenizer("".join(sorted({*text})))
+    keys = pattern_keys(characters(tokenizer, tokenizer.encode(text)))
+    assert bool(keys["word"].any()) == has_words
+    assert keys["line"].any()
+
+
+def test_a_head_follows_a_pattern_that_gets_a_share_and_more_than_the_baseline() -> None:
+    shares, baselines = torch.tensor([0.39, 0.41, 0.9, 0.9]), torch.tensor([0.0, 0.0, 0.76, 0.74])
+    assert (clearness(shares, baselines) >= 0).tolist() == [False, True, False, True]
 
 
 def test_induction_has_earlier_keys_only() -> None:
