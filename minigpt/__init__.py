@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 SPIN_COUNT = "10000"
 """How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
-the time of other threads on a busy one. OpenMP reads the variable when PyTorch is first imported."""
+the time of other threads on a busy machine. OpenMP reads the variable when PyTorch is first imported."""
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch requires it for deterministic matrix products

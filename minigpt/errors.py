@@ -23,12 +23,25 @@ class UserError(Exception):
         return self.problem
 
 
+@dataclass(eq=False)
 class ConfigError(UserError):
     """Settings that are unknown, invalid or contradictory."""
+
+    unknown: tuple[str, ...] = ()
+    """Keys that are no settings and resemble none."""
 
 
 class TextError(UserError):
     """A text that cannot be found or read."""
+
+
+@dataclass(eq=False)
+class TextNotFoundError(TextError):
+    """No text has this name."""
+
+    name: str
+    has_similar: bool = False
+    """Whether the message names a similar text."""
 
 
 @dataclass(eq=False)
@@ -44,6 +57,10 @@ class ConfigAsTextError(TextError):
     """A preset or a settings file was passed as a text."""
 
     name: str
+
+
+class SearchError(TextError):
+    """A folder or glob with too many files to search because a checkpoint names it."""
 
 
 class UnknownCharacterError(TextError):
@@ -71,6 +88,8 @@ class RunNotFoundError(UserError):
 
     names: tuple[str, ...] = ()
     """The names of the newest runs."""
+    name: str = ""
+    """The name that the user gave."""
 
 
 @dataclass(eq=False)
@@ -142,7 +161,7 @@ class InsufficientMemoryError(UserError):
     """A model or batch that does not fit in memory."""
 
     settings: tuple[str, ...] = ()
-    """Settings, as KEY=VALUE, that make it fit."""
+    """Settings, as KEY=VALUE, that make the run fit."""
 
 
 @dataclass(eq=False)
@@ -166,10 +185,10 @@ class MissingPackageError(UserError):
 
 @dataclass(eq=False)
 class FolderNotEmptyError(UserError):
-    """A folder for new files that already has some."""
+    """A folder for new files that already has files."""
 
     is_export: bool = False
-    """Whether it holds nothing but an unchanged export."""
+    """Whether the folder holds nothing but an unchanged export."""
 
 
 @dataclass(eq=False)

@@ -1,9 +1,8 @@
-"""The simple API for notebooks: load a model, generate, and look at losses and attention. Results display in Jupyter.
+"""The simple API for notebooks: load a model, generate, measure losses, look inside. Jupyter displays the results.
 
 `load` and `generate` do not import torch.
 """
 
-import base64
 import html
 import math
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.resolve import flatten, resolve
 from minigpt.errors import TextError, count, sanitize_terminal
-from minigpt.interpret.excerpt import MAX_TOKENS, characters, glyph
+from minigpt.interpret.excerpt import glyph, last_tokens
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import AnyEngine, load_engine
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
@@ -49,9 +48,9 @@ class Loss:
 
     text: str
     losses: NDArray[np.float64]
-    """The loss of each character in nats, (N,). The first one is NaN: nothing predicts it."""
+    """The loss of each character in nats, (N,). The first loss is NaN: nothing predicts the first character."""
     uniform: float
-    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. It has the darkest color."""
+    """The loss of a uniform guess of the next token, ln(vocabulary size), in nats. This loss has the darkest color."""
 
     @property
     def mean(self) -> float:
@@ -71,32 +70,16 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The attention of all heads for a text of T tokens. Jupyter shows each head as a small image."""
+class Page:
+    """The page of `minigpt inspect`, in which the model runs. Jupyter shows it in a frame."""
 
-    tokens: list[str]
-    """A string for each token: a character, or an escape such as \\xE6 for a byte above 127."""
-    weights: NDArray[np.float32]
-    """Attention weights by layer, head, query and key, (L, H, T, T). Each row sums to 1. Later keys have weight 0."""
-
-    @property
-    def _size(self) -> str:
-        layers, heads, T, _ = self.weights.shape
-        return f"{count(layers, 'layer')}, {count(heads, 'head')}, {count(T, 'token')}"
+    html: str
 
     def __repr__(self) -> str:
-        return f"Attention({self._size})"
+        return f"Page({len(self.html) / 1e6:.2f} MB)"
 
     def _repr_html_(self) -> str:
-        import torch
-
-        from minigpt.interpret.images import draw, to_png
-
-        layers, heads, *_ = self.weights.shape
-        image = to_png(draw(torch.from_numpy(self.weights), range(layers), range(heads)))
-        data = base64.b64encode(image).decode("ascii")
-        about = f"{self._size}. A row of images for each layer. In each image, a row per query, a column per key."
-        return f'<img alt="attention weights" src="data:image/png;base64,{data}"><p>{about}</p>'
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="width:100%;height:800px;border:0"></iframe>'
 
 
 class Model:
@@ -128,7 +111,7 @@ class Model:
             length: The number of tokens to generate.
             temperature: Higher is more random. 0: always the most likely token.
             seed: The same seed gives the same text.
-            stop: End before this text, or before the first of several.
+            stop: End before this text, or before the first of several texts.
             settings: Other settings of the section `sample`, such as `top_k`.
 
         Raises:
@@ -180,23 +163,18 @@ class Model:
             nats += following
         return Loss(text, np.array(losses), math.log(tokenizer.vocab_size))
 
-    def attention(self, text: str) -> Attention:
-        """Return what each head attends to. This imports torch.
+    def inspect(self, text: str) -> Page:
+        """Return the page of `minigpt inspect`, which starts with the last tokens of a text. This imports torch.
 
         Raises:
-            NoAttentionError: The model is recurrent.
-            TextError: The text is empty, or longer than the context or than 512 tokens.
+            TextError: The text is empty.
             UnknownCharacterError: The text has characters outside the vocabulary.
         """
-        from minigpt.interpret.extract import extract
-        from minigpt.model.load import load_transformer
+        from minigpt.viewer.page import Start, build_page
 
-        model = load_transformer(self.checkpoint)
         ids = self.checkpoint.tokenizer.encode(unix_newlines(text))
-        most = min(MAX_TOKENS, self.checkpoint.config.model.context)
-        if not 0 < len(ids) <= most:
-            raise TextError(f"attention needs a text of 1 to {most} tokens, got {len(ids):,}")
-        return Attention(characters(self.checkpoint.tokenizer, ids), extract(model, ids).weights.numpy())
+        excerpt = last_tokens(self.checkpoint, ids, "the notebook")
+        return Page(build_page(self.checkpoint, excerpt, start=Start(at_end=True)))
 
     @cached_property
     def _engine(self) -> AnyEngine:

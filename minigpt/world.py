@@ -1,7 +1,11 @@
-"""Which of the processes that train together this one is, and its share of the machine. Does not import torch."""
+"""The number of this process among the processes that train together, and its share of the machine.
+
+Does not import torch.
+"""
 
 import os
 import re
+import sys
 from pathlib import Path
 
 
@@ -11,7 +15,7 @@ def is_one_of_several() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process among those that train together. Process 0 is the main one."""
+    """Return the number of this process among the processes that train together. Process 0 is the main process."""
     number = os.environ.get("RANK", "")
     return int(number) if is_one_of_several() and number.isdecimal() else 0
 
@@ -37,10 +41,24 @@ def free_memory() -> int | None:
         return available
 
 
+def system_table(path: str) -> str:
+    """Return the content of a /proc file. Return "" if it is missing, as on other systems and in some sandboxes."""
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
 def bytes_in(table: str, name: str) -> int | None:
     """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
-    try:
-        found = re.search(rf"{name}:\s+(\d+)", Path(table).read_text(encoding="ascii", errors="replace"))
-    except OSError:  # another system, or a sandbox without /proc
-        return None
+    found = re.search(rf"{name}:\s+(\d+)", system_table(table))
     return int(found[1]) * 1024 if found else None
+
+
+def python_command(module: str) -> list[str]:
+    """Return the start of a command line that runs a module of minigpt in another process.
+
+    Unlike `python -m`, it imports nothing from the current folder. PYTHONSAFEPATH would need Python 3.11.
+    """
+    safe_path = "import sys; sys.path = [place for place in sys.path if place]; import runpy"
+    return [sys.executable, "-c", f"{safe_path}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]

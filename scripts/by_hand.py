@@ -1,9 +1,9 @@
-"""The page docs/course/by-hand.md: every number of the example in minigpt/course/claims/by_hand.py."""
+"""The page docs/course/by-hand.md: every number of the example in minigpt/course/by_hand.py."""
 
 import math
 from collections.abc import Sequence
 
-from minigpt.course.claims.by_hand import COMPONENTS, W_K, W_Q, W_V, WORDS, Matrix, X, compute
+from minigpt.course.by_hand import COMPONENTS, W_K, W_Q, W_V, WORDS, Matrix, X, compute
 
 PAGE = """# One head by hand
 
@@ -13,7 +13,7 @@ page, so you can check each step. The formula is
     attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
 The tokens here are words. minigpt's are characters, but the arithmetic is the same.
-`minigpt claims 40` compares these numbers with the model's own attention layer.
+A test compares these numbers with the model's own attention layer.
 
 ## 1. The words as vectors
 

@@ -1,7 +1,8 @@
 """Put the recorded numbers of the course into its pages, and write the data of its figures.
 
 In docs/course, a number is followed by a comment that names it: `2.08<!--n:pairs-->` is the mean of the five seeds, and
-`2.06 to 2.10<!--n:pairs range-->` the range of the book. `<!--n:1:pairs-->` is a number of chapter 1.
+`2.07 to 2.09<!--n:pairs seeds-->` their range. `2.06 to 2.10<!--n:pairs range-->` is the range of the book, which is
+wider. `<!--n:1:pairs-->` is a number of chapter 1.
 """
 
 import json
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from minigpt.course import letters, networks
+from minigpt.course.by_hand import COMPONENTS, WORDS, compute
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter
-from minigpt.course.claims.by_hand import COMPONENTS, WORDS, compute
 from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance
 from minigpt.interpret.links import link_scores, linked_windows
@@ -25,7 +26,9 @@ from minigpt.storage.runs import checkpoint_steps
 from minigpt.text.dataset import load_dataset
 
 NUMBER = r"-?[\d.,]*\d%?"
-MARKED = re.compile(rf"(?:{NUMBER} to\s)?(?:{NUMBER}|\?)<!--n:([^>]*? range)-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->")
+MARKED = re.compile(
+    rf"(?:{NUMBER} to\s)?(?:{NUMBER}|\?)<!--n:([^>]*? (?:range|seeds))-->|(?:{NUMBER}|\?)<!--n:([^>]*?)-->"
+)
 
 
 def fill(page: str, chapter: Chapter) -> str:
@@ -36,8 +39,10 @@ def fill(page: str, chapter: Chapter) -> str:
 def _number(name: str, chapter: Chapter) -> str:
     if other := re.match(r"(\d+):", name):
         chapter, name = CHAPTERS[int(other[1]) - 1], name[other.end() :]
-    key = name.removesuffix(" range")
+    key = name.removesuffix(" range").removesuffix(" seeds")
     number, values = chapter.numbers[key], chapter.recorded()[key]
+    if name.endswith(" seeds"):
+        return f"{number.show(min(values))} to {number.show(max(values))}"
     return number.show(statistics.fmean(values)) if key == name else number.show_range(values)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import show, type_name
 from minigpt.config.schema import FAMILIES, NO_ATTENTION, RECURRENT, RunConfig

@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.output import notice
-from minigpt.errors import UserError, escape
+from minigpt.errors import RunNotFoundError, UserError, escape
 
 IMAGES = 200
 """Number of images that TensorBoard shows for each tag. Its default is ten, chosen at random."""
@@ -26,10 +26,13 @@ def board(
     Examples:
       minigpt board
     """
-    from tensorboard import default, program
-
+    try:
+        from tensorboard import default, program
+    except ImportError as error:  # releases before 2.21 need a package that setuptools no longer contains
+        problem = f"cannot import TensorBoard: {escape(error)}"
+        raise UserError(f"{problem}; to replace it: pip install --upgrade tensorboard") from error
     if not folder.is_dir():
-        raise UserError(f"folder {escape(folder.absolute())} does not exist; to start a run: minigpt train")
+        raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
     server = program.TensorBoard(plugins=default.get_plugins())
     options = [f"--logdir={folder}", f"--host={host}", f"--samples_per_plugin=images={IMAGES}"]
     options += [] if port is None else [f"--port={port}"]  # by default, TensorBoard looks for a free one

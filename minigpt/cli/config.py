@@ -5,17 +5,20 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from minigpt.cli.options import GROUP, ConfigOption, SetOption, only_config
+from minigpt.cli.options import GROUP, ConfigOption, JsonOption, SetOption, only_config
 from minigpt.cli.output import json_text, notice, table, write
 
 config_app = typer.Typer(**GROUP, help="Show presets and settings.")
 
 
 @config_app.command("list")
-def config_list() -> None:
+def config_list(as_json: JsonOption = False) -> None:
     """List the presets."""
     from minigpt.config.presets import presets
 
+    if as_json:
+        write(json_text(presets()))
+        return
     table(("preset", "description"), list(presets().items()))
 
 
@@ -47,9 +50,17 @@ def config_show(
 
 
 @config_app.command("settings")
-def config_settings() -> None:
+def config_settings(as_json: JsonOption = False) -> None:
     """Describe every setting, with its type and default."""
-    from minigpt.config.resolve import describe_settings
+    from minigpt.config.resolve import describe_settings, fields, type_name
+
+    if as_json:
+        settings = {
+            key: {"description": field.description, "type": type_name(field.annotation), "default": field.default}
+            for key, field in fields().items()
+        }
+        write(json_text(settings))
+        return
 
     table(("setting", "description [type; default]"), describe_settings())
 

@@ -1,26 +1,41 @@
 """`minigpt course`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
-from minigpt.cli.options import GROUP
-from minigpt.cli.output import check_writable, notice, table, write
+from minigpt.cli.options import GROUP, JsonOption
+from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape
-from minigpt.files import write_atomically
+from minigpt.files import read_text_within, write_atomically
 from minigpt.paths import RUNS
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
 DONE = RUNS / "course.json"
 """What the reader has done: {"run": {"6": {NAME: VALUE}}, "check": ["6"]}."""
-ChapterNumber = Annotated[int, Argument(help="Number of the chapter.", metavar="N", min=1, max=10)]
+LAST_CHAPTER = 10
+MAX_BYTES = 1_000_000
+MAX_SEED = 2**32 - 1
+
+
+def _chapter(value: str) -> int:
+    """Return the number of a chapter. Raises BadParameter."""
+    if value.isdecimal() and 1 <= int(value) <= LAST_CHAPTER:
+        return int(value)
+    raise BadParameter(f"{value} is not a chapter from 1 to {LAST_CHAPTER}, as in: minigpt course check 1 mygpt.py")
+
+
+ChapterNumber = Annotated[
+    int, Argument(help=f"Number of the chapter, 1 to {LAST_CHAPTER}.", metavar="N", parser=_chapter)
+]
 
 
 @course_app.callback(invoke_without_command=True)
-def course(context: typer.Context) -> None:
+def course(context: typer.Context, as_json: JsonOption = False) -> None:
     """Build a GPT letter by letter, in ten chapters. Without a command, list them.
 
     Examples:
@@ -30,14 +45,20 @@ def course(context: typer.Context) -> None:
       minigpt course check 1 mygpt.py      compare your code with minigpt's
     """
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise BadParameter(f"put --json at the end: minigpt course {context.invoked_subcommand} ... --json")
         return
     from minigpt.course.chapters import CHAPTERS
 
     done = _done()
-    rows = []
-    for chapter in CHAPTERS:
-        key = str(chapter.number)
-        rows.append([key, chapter.title, "run" * (key in done["run"]), "checked" * (key in done["check"])])
+    state = [
+        {"number": key, "title": chapter.title, "run": done["run"].get(key), "checked": key in done["check"]}
+        for key, chapter in ((str(chapter.number), chapter) for chapter in CHAPTERS)
+    ]
+    if as_json:
+        write(json_text(state))
+        return
+    rows = [[c["number"], c["title"], "run" * bool(c["run"]), "checked" * c["checked"]] for c in state]
     table(["", "chapter", "", ""], rows)
 
 
@@ -57,20 +78,27 @@ def text(
 @course_app.command()
 def run(
     chapter_number: ChapterNumber,
-    seed: Annotated[int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0)] = 1,
+    seed: Annotated[
+        int, Option("--seed", help="Seed of the models. The book has seeds 1 to 5.", min=0, max=MAX_SEED)
+    ] = 1,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train what a chapter needs, and print its numbers beside those of the book.
+    """Train what a chapter needs, and print its numbers beside the book's numbers.
 
     The models are runs of their own: course-6-rotary and so on. Ctrl-C saves; the same command resumes.
     """
     from minigpt.course.chapters import CHAPTERS
 
+    _done()  # before the training, in case that the file is damaged
     chapter = CHAPTERS[chapter_number - 1]
     values = chapter.measure(seed)
     done = _done()
     done["run"][str(chapter_number)] = values
     _save(done)
     recorded = chapter.recorded()
+    if as_json:
+        write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": recorded}))
+        return
     rows = [
         [
             number.label,
@@ -89,6 +117,7 @@ def run(
 def check(
     number: ChapterNumber,
     file: Annotated[Path, Argument(help="Your code.", metavar="FILE")] = Path("mygpt.py"),
+    as_json: JsonOption = False,
 ) -> None:
     """Compare your code for chapters 1 to N with minigpt's own computation.
 
@@ -97,9 +126,12 @@ def check(
     from minigpt.course.check import check as compare
 
     if not file.is_file():
-        raise UserError(f"{escape(file)} is not a file; to check another one: minigpt course check {number} FILE")
+        raise UserError(f"{escape(file)} is not a file; to check another file: minigpt course check {number} FILE")
+    _done()  # before the check, in case that the file is damaged
     passed = compare(number, file)
-    for chapter, names in passed.items():
+    if as_json:
+        write(json_text(passed))
+    for chapter, names in passed.items() if not as_json else ():
         print(f"{chapter:>2}  agrees: {', '.join(names)}")
     done = _done()
     done["check"] = sorted({*done["check"], *map(str, passed)}, key=int)
@@ -107,13 +139,17 @@ def check(
 
 
 def _done() -> dict[str, Any]:
-    try:
-        found = json.loads(DONE.read_text(encoding="utf-8"))
-        return {"run": dict(found["run"]), "check": list(found["check"])}
-    except FileNotFoundError:
+    if not os.path.lexists(DONE):
         return {"run": {}, "check": []}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{DONE} is damaged; remove it to start again: rm {DONE}") from error
+    numbers = set(map(str, range(1, LAST_CHAPTER + 1)))
+    try:
+        done = json.loads(read_text_within(DONE, RUNS, MAX_BYTES))
+        if not numbers.issuperset([*dict(done["run"]), *list(done["check"])]):
+            raise ValueError("not the number of a chapter")
+    except (UserError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = str(error) if isinstance(error, UserError) else f"{DONE} is damaged"
+        raise UserError(f"{problem}; to start again: mv {DONE} {DONE.with_suffix('.old')}") from error
+    return {"run": dict(done["run"]), "check": list(done["check"])}
 
 
 def _save(done: dict[str, Any]) -> None:

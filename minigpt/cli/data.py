@@ -13,7 +13,7 @@ data_app = typer.Typer(**GROUP, help="List, describe and download texts.")
 
 
 @data_app.command("list")
-def data_list() -> None:
+def data_list(as_json: JsonOption = False) -> None:
     """List the built-in texts and the available downloads."""
     from minigpt.text.download import downloads
     from minigpt.text.sources import BUILTINS
@@ -22,6 +22,9 @@ def data_list() -> None:
     for name, entry in downloads().items():
         where = "downloaded" if entry.is_cached else f"{entry.bytes / 1e6:.1f} MB to download"
         rows.append((f"download:{name}", entry.description, where))
+    if as_json:
+        write(json_text([dict(zip(("name", "text", "status"), row, strict=True)) for row in rows]))
+        return
     table(("name", "text", "size or status"), rows)
 
 
@@ -31,7 +34,11 @@ def data_info(
     encoding: EncodingOption = "utf-8",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size and characters of a text, and the settings that fit it."""
+    """Print the size and characters of a text, and the settings that fit it.
+
+    Examples:
+      minigpt data info my.txt
+    """
     from minigpt.text.corpus import scan
     from minigpt.text.sources import open_corpus
     from minigpt.training.fit import WORK, fit
@@ -56,8 +63,12 @@ def data_info(
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.")]) -> None:
-    """Download a text into the cache, and print its path and license."""
+def data_get(name: Annotated[str, Argument(help="A download from `minigpt data list`.", metavar="NAME")]) -> None:
+    """Download a text into the cache, and print its path and license.
+
+    Examples:
+      minigpt data get shakespeare
+    """
     from minigpt.text.download import download, downloads
 
     name = name.removeprefix("download:")

@@ -47,7 +47,7 @@ def evaluate(
         int | None,
         Option(
             min=1,
-            help="Move the window N tokens, not a full context. Usually lowers the loss. Compare at equal N only.",
+            help="Move the window N tokens, not a full context. Usually lowers the loss: compare only at equal N.",
             metavar="N",
         ),
     ] = None,
@@ -157,13 +157,12 @@ def _choose_tokens(
 
 def _may_know(run: "Checkpoint", first: "Checkpoint", fingerprint: str, *, is_validation: bool) -> bool:
     """Return whether a run may have been trained on the validation split of the first run, or else on a text."""
+    from minigpt.training.setup import trained_on_validation
+
     known = run.metadata.fingerprint
     if not is_validation:
         return known.split("+")[0] == fingerprint
-    data = first.config.data
-    return known != first.metadata.fingerprint or (
-        not data.val_source and run.config.data.val_fraction < data.val_fraction
-    )
+    return known != fingerprint or trained_on_validation(run, first.config.data, fingerprint)
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:

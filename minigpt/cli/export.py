@@ -62,7 +62,7 @@ def export(
 
 
 def _run_and_folder(names: list[str]) -> tuple[str, Path]:
-    """Return the run and the folder that the arguments name. Raises UserError if one looks like the other."""
+    """Return the run and the folder that the arguments name. Raises UserError if they look exchanged."""
     from minigpt.paths import RUNS, is_run
 
     if len(names) > 2:

@@ -9,12 +9,15 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from typer.exceptions import TyperException
 
+from minigpt.cli.options import TEXT
 from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
+    ConfigError,
     DeviceError,
     DivergedError,
     DownloadError,
@@ -33,6 +36,7 @@ from minigpt.errors import (
     RunNotFoundError,
     TextError,
     TextMismatchError,
+    TextNotFoundError,
     TrainingError,
     UnknownCharacterError,
     UserError,
@@ -49,13 +53,16 @@ def error_line(error: Exception, command: str) -> str | None:
     """
     match error:
         case TyperException():
-            return _usage_line(error)
+            return _usage_line(error, command)
         case OtherProcessError():  # which prints the line
             return ""
         case DivergedError() | RunFinishedError() if rank():  # every process raises it
             return ""
         case UserError():
-            problem = f"{escape(error)}; {hint(error, command)}".removesuffix("; ")
+            message = str(error)
+            if isinstance(error, ConfigError) and not _has_settings(command):
+                message = re.sub(r"^configuration: (sample|runtime)\.(\w+)", _as_option, message)
+            problem = f"{escape(message)}; {hint(error, command)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
         case OSError():
@@ -71,29 +78,98 @@ def error_line(error: Exception, command: str) -> str | None:
     return f"minigpt: {f'process {rank()}: ' if rank() else ''}{problem}"
 
 
-def _usage_line(error: TyperException) -> str:
-    from minigpt.config.aliases import ALIASES
-    from minigpt.config.resolve import fields
-    from minigpt.paths import RUNS
+COMMANDS = {
+    "resume continue": "train --resume last",
+    "finetune fine-tune": "train TEXT --from last",
+    "start fit": "train TEXT",
+    "generate chat complete predict write": "sample last --prompt TEXT",
+    "evaluate test": "eval last",
+    "show view open visualize": "inspect last --open",
+    "list ls status": "runs",
+    "tensorboard curves": "board",
+    "download": "data get NAME",
+    "presets": "config list",
+    "settings": "config settings",
+    "version": "--version",
+}
+"""What to type for names that are no commands."""
+VALUES = {"--resume": "last", "--from": "last", "--set": "train.steps=500", "-s": "train.steps=500", "--config": "tiny"}
+"""An example of what follows an option."""
+
+
+def _usage_line(error: TyperException, command: str) -> str:
+    """Return the line for arguments that are not understood: what is wrong, and what to type."""
+    from pydantic import ValidationError
+
+    from minigpt.config.resolve import in_words
 
     message = error.format_message().replace("\n\t", " ")  # in the list of choices
-    context = getattr(error, "ctx", None)
-    extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
-    if extra and context is not None and context.info_name == "sample":
-        run, first = context.params["run"], context.params.get("prompt") or ""
-        is_word = not (run == "last" or os.path.exists(RUNS / run) or os.path.exists(run))
-        words = " ".join(filter(None, (first, run if is_word else "", extra[1])))
-        message += f"; to continue a text: --prompt {shell_quote(words)}"
     if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
         return message
-    line = f"minigpt: {escape(message.rstrip('.'))}"
-    option = (getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-    has_settings = context is not None and any(parameter.name == "set_" for parameter in context.command.params)
-    alias = ALIASES.get(option, "").partition(" ")[0]
-    setting = next((key for key in fields() if key.endswith(f".{option}")), alias)
-    if setting and has_settings:
-        line += f"; to change a setting: --set {setting}=VALUE"
-    return f"{line}; see {context.command_path} --help" if context else line
+    context = getattr(error, "ctx", None)
+    if name := getattr(error, "option_name", None):
+        problem = _option_problem(error, name, command)
+    elif unknown := re.match("No such command '(.*?)'", message):
+        if problem := _command_problem(unknown[1]):
+            return f"minigpt: {escape(problem)}"
+        problem = message
+    elif isinstance(error.__cause__, ValidationError):
+        (details, *_) = error.__cause__.errors()
+        parameter, words = error.param, in_words(details)  # type: ignore[attr-defined]
+        option = parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0]
+        is_choice = details["type"] == "value_error"
+        problem = f"{option}: {words}" if is_choice else f"{option} is {details['input']}, but should be {words}"
+    else:
+        problem = message
+    problem = escape(problem.rstrip("."))
+    extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
+    if extra and context is not None and context.info_name == "sample":
+        problem += _prompt_hint(context, extra[1])
+    if message.startswith("Missing argument") and context is not None:
+        example = re.search(r"Examples:\s+(minigpt .*?)(?:   |\n|$)", context.command.help or "")
+        problem += f"; for example: {example[1]}" if example else ""
+    return f"minigpt: {problem}; see {context.command_path if context else f'minigpt {command}'} --help"
+
+
+def _command_problem(name: str) -> str:
+    """Return what is wrong with the name of a command, and what to type, or "" if that is not known."""
+    guess = next((line for names, line in COMMANDS.items() if name in names.split()), "")
+    if is_text(name):
+        return f"{name} is a text; to train on it: minigpt train {shell_quote(name)}"
+    if run := run_named(name):
+        return f"{name} is a run; to generate text: minigpt sample {as_argument(run)}"
+    return f"no command is named '{name}'; try minigpt {guess}" if guess else ""
+
+
+def _option_problem(error: TyperException, name: str, command: str) -> str:
+    """Return what is wrong with an option, and what to type: another option, a setting, or a value."""
+    from minigpt.config.aliases import ALIASES
+    from minigpt.config.resolve import fields
+
+    if "requires an argument" in error.format_message():
+        return f"{name} needs a value" + (f", such as {name} {VALUES[name]}" if name in VALUES else "")
+    key = name.lstrip("-").replace("-", "_")
+    setting = next((known for known in fields() if known.endswith(f".{key}")), ALIASES.get(key, "").partition(" ")[0])
+    section, _, option = setting.partition(".")
+    if setting and _has_settings(command):
+        return f"no option is named {name}; it is a setting: --set {setting}=VALUE"
+    if section == "sample" and command == "sample":
+        return f"no option is named {name}; use --{option.replace('_', '-')}"
+    return error.format_message()
+
+
+def _prompt_hint(context: Any, extra: str) -> str:
+    from minigpt.paths import RUNS
+
+    run, first = context.params["run"], context.params.get("prompt") or ""
+    is_word = not (run == "last" or os.path.exists(RUNS / run) or os.path.exists(run))
+    words = " ".join(filter(None, (first, run if is_word else "", extra)))
+    return f"; to continue a text: --prompt {shell_quote(words)}"
+
+
+def _as_option(setting: re.Match[str]) -> str:
+    """Return the option that gives a setting."""
+    return f"--{setting[2].replace('_', '-')}"
 
 
 def hint(error: UserError, command: str) -> str:
@@ -107,6 +183,12 @@ def _text_hint(error: TextError, command: str) -> str:
     match error:
         case EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if _has_settings(command) else '--encoding '}{encoding}"
+        case TextNotFoundError(name=name) if run := run_named(name):
+            use = {"train": ("resume", resume_command(run)), "eval": ("evaluate", f"minigpt eval {as_argument(run)}")}
+            verb, line = use.get(command, ("look into", f"minigpt inspect {as_argument(run)} --open"))
+            return f"it is a run; to {verb} it: {line}"
+        case TextNotFoundError(has_similar=False):
+            return f"a text is one of these: {TEXT[:1].lower()}{TEXT[1:].rstrip('.')}"
         case ConfigAsTextError(name=name):
             return f"to use it: minigpt {command} --config {shell_quote(name)}"
         case UnknownCharacterError() if command == "train":
@@ -132,6 +214,13 @@ def _text_hint(error: TextError, command: str) -> str:
 def _run_hint(error: UserError, command: str) -> str:
     """Return a hint about a run or its checkpoints, or "" for other errors."""
     match error:
+        case RunNotFoundError(name=name) if run := run_named(name):  # where a folder of runs is expected
+            line = (
+                f"see its curves: minigpt board {shell_quote(run)}" if command == "board" else "list all: minigpt runs"
+            )
+            return f"{escape(name)} is a run; to {line}"
+        case RunNotFoundError(name=name) if is_text(name):
+            return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
@@ -167,9 +256,7 @@ def _model_hint(error: UserError, command: str) -> str:
     match error:
         case NoAttentionError(checkpoint=path):
             name = checkpoint_argument(path)
-            return (
-                f"to see how it uses its past: minigpt eval {name} --by-position, or minigpt compare {name} --png FILE"
-            )
+            return f"to see how it uses its past: minigpt eval {name} --by-position"
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):
@@ -211,6 +298,20 @@ def resume_command(run: Path, settings: Iterable[str] = ()) -> str:
     return " ".join(filter(None, (f"minigpt train --resume {as_argument(run)}", several, set_options(settings))))
 
 
+def run_named(name: str) -> Path | None:
+    """Return the folder of the run that `name` refers to, if there is one."""
+    from minigpt.paths import RUNS, is_run
+
+    with suppress(OSError):
+        return next((folder for folder in (RUNS / name, Path(name)) if is_run(folder)), None)
+    return None
+
+
+def is_text(name: str) -> bool:
+    """Return whether `name` refers to a file or a text of minigpt, rather than to a run."""
+    return name.startswith(("builtin:", "download:")) or os.path.isfile(os.path.expanduser(name))
+
+
 def as_argument(run: Path) -> str:
     """Return the argument that names `run`: its name if it is in runs/, else its folder."""
     from minigpt.paths import RUNS
@@ -219,7 +320,7 @@ def as_argument(run: Path) -> str:
 
 
 def checkpoint_argument(path: Path) -> str:
-    """Return the argument that names the checkpoint at `path`: its run if that has no better one, else its folder."""
+    """Return the argument that names the checkpoint at `path`: its run if it is the best there, else its folder."""
     from minigpt.storage.runs import find_checkpoint
 
     run = path.parent.parent

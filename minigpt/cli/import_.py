@@ -1,7 +1,7 @@
 """`minigpt import`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -11,11 +11,7 @@ from minigpt.cli.options import GROUP, EncodingOption
 from minigpt.cli.output import notice
 from minigpt.errors import escape
 
-if TYPE_CHECKING:
-    from minigpt.interop.imported import Found
-    from minigpt.text.corpus import Scan
-
-import_app = typer.Typer(**GROUP, help="Turn a model of another program into a run.")
+import_app = typer.Typer(**GROUP, help="Turn a model of another program, or a trained example, into a run.")
 
 NameOption = Annotated[str | None, Option(help="Name of the run.", metavar="NAME")]
 
@@ -35,43 +31,25 @@ def nanogpt(
       minigpt import nanogpt out-shakespeare-char/ckpt.pt --text input.txt
     """
     from minigpt.interop import nanogpt
-    from minigpt.interop.imported import read_text
+    from minigpt.interop.imported import create_run, read_text
 
     scan = read_text(text, encoding)
-    _finish(nanogpt.read(checkpoint, scan), scan, text, encoding, name, text)
+    run = as_argument(create_run(nanogpt.read(checkpoint, scan), scan, text, encoding, name, text))
+    notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
+    notice(f"  measure: minigpt eval {run}", f"  train:   minigpt train TEXT --from {run}")
 
 
 @import_app.command()
-def hf(
-    folder: Annotated[Path, Argument(help="Folder with config.json, tokenizer.json, model.safetensors.")],
-    text: Annotated[str | None, Option(help="The text that the model was trained on.", metavar="TEXT")] = None,
-    name: NameOption = None,
-    encoding: EncodingOption = "utf-8",
-) -> None:
-    """Import a folder of Hugging Face transformers, such as one that minigpt exported.
+def stories(name: NameOption = None) -> None:
+    """Import a trained model of builtin:stories, which is part of minigpt.
 
-    The model must be a GPT-2, Apertus or Qwen3 with one token per character or byte.
+    It was trained with the preset `stories`. Its heads copy invented words, and find the name that "She" means.
 
     Examples:
-      minigpt import hf my-model --text my.txt
+      minigpt import stories
     """
-    from minigpt.interop import hf_import
-    from minigpt.interop.imported import read_text
+    from minigpt.interop.shipped import create_run
 
-    found = hf_import.read(folder)
-    if found.compared:
-        difference, largest = found.compared
-        notice(f"compared with transformers: logits up to {largest:.1f} differ by at most {difference:.2g}")
-    _finish(found, read_text(text, encoding) if text else None, text, encoding, name, folder.resolve().name)
-
-
-def _finish(found: "Found", scan: "Scan | None", text: str | None, encoding: str, name: str | None, stem: str) -> None:
-    """Create the run, and print what to type next."""
-    from minigpt.interop.imported import create_run
-
-    known = found.about.fingerprint.split("+")[0] if found.about else ""
-    if scan and known not in ("", scan.fingerprint):
-        notice(f"{escape(text or '')} is not the text that the model was trained on")
-    run = as_argument(create_run(found, scan, text, encoding, name, stem))
+    run = as_argument(create_run(name))
     notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
-    notice(f"  measure: minigpt eval {run}{'' if scan else ' TEXT'}", f"  train:   minigpt train TEXT --from {run}")
+    notice(f"  look:    minigpt inspect {run} --open", f"  train:   minigpt train TEXT --from {run}")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from minigpt.cli.output import refuse_trained_on
 from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
 
 if TYPE_CHECKING:
@@ -23,27 +24,38 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
     """Return the text of a run. Raises UserError if it is missing or has changed."""
     from minigpt.text.dataset import reload_dataset
 
+    metadata = checkpoint.metadata
     try:
-        return reload_dataset(checkpoint.config.data, checkpoint.metadata.fingerprint, checkpoint.tokenizer)
+        return reload_dataset(checkpoint.config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
     except TextMismatchError as error:
         error.checkpoint = checkpoint.path  # for the hint
         raise
 
 
-def load_other(run: "str | Path") -> "Checkpoint":
-    """Return the best checkpoint of a run that a command reads beside the first, or the checkpoint at a path."""
+def load_run(run: "str | Path", which: str | None, outs: "Sequence[Path | None]") -> "Checkpoint":
+    """Load a checkpoint. Raise UserError if `outs`, the files that the command will write, include a text of its run.
+
+    A command with output files loads every checkpoint with one of the functions here, so that none is forgotten.
+    """
     from minigpt.storage.checkpoint import load_checkpoint
 
+    loaded = load_checkpoint(run, which)
+    refuse_trained_on(loaded.config.data, *outs)
+    return loaded
+
+
+def load_other(run: "str | Path", outs: "Sequence[Path | None]") -> "Checkpoint":
+    """Return the best checkpoint of a run that a command reads beside the first, or the checkpoint at a path."""
     try:
-        return load_checkpoint(run)
+        return load_run(run, None, outs)
     except CheckpointError as error:
         error.intact = ()  # --checkpoint chooses one of the first run
         raise
 
 
-def load_others(first: "Checkpoint", runs: Sequence[str]) -> list["Checkpoint"]:
+def load_others(first: "Checkpoint", runs: Sequence[str], outs: "Sequence[Path | None]" = ()) -> list["Checkpoint"]:
     """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
-    others = [load_other(run) for run in runs]
+    others = [load_other(run, outs) for run in runs]
     for other in others:
         if other.tokenizer.to_json() != first.tokenizer.to_json():
             names = f"{escape(first.run_name)} and {escape(other.run_name)}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOption, choose_excerpt, notice_skipped
-from minigpt.cli.input import load_other, run_dataset
+from minigpt.cli.input import load_other, load_run, run_dataset
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
-from minigpt.cli.output import check_writable, notice, refuse_trained_on, write_bytes
+from minigpt.cli.output import check_writable, notice, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
@@ -62,18 +62,16 @@ def inspect(
       minigpt inspect mine --steps all           how the heads formed
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
-    from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.viewer.page import Start, build_page
 
     check_writable(out, read=file, force=force)
-    loaded = load_checkpoint(run, checkpoint)
-    refuse_trained_on(loaded.config.data, out)
+    loaded = load_run(run, checkpoint, [out])
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens, whole_lines=True)
     notice_skipped(excerpt)
     page = build_page(
         loaded,
         excerpt,
-        others=_others(loaded, compare, _checkpoints(loaded, steps)),
+        others=_others(loaded, compare, _checkpoints(loaded, steps), out),
         split=_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
         max_weights=max_weights,
@@ -84,7 +82,7 @@ def inspect(
         raise UserError(f"the page takes {size}, more than 16 MB; use fewer --steps, a lower --max-weights, or --force")
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
-    notice(f"{wrote} {escape(out)}, {size}")
+    notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 
@@ -96,11 +94,11 @@ def _split(loaded: "Checkpoint") -> "Ids | None":
     return None
 
 
-def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path]) -> "Iterator[Checkpoint]":
+def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path], out: Path) -> "Iterator[Checkpoint]":
     """Load the other models of the page, one at a time."""
-    yield from (load_other(path) for path in steps if path != loaded.path)
+    yield from (load_other(path, [out]) for path in steps if path != loaded.path)
     if compare is not None:
-        yield load_other(compare)
+        yield load_other(compare, [out])
 
 
 def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:

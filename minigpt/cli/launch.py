@@ -6,6 +6,7 @@ closes when the launcher ends in any way, so no worker outlives it.
 
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import time
 from contextlib import ExitStack, suppress
 
 from minigpt.cli.output import notice
-from minigpt.training.signals import Interrupts
-from minigpt.world import available_cores
+from minigpt.training.signals import Interrupts, say_stopped
+from minigpt.world import available_cores, python_command
 
 PATIENCE = 10.0
 """Seconds that the other workers have to report it and end, after one has failed."""
@@ -32,12 +33,11 @@ def launch(processes: int) -> int:
     defaults = {"OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # torchrun may have started the launcher
-    shared["PYTHONSAFEPATH"] = "1"  # do not import from the current folder, as `minigpt` does not either
     with ExitStack() as stack, Interrupts(is_silent=True) as interrupts:
         workers = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "minigpt.cli.worker", *sys.argv[1:]],
+                    [*python_command("minigpt.cli.worker"), *sys.argv[1:]],
                     env={**defaults, **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     bufsize=0,
@@ -66,4 +66,6 @@ def _wait(workers: "list[subprocess.Popen[bytes]]", interrupts: Interrupts) -> i
         is_told = number is not None
         time.sleep(0.05)
     code = code or next(filter(None, codes), 0)
+    if code == -signal.SIGINT:  # while it waited for the others
+        say_stopped()
     return code if code >= 0 else 128 - code

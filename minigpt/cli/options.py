@@ -30,13 +30,27 @@ def complete_preset(incomplete: str) -> list[str]:
     return [name for name in presets() if name.startswith(incomplete)]
 
 
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the settings that begin with `incomplete`, with or without their section, for shell completion."""
+    from minigpt.config.resolve import fields
+
+    return [f"{key}=" for key in fields() if key.startswith(incomplete) or key.split(".")[1].startswith(incomplete)]
+
+
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
     list[str] | None,
     Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
 ]
 SetOption = Annotated[
-    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
+    list[str] | None,
+    Option(
+        "--set",
+        "-s",
+        help="Override a setting; repeatable.",
+        metavar="KEY=VALUE",
+        autocompletion=complete_setting,
+    ),
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
@@ -52,7 +66,7 @@ WithOption = Annotated[
     list[str] | None,
     Option(
         "--with",
-        help="Average the predictions with those of this run; repeatable.",
+        help="Average the predictions with the predictions of this run; repeatable.",
         metavar="RUN",
         autocompletion=complete_run,
     ),
@@ -76,13 +90,13 @@ def only_config(given: list[str] | None) -> str | None:
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
-    """Raise UserError if `minutes` is not a duration, or not the only length."""
+    """Raise UserError if `minutes` is not a duration, or not the only one."""
     if minutes is None:
         return
     if not 0 < minutes <= 1_000_000:
         raise UserError(f"--minutes must be more than 0 and at most 1,000,000, got {minutes:g}")
     if lengths := [given for given in assignments or [] if given.startswith(("train.steps=", "train.epochs="))]:
-        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the length; remove one of them")
+        raise UserError(f"--minutes and --set {escape(lengths[0])} both give the duration; remove one of them")
 
 
 def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:

@@ -8,11 +8,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from minigpt.errors import UserError, escape, reason, sanitize_terminal
+from minigpt.errors import SearchError, UserError, escape, reason, sanitize_terminal
 from minigpt.files import publish
 from minigpt.training.signals import STDERR
 
@@ -21,14 +20,27 @@ if TYPE_CHECKING:
 
 
 NUMBER = re.compile(r"[\d.,]*")
+COMMAND = re.compile(r"\bminigpt [a-z].*?(?=[;,] |$)")
+"""A command in a sentence."""
 MIN_WRAPPED = 24
-"""Minimum width, in characters, of a column that is wrapped to fit the terminal."""
+"""Minimum width, in characters, of a long column that is wrapped to fit the terminal."""
 
 
 def notice(*lines: str) -> None:
-    """Print lines to stderr."""
+    """Print lines to stderr. On a terminal, wrap them between words."""
     for line in lines:
-        STDERR.write(f"{escape(line)}\n")
+        STDERR.write(f"{fitted(escape(line), sys.stderr)}\n")
+
+
+def fitted(line: str, stream: TextIO, indent: int = 0) -> str:
+    """Wrap a line between words if `stream` is a terminal. Keep commands whole, so that they can be copied."""
+    width = shutil.get_terminal_size().columns
+    if not stream.isatty() or len(line) <= width:
+        return line
+    whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
+    spaces = " " * indent
+    wrapped = textwrap.fill(whole, width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+    return wrapped.replace("\0", " ")
 
 
 def duration(seconds: float) -> str:
@@ -39,9 +51,10 @@ def duration(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in columns. On a terminal, wrap the widest column if the table is too wide."""
+    """Print rows of cells in columns. On a terminal, wrap long columns. On a narrow one, print a line per cell."""
     lines = [[escape(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
     if not sys.stdout.isatty():
         for line in lines:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -50,22 +63,38 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    least = [MIN_WRAPPED if width > MIN_WRAPPED else word for width, word in zip(widths, words, strict=True)]
+    room = console.width - 2 * (len(columns) - 1)
+    if sum(least) > room:
+        _print_cells(lines)
+        return
+    while sum(widths) > room:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=widths.__getitem__)
+        widths[widest] -= 1
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for (name, *cells), width in zip(zip(*lines, strict=True), widths, strict=True):
+    for (name, *cells), width in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if all(map(NUMBER.fullmatch, cells)) else "left"
-        grid.add_column(name, justify=justify, no_wrap=width < max(widths), overflow="fold")
+        grid.add_column(name, justify=justify, width=width, overflow="fold")
     for line in lines[1:]:
         grid.add_row(*map(Text, line))  # without markup
-    others = sum(widths) + 2 * len(widths) - max(widths)
-    Console(width=max(Console().width, others + min(max(widths), MIN_WRAPPED))).print(grid)
+    console.print(grid)
+
+
+def _print_cells(lines: Sequence[Sequence[str]]) -> None:
+    """Print a table for a narrow terminal: each cell on a line of its own, after the name of its column."""
+    head, *rows = lines
+    for row in rows:
+        for name, cell in zip(head, row, strict=True):
+            if cell:
+                wrapped(f"{name}: {cell}".removeprefix(": "), indent=2)
+        print()
 
 
 def wrapped(line: str, indent: int) -> None:
     """Print a line. On a terminal, wrap it between words, and indent the continuation lines by `indent` columns."""
-    if sys.stdout.isatty():
-        width, spaces = shutil.get_terminal_size().columns, " " * indent
-        line = textwrap.fill(line, width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
-    print(line)
+    print(fitted(line, sys.stdout, indent))
 
 
 def json_text(document: Any) -> str:
@@ -124,13 +153,18 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
     existing = [out for out in outs if out is not None and out.is_file()]
     if not existing:
         return
+    from minigpt.text.dataset import MOST_PATHS
     from minigpt.text.sources import open_corpus
 
     texts: set[str] = set()
     for source in (*data.source, *data.val_source):
         if source != "-" and not source.startswith(("builtin:", "download:")):
-            with suppress(UserError):  # a missing text cannot be overwritten
-                texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
+            try:
+                texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding, MOST_PATHS).parts}
+            except SearchError as error:
+                raise _cannot_write(existing[0], f"it may be a training text of the run: {error}") from error
+            except UserError:  # a missing text cannot be overwritten
+                pass
     for out in existing:
         if os.path.realpath(out) in texts:
             raise _cannot_write(out, "the run was trained on this text")

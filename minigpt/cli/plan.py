@@ -17,7 +17,7 @@ from minigpt.cli.options import (
     check_minutes,
     only_config,
 )
-from minigpt.cli.output import duration, json_text, notice, table, write
+from minigpt.cli.output import duration, json_text, notice, table, wrapped, write
 from minigpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def plan(
     vocab_size: Annotated[
         int | None,
         Option(
-            min=1, max=1_114_112, help="Vocabulary size. Default: that of TEXT, else 65, or 256 for bytes.", metavar="N"
+            min=1,
+            max=1_114_112,
+            help="Vocabulary size (default: the size for TEXT, else 65, or 256 for bytes).",
+            metavar="N",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -72,7 +75,9 @@ def plan(
         rows.append(("free", *[_size(found.free_bytes)] * len(memories)))
         rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
     table(("memory of a process", *(found.parallel if processes > 1 else ["size"])), rows)
-    print("", *_lines(found, processes, steps, total), sep="\n")
+    print()
+    for line in _lines(found, processes, steps, total):
+        wrapped(line, indent=0)
     if settings.train.epochs:
         own = " ".join(map(shell_quote, settings.data.source))
         notice(f"the steps of train.epochs depend on the text, which was not read; to read it, add {own}")
@@ -121,7 +126,7 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     else:
         length = f"{steps:,} steps" if steps else "the run"
         run = f", {duration(total)} for {length} without evaluations" if total else ""
-        how = "" if plan.is_measured else " (estimated from the speed of matrix products)"
+        how = "" if plan.is_measured else " (estimated from the speed of matrix multiplications)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile
     if step and excluded:

@@ -50,7 +50,7 @@ def runs(
         write(json_text(summaries))
         return
     if not summaries:
-        raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}")
+        raise RunNotFoundError(f"there are no runs in {escape(folder.absolute())}", name=str(folder))
     _print_table(summaries, with_settings=diff)
 
 

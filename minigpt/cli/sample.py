@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Exit, Option
+from typer import Option
 
 from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import load_others, read_text, run_dataset
+from minigpt.cli.input import load_others, load_run, read_text, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -24,7 +24,7 @@ from minigpt.cli.options import (
     WithOption,
     checked_device,
 )
-from minigpt.cli.output import check_writable, json_text, notice, refuse_trained_on, table, write
+from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape, sanitize_terminal
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ def sample(
     if prompt_file is not None:
         prompt = read_text(prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
-    loaded = _load(run, checkpoint)
-    others = load_others(loaded, with_ or [])
+    loaded = _load(run, checkpoint, out)
+    others = load_others(loaded, with_ or [], [out])
     for one in (loaded, *others):
-        refuse_trained_on(one.config.data, out)
         if copied and _split(one) != _split(loaded):
             other = f"{escape(one.run_name)} was trained on another part or text"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
@@ -130,7 +129,7 @@ def sample(
         _print_samples(text, samples, found, out)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
-        raise Exit(128 + signal.SIGINT)
+        sys.exit(128 + signal.SIGINT)
 
 
 def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
@@ -139,13 +138,12 @@ def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
     return checkpoint.metadata.fingerprint, 0.0 if data.val_source else data.val_fraction
 
 
-def _load(run: str, checkpoint: str | None) -> "Checkpoint":
+def _load(run: str, checkpoint: str | None, out: Path | None) -> "Checkpoint":
     """Load the checkpoint. If RUN looks like a text, the error suggests --prompt."""
     from minigpt.paths import RUNS
-    from minigpt.storage.checkpoint import load_checkpoint
 
     try:
-        return load_checkpoint(run, checkpoint)
+        return load_run(run, checkpoint, [out])
     except UserError as error:
         is_name = re.fullmatch(r"[\w.+/\\-]*", run)
         if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # False if the text is too long for a name
@@ -176,7 +174,7 @@ def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) ->
 def _known_prompt(
     loaded: "Checkpoint", settings: "SampleConfig", prompt: str | None, unknown: OnUnknown, context: int
 ) -> str:
-    """Return the prompt, or else that of the settings, with characters outside the vocabulary skipped or replaced."""
+    """Return the prompt, or the settings' prompt, with characters outside the vocabulary skipped or replaced."""
     from minigpt.text.tokenizer import unix_newlines
 
     if prompt is None:
@@ -226,7 +224,7 @@ def _print_samples(prompt: str, samples: list[dict[str, Any]], found: dict[str, 
 
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
-    """Add the length of each character's match to `samples`. Return the shares, and those of the validation text."""
+    """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
     from minigpt.sampling.copied import excerpts, measure
 
     training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
@@ -256,7 +254,7 @@ def _colored(sample: dict[str, Any]) -> str:
 
 
 def _print_copied(found: dict[str, Any], is_colored: bool) -> None:
-    """Print the shares of copied characters, and those of the validation text."""
+    """Print the shares of copied characters in the samples and in the validation text."""
     parts = [found["samples"], found["validation"]]
     print()
     rows = [

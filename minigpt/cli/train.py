@@ -6,10 +6,10 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from typer import Argument, Option
 
 from minigpt.cli.hints import as_argument, resume_command, shell_quote
@@ -26,7 +26,7 @@ from minigpt.cli.options import (
 from minigpt.cli.output import duration, notice
 from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UnknownCharacterError, UserError, count
 from minigpt.paths import RUNS, is_run
-from minigpt.training.signals import SIGHUP, handle, unhandled
+from minigpt.training.signals import SIGHUP, handle, stop
 from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
@@ -94,18 +94,22 @@ def train(
     config_name = only_config(config)
     add_setting(set_, "data.source", text[0] if text else None, "TEXT")
     assignments = add_setting(set_, "data.unknown", unknown, "--unknown")
+    check = partial(_check, text, config, set_, name, from_, unknown, resume, minutes)
+    if not is_one_of_several():
+        check()  # before PyTorch is imported
     if processes and processes > 1 and not is_one_of_several():
         from minigpt.cli.launch import launch
 
-        raise typer.Exit(launch(processes))
-    with unhandled():  # there is nothing to undo yet
-        import minigpt.training.loop
-        import minigpt.training.setup  # noqa: F401 - used later
-        from minigpt.training.parallel import join
+        sys.exit(launch(processes))
+    handle(signal.SIGINT, by=stop)  # there is nothing to undo yet
+    import minigpt.training.loop
+    import minigpt.training.setup  # noqa: F401 - used later
+    from minigpt.training.parallel import join
 
+    handle(signal.SIGINT)
     with join() as joined:
         handle(signal.SIGTERM, SIGHUP)  # from here on, there is something to undo
-        joined.together(lambda: _check(text, config, set_, name, from_, unknown, resume, minutes))
+        joined.together(check)
         if processes not in (None, joined.size) and joined.is_main:
             notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
         is_auto = resume == "auto"
@@ -115,7 +119,7 @@ def train(
             code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_ or minutes), is_auto)
         else:
             code = _start(joined, text or [], config_name, assignments, name, from_, minutes)
-    raise typer.Exit(code)
+    sys.exit(code)
 
 
 def _check(
@@ -136,7 +140,7 @@ def _check(
     elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
     elif resume is not None and minutes:
-        raise UserError("--resume keeps the length of the run; to change it, add --set train.steps=N")
+        raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
     if unknown and from_ is None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
     if from_ is not None and not (text or config):
@@ -182,6 +186,7 @@ def _start(
     from_: str | None,
     minutes: float | None,
 ) -> int:
+    from minigpt.model.device import pick_device
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.training.dial import fit_minutes
@@ -191,7 +196,9 @@ def _start(
         if name is not None:
             runs.check_name(name)  # before reading the text, which may take minutes
         start = load_checkpoint(from_) if from_ is not None else None
-        return prepare_run(text, config, assignments, start, processes.size)
+        prepared = prepare_run(text, config, assignments, start, processes.size)
+        pick_device(prepared.config.runtime.device, None, processes.local_rank)
+        return prepared
 
     prepared = processes.together(prepare)
     if prepared.is_fitted and not minutes and processes.is_main:
@@ -204,7 +211,7 @@ def _start(
 
 
 def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
-    """Train, and return the exit code: 0, or that of the signal that stopped the run."""
+    """Train, and return the exit code: 0, or the code of the signal that stopped the run."""
     from minigpt.storage import runs
     from minigpt.training.loop import train
 
@@ -228,10 +235,11 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
             processes=processes, seconds=prepared.seconds,
         )  # fmt: skip
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             kept = "the run is unchanged" if checkpoint else "nothing was saved"
             notice(f"stopped before the first step; {kept}")
+            raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     return _report(run, outcome, prepared)
 
@@ -270,7 +278,7 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     from minigpt.training.outcome import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
-    look = f"eval {name} --by-position" if prepared.config.model.is_recurrent else f"inspect {name} --open"
+    past = {"past": f"minigpt eval {name} --by-position"} if prepared.config.model.is_recurrent else {}
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
@@ -280,10 +288,11 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     best = "" if state.best_step == state.step else f", best {state.best_loss:.4f} at step {state.best_step}"
     losses = f"validation loss {state.validation_loss:.4f}{best}"
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
-    notice(*filter(None, (explain_loss(state.best_loss or 0.0, data.tokenizer), compare_loss(data))))
+    loss = state.best_loss or 0.0
+    notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
     longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
     if prepared.is_only_text:
-        reached = forecast(state.best_loss or 0.0, data.size, prepared.config.tokens_per_step, state.step)
+        reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
         if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
@@ -295,7 +304,8 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(f"The model is in {run}.")
     _suggest(
         sample=f"minigpt sample {name}",
-        look=f"minigpt {look}",
+        look=f"minigpt inspect {name} --open",
+        **past,
         curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
         **longer,
     )

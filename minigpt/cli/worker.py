@@ -5,7 +5,7 @@ import signal
 import threading
 
 from minigpt.cli.main import main
-from minigpt.training.signals import raise_in_main_thread
+from minigpt.training.signals import raise_in_main_thread, stop
 
 
 def _follow() -> None:
@@ -19,6 +19,6 @@ def _follow() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main() handles it
+    signal.signal(signal.SIGINT, stop)  # until main() handles it
     threading.Thread(target=_follow, daemon=True).start()
     main()

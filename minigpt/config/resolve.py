@@ -4,7 +4,7 @@ Later sources override earlier ones: defaults, model family, preset, command lin
 """
 
 import json
-import re
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -24,13 +24,24 @@ UNUSED = "not used"
 MAY_CHANGE = (
     "data.source", "data.val_source", "data.encoding", "runtime.", "sample.",
     "train.steps", "train.epochs", "train.patience", "train.log_every", "train.eval_every",
-    "train.save_every", "train.keep_last", "train.attention", "train.histograms", "train.micro_batch_size",
+    "train.save_every", "train.keep_last", "train.attention", "train.micro_batch_size",
 )  # fmt: skip
 """Prefixes of the settings that may change when a run is resumed. The text may move but must not change."""
 
-RETIRED = ("train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
+RETIRED = ("train.histograms", "train.hparams", "train.max_skipped", "train.minutes", "train.on_nonfinite")
 """Settings of older runs that no longer exist."""
 
+WORDS = {
+    "bool_type": "true or false", "bool_parsing": "true or false",
+    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
+    "greater_than": "more than {gt}", "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}", "less_than_equal": "at most {le}",
+    "string_type": "text", "tuple_type": "text, or a list of texts", "too_short": "at least one text",
+    "string_too_long": "at most {max_length} characters long", "string_unicode": "text without lone surrogates",
+    "model_type": "a section of settings", "literal_error": "{expected}", "value_error": "{error}",
+}  # fmt: skip
+"""What a value must be, by pydantic's type of the error."""
 UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
 """The types of words that need no quotes, by pydantic's type of the error for a text."""
 
@@ -112,7 +123,7 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
 def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     """Merge sources over the defaults and the values of the model family.
 
-    A source that sets the length of the run (train.steps or epochs) replaces the length of earlier sources.
+    A source that sets the duration of the run (train.steps or epochs) replaces the duration of earlier sources.
     If another source replaces the text of a shipped preset, the `TEXT_BOUND` settings of that preset do not apply.
     If the family is recurrent, a source that sets it discards what earlier sources say of attention and biases.
 
@@ -134,7 +145,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     for label, values in ((f"family {family}", defaults), *kept):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
-            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one")
+            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one of them")
         if lengths:
             chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
         if "model.family" in values and family in RECURRENT:
@@ -154,7 +165,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 
 
 def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
-    """Leave out what shipped presets set for their own text, if the text is another one. Also return what that was."""
+    """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
     texts = [one_or_many(values.get("data.source")) for _, values in sources]
     text = next((own for own in reversed(texts) if own is not None), None)
     kept, notices = list[ConfigSource](), list[str]()
@@ -168,7 +179,7 @@ def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSo
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
-    """Return the configuration without its wrong values, and the problem with each of them by key."""
+    """Return the configuration without its wrong values, and the problem with each wrong value by key."""
     tree: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -186,26 +197,35 @@ def _problems(error: ValidationError) -> dict[str, str]:
     for one in error.errors():
         is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
         key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
-        message = one["msg"].replace("a valid boolean", "true or false")
-        message = re.sub(r"^(Input|String|Tuple|Value error,) ", "", message)
         if one["type"] == "extra_forbidden":
             problems[key] = _unknown_key(key)
-        elif key in problems and message.startswith("should be '"):  # an alternative to the first type
-            problems[key] += message.replace("should be", " or")
+        elif key in problems and one["type"] == "literal_error":  # an alternative to the first type
+            problems[key] += f" or {in_words(one)}"
         elif key not in problems:
+            examples = fields()[key].examples if key in fields() else None
+            allowed = f"{', '.join(examples[:-1])} or {examples[-1]}" if examples else in_words(one)
             value, shown = one["input"], show(one["input"])[:60]
             if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(one["type"], ()):
                 shown = f"the text '{shown}' (write {shown} without quotes)"
-            problems[key] = f"{escape(key)} is {shown}, but {message}"
+            problems[key] = f"{escape(key)} is {shown}, but should be {allowed}"
     return problems
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """Return what a value should be, from the details of a `ValidationError`."""
+    limits = problem.get("ctx", {})
+    limits = {name: f"{limit:,.15g}" if isinstance(limit, int | float) else limit for name, limit in limits.items()}
+    return WORDS[problem["type"]].format(**limits) if problem["type"] in WORDS else problem["msg"]
 
 
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
-    name = ALIASES.get(key.rpartition(".")[2])
-    hint = f"; use {name}" if name else did_you_mean(key, [*fields(), *RunConfig.model_fields])
-    return f"{escape(key)}: unknown key{hint}"
+    section, _, name = key.rpartition(".")
+    same = [known for known in fields() if known.endswith(f".{name}")]  # in another section
+    hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""
+    hint = hint or did_you_mean(key, [*fields(), *({} if section else RunConfig.model_fields)])
+    return f"{escape(key)}: unknown setting{hint or did_you_mean(name, fields())}"
 
 
 def contradictions(config: RunConfig) -> list[str]:
@@ -217,12 +237,14 @@ def contradictions(config: RunConfig) -> list[str]:
             for key, value in NO_ATTENTION.items()
             if getattr(model, key) != value
         ]
-    elif model.n_embd % model.n_head:
-        found.append(f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})")
-    elif model.position == "rotary" and model.head_size % 2:
-        found.append(f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}")
-    if model.position == "sinusoidal" and model.n_embd % 2:
-        found.append(f"model.position sinusoidal needs an even model.n_embd, got {model.n_embd}")
+    elif model.n_embd % (unit := width_unit(model.n_head, model.position)):
+        if model.n_embd % model.n_head:
+            problem = f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})"
+        elif model.position == "rotary":
+            problem = f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}"
+        else:
+            problem = f"model.position {model.position} needs an even model.n_embd, got {model.n_embd}"
+        found.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
     shards, micro = train.shards, train.micro_batch_size
     if train.batch_size % shards:
         batch = f"train.batch_size ({train.batch_size})"
@@ -240,6 +262,18 @@ def contradictions(config: RunConfig) -> list[str]:
     return found
 
 
+def width_unit(n_head: int, position: str) -> int:
+    """Return the number of which `model.n_embd` must be a multiple."""
+    if position == "rotary":
+        return 2 * n_head
+    return math.lcm(2, n_head) if position == "sinusoidal" else n_head
+
+
+def multiple(number: int, unit: int) -> int:
+    """Return the largest multiple of `unit` up to `number`, at least `unit`."""
+    return max(unit, number // unit * unit)
+
+
 def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
     """Return a problem for each changed setting that must not change when a run is resumed."""
     before, after = flatten(old), flatten(new)
@@ -251,7 +285,7 @@ def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, by dotted key, that decide the result of a run: its length, and those that cannot change."""
+    """Return the settings, by dotted key, that decide a run's result: its duration, and what cannot change."""
     return {key: value for key, value in values.items() if key in LENGTHS or not key.startswith(MAY_CHANGE)}
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 MOST_THREADS = 1024
 """The maximum number of threads that torch supports without crashing."""
 MOST_STEPS = 10**12
-"""The maximum length of a run. Times the largest batch, it fits into 64 bits."""
+"""The maximum duration of a run. Times the largest batch, it fits into 64 bits."""
 
 
 class Section(BaseModel):
@@ -35,7 +35,7 @@ class Section(BaseModel):
         if takes_integers and isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, int | float) and 1 << 63 <= value < math.inf:
-            raise ValueError("should be less than 2^63")
+            raise ValueError("less than 2^63")
         return value
 
 
@@ -142,9 +142,9 @@ class TrainConfig(Section):
     """Length, batches, evaluations and checkpoints. Set `steps` or `epochs`. Default: 2000 steps."""
 
     steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    """Length of the run in optimizer steps. 2000 if `epochs` is not set."""
+    """Duration of the run in optimizer steps. 2000 if `epochs` is not set."""
     epochs: float | None = Field(None, gt=0, le=1_000_000)
-    """Length of the run in epochs (passes over the training text)."""
+    """Duration of the run in epochs (passes over the training text)."""
     batch_size: int = Field(32, ge=1, le=1_000_000)
     """Sequences per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
@@ -156,19 +156,17 @@ class TrainConfig(Section):
     log_every: int = Field(10, ge=1)
     """Steps between points on the training curves."""
     eval_every: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] = "auto"
-    """Steps between evaluations on all validation text. `auto`: about 5 to 20 of them, ideally in 5% of the time."""
+    """Steps between evaluations on all validation text. `auto`: about 5 to 20 evaluations, ideally 5% of the time."""
     save_every: int = Field(500, ge=1)
     """Steps between checkpoints. A new best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
-    """Number of newest checkpoints to keep, besides the best one."""
+    """Number of newest checkpoints to keep, besides the best checkpoint."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)
     """Decay rate of an exponential moving average of the weights, for evaluation and sampling. 0: off."""
     attention: bool = True
     """Log the attention of all heads to TensorBoard at each evaluation, as an image and as scores."""
-    histograms: bool = False
-    """Log histograms of weights and gradients to TensorBoard at each evaluation."""
 
     @property
     def sequences_at_once(self) -> int:
@@ -208,10 +206,12 @@ class SampleConfig(Section):
 class RuntimeConfig(Section):
     """Device and precision. `auto` chooses what is fast on this machine."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:1", "mps"]
+    )
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`. Several processes on a machine use cuda:0, cuda:1, ... in any case."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
+    """Precision of matrix multiplications (`float32` means TF32 on a GPU). Weights and optimizer state are float32."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile. `auto`: on a CPU, if it shortens the run; on a GPU, CUDA graphs instead. `false`: neither."""
     kernels: Literal["auto", "torch", "cpu"] = "auto"
@@ -223,7 +223,7 @@ class RuntimeConfig(Section):
     parallel: Literal["auto", "data", "fsdp"] = "auto"
     """`data`: each process has a copy of the model. `fsdp`: each has a part. `auto`: `fsdp` if a copy does not fit."""
     exact: bool = True
-    """Add gradients so that several processes give the bits of one. `false`: all-reduce, faster with many processes."""
+    """Let several processes give the bits of one process. `false`: one all-reduce, faster with many processes."""
     timeout: float = Field(600.0, gt=0, le=1_000_000)
     """Seconds to wait for another process before training ends."""
 
@@ -261,4 +261,4 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     **{family: {"bias": True, **NO_ATTENTION} for family in RECURRENT},
 }
-"""The defaults of each family that differ from those of `ModelConfig`."""
+"""The defaults of each family that differ from the defaults of `ModelConfig`."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minigpt.course.claims.by_hand import W_K, W_Q, WORDS, X
+from minigpt.course.by_hand import W_K, W_Q, WORDS, X
 from minigpt.model.gpt import attention_weights, causal_mask
 from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.course.claims.evidence import Evidence
+from minigpt.course.evidence import Evidence
 from minigpt.errors import RunFinishedError, UserError
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
 from minigpt.model.gpt import GPT, Block

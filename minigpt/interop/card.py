@@ -13,22 +13,20 @@ from minigpt.errors import count
 from minigpt.storage.checkpoint import Checkpoint
 
 ABOUT = "minigpt.json"
-"""The file in every export that describes the model, and that `minigpt import` reads."""
-EXPORTED = "an export of minigpt"
-"""The origin of a model that minigpt exported and imported again. Its next export does not mention it."""
+"""The file in every export that describes the model."""
 WEIGHTS = "model.safetensors"
 TOKENS = {"char": "one token per character", "byte": "one token per UTF-8 byte"}  # what other programs can express
 
 
 def about(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what another minigpt needs to know of a model. The paths of the text stay private."""
+    """Return what describes a model. The paths of the text stay private."""
     settings = checkpoint.config.model_dump(mode="json", exclude={"runtime"})
     for private in ("source", "val_source"):
         del settings["data"][private]
     return {
         "corpus": public_name(checkpoint),
         "fingerprint": checkpoint.metadata.fingerprint,
-        "origin": "" if checkpoint.metadata.imported == EXPORTED else checkpoint.metadata.imported,
+        "origin": checkpoint.metadata.imported,
         "step": checkpoint.metadata.step,
         "validation_loss": checkpoint.metadata.state.own_loss,
         "settings": settings,
@@ -66,7 +64,7 @@ _PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias")
 
 
 def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file. `save_file` would create one that only its owner can read."""
+    """Write a safetensors file. `save_file` would create a file that only its owner can read."""
     path.write_bytes(safetensors.numpy.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
 
 

@@ -64,7 +64,7 @@ FORMATS: dict[str, Format] = {"gguf": gguf, "gguf-f16": HALF, "hf": hf, "onnx": 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How another program's results differ from those of minigpt's own model, in float32 on the CPU."""
+    """How another program's results differ from the results of minigpt's own model, in float32 on the CPU."""
 
     difference: float
     """The largest difference of a logit, for a text within the context."""
@@ -144,7 +144,7 @@ def _check_free(folder: Path, force: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"cannot write {escape(folder)}: it is a file")
     if folder == Path.cwd().resolve():
-        raise UserError(f"cannot write {escape(folder)}: it is the current folder; name a new one")
+        raise UserError(f"cannot write {escape(folder)}: it is the current folder; name a new folder")
     if not any(folder.iterdir()):
         return
     written = _written(folder)

@@ -1,7 +1,7 @@
 """Export to GGUF, the file format of llama.cpp.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md specifies the format. llama.cpp computes each architecture by
-code of its own. Three of them are the same function as a model of minigpt.
+code of its own. Three of the architectures compute the same function as a model of minigpt.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
 PADDING = 256
-"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds that of the model."""
+"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds the model's context."""
 
 ARCHITECTURES = {
     name: {**hf.ARCHITECTURES[name].needs, "activation": activation}
@@ -119,7 +119,7 @@ def architecture(config: ModelConfig) -> str:
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     """Add the vocabulary as llama.cpp's type "rwkv", which reads the longest token at each position.
 
-    It is the only type without special tokens. In the others, one of the characters would end the text. llama.cpp
+    It is the only type without special tokens. In other types, one of the characters would end the text. llama.cpp
     hangs on an out-of-vocabulary character whose first byte also begins a character of the vocabulary.
     """
     tokens = [tokenizer.spell(i) for i in range(tokenizer.vocab_size)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width, parameter_shapes
-from minigpt.errors import NoCounterpartError
+from minigpt.errors import NoCounterpartError, UserError, escape
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
 from minigpt.interop.logits import Logits, of_torch
@@ -99,7 +99,7 @@ QWEN3 = Architecture(
     has_bias=False,
     is_transposed=False,
 )
-ARCHITECTURES = {one.model_type: one for one in (GPT2, APERTUS, QWEN3)}
+ARCHITECTURES = {kind.model_type: kind for kind in (GPT2, APERTUS, QWEN3)}
 
 
 def architecture(model: ModelConfig) -> Architecture:
@@ -210,6 +210,40 @@ def is_transposed(kind: Architecture, ours: str) -> bool:
     return kind.is_transposed and re.search(r"(attention|mlp)\.\w+\.weight", ours) is not None
 
 
+def from_theirs(
+    kind: Architecture, model: ModelConfig, vocab_size: int, arrays: Arrays, origin: Path
+) -> dict[str, NDArray[np.float32]]:
+    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
+
+    def refuse(problem: str) -> UserError:
+        return UserError(f"{escape(origin)}: {escape(problem)[:200]}")
+
+    left, weights = dict(arrays), dict[str, NDArray[np.float32]]()
+    for ours, shape in shapes(kind, model, vocab_size).items():
+        names = their_names(kind, ours)
+        if missing := [name for name in names if name not in left]:
+            raise refuse(f"the tensor {missing[0]} is missing")
+        flips = is_transposed(kind, ours)
+        pieces = [left.pop(name).T if flips else left.pop(name) for name in names]
+        if "qk_norm" in ours:
+            if not np.array_equal(pieces[0], pieces[1]):
+                raise refuse(f"{names[0]} and {names[1]} differ, and minigpt has one norm for both")
+            del pieces[1]
+        part = (shape[0] // len(pieces), *shape[1:])
+        for name, piece in zip(names, pieces, strict=False):
+            if piece.shape != part:
+                raise refuse(f"the tensor {name} has shape {piece.shape[::-1] if flips else piece.shape}")
+            if not np.isfinite(piece).all():
+                raise refuse(f"the tensor {name} has values that are not finite")
+        weights[ours] = np.concatenate(pieces)
+    output = left.pop("lm_head.weight", None)
+    if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
+        raise refuse("the output matrix is not the token embedding, and in minigpt they are the same")
+    if left:
+        raise refuse(f"the tensor {min(left)} has no counterpart in minigpt")
+    return weights
+
+
 def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write the files that `from_pretrained` reads, and a model card."""
     model, tokenizer = checkpoint.config.model, checkpoint.tokenizer
@@ -240,16 +274,6 @@ def load(folder: Path) -> Logits:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-    return of_torch(lambda ids: model(ids).logits)
-
-
-def rebuild(config: Mapping[str, Any], arrays: Arrays) -> Logits:
-    """Return what `load` returns, for the content of config.json and the tensors under their names there."""
-    from transformers import AutoConfig, AutoModelForCausalLM, TokenizersBackend  # noqa: F401 - older ones lack it
-
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
-    model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
-    model.eval()
     return of_torch(lambda ids: model(ids).logits)
 
 

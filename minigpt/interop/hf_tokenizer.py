@@ -1,28 +1,16 @@
 """Vocabularies as tokenizer.json of the `tokenizers` library, which transformers reads."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from minigpt.errors import UserError, escape
-from minigpt.text.tokenizer import ByteTokenizer, Tokenizer, from_json
+from minigpt.text.tokenizer import Tokenizer
 
 _EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
-
-_TEMPLATE = {
-    "type": "TemplateProcessing",
-    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-    "special_tokens": {},
-}
-"""The post-processor that transformers adds. It adds no tokens."""
 
 
 def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the content of tokenizer.json.
 
-    A character outside the vocabulary is an error there too, because the vocabulary lacks the token for unknown ones.
+    A character outside the vocabulary is an error there too: the vocabulary has no token for unknown characters.
     """
     if tokenizer.kind == "char":
         return {
@@ -56,25 +44,6 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
             "merges": [],
         },
     }
-
-
-def from_tokenizers(document: Mapping[str, Any], origin: Path) -> Tokenizer:
-    """Return the tokenizer that `to_tokenizers` wrote, perhaps saved again by transformers.
-
-    Raises:
-        UserError: It is any other tokenizer.
-    """
-    model = document.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    tokenizer: Tokenizer = ByteTokenizer()
-    if isinstance(model, dict) and isinstance(vocabulary, dict) and model.get("type") == "WordLevel":
-        tokenizer = from_json(json.dumps({"kind": "char", "chars": "".join(vocabulary)}), str(origin))
-    expected = to_tokenizers(tokenizer)
-    for key in {**expected, **document}:
-        is_template = key == "post_processor" and document.get(key) == _TEMPLATE
-        if not is_template and document.get(key) != expected.get(key):
-            raise UserError(f"{escape(origin)}: {escape(key)[:80]} is not that of a tokenizer of characters or bytes")
-    return tokenizer
 
 
 def byte_symbols() -> str:

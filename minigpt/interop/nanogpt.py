@@ -14,9 +14,8 @@ import torch
 from minigpt.config.resolve import resolve
 from minigpt.errors import UserError, escape
 from minigpt.files import open_within
-from minigpt.interop.hf import GPT2
-from minigpt.interop.hf_import import from_theirs
-from minigpt.interop.imported import Found
+from minigpt.interop.hf import GPT2, from_theirs
+from minigpt.interop.imported import ImportedModel
 from minigpt.text.corpus import Scan
 from minigpt.text.tokenizer import CharTokenizer
 
@@ -26,7 +25,7 @@ ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "bloc
 """Our setting for each of nanoGPT's."""
 
 
-def read(path: Path, text: Scan) -> Found:
+def read(path: Path, text: Scan) -> ImportedModel:
     """Read ckpt.pt. nanoGPT is `classic` with the exact GELU.
 
     Args:
@@ -58,7 +57,7 @@ def read(path: Path, text: Scan) -> Found:
     }
     kind = replace(GPT2, has_bias=model.bias, is_transposed=False)
     weights = from_theirs(kind, model, tokenizer.vocab_size, arrays, path)
-    return Found(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
+    return ImportedModel(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class _Graph:
             x: The residual stream.
             queries: The positions of x, (T,).
             keys: The positions of the keys, (S,).
-            past: The keys and values so far (2, B, H, S, D), or "" if the new ones are all there are.
+            past: The keys and values so far (2, B, H, S, D), or "" if there are only new keys and values.
         """
         config = self.config
         H, D = config.n_head, config.head_size

@@ -1,101 +1,56 @@
-"""Line charts."""
+"""The plot of a comparison: validation loss by training time."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from minigpt.interpret.comparison import Comparison
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
-
-WIDTH, HEIGHT = 7.6, 5.0
-"""Size of a panel, in inches of 100 pixels."""
-DECADES = 6
-"""The most that a logarithmic y axis covers. A curve that vanishes leaves the panel, and the others stay apart."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888")
 """Colors that color-blind readers can tell apart (Okabe and Ito 2008, https://jfly.uni-koeln.de/color/)."""
 
-
-@dataclass(frozen=True)
-class Line:
-    """A curve and its band, (N,) each. The chart skips points that are not finite."""
-
-    x: Array
-    y: Array
-    low: Array
-    high: Array
+LABEL = 0.04
+"""The height of a label, as a share of the height of the plot."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A chart: a line per label of the legend, on axes that may be logarithmic."""
+def draw(comparison: Comparison) -> "Figure":
+    """Draw a line for each run, in the color of its group, with the name at its end.
 
-    name: str
-    title: str
-    """What the y axis shows."""
-    x_label: str
-    lines: Sequence[Line]
-    x_base: int | None = None
-    """The base of a logarithmic axis."""
-    y_base: int | None = None
-    ignore_start: bool = False
-    """Fit the y axis to the points after the first tenth of the x axis. Losses start far above where they end."""
-
-
-def draw(panels: Sequence[Panel], labels: Sequence[str]) -> "Figure":
-    """Draw panels in two columns, or a single one, above a legend that names the lines of each panel."""
+    The y axis fits the points after the first tenth of the time: losses start far above where they end.
+    """
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
 
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    per_row = max(1, int(columns * 95 / (max(map(len, labels)) + 10)))
-    height = rows * HEIGHT + 0.25 * math.ceil(len(labels) / per_row)
-    figure = Figure((columns * WIDTH, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1))
-    for index, panel in enumerate(panels):
-        _draw_panel(figure.add_subplot(rows, columns, index + 1), panel)
-    handles = [Line2D([], [], **_style(index)) for index in range(len(labels))]
-    legend = figure.legend(handles, labels, loc="outside lower left", ncols=per_row, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    return figure
-
-
-def _draw_panel(axes: "Axes", panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left")
-    axes.set_xlabel(panel.x_label)
+    runs = [(run, COLORS[index % len(COLORS)]) for index, group in enumerate(comparison.groups) for run in group.runs]
+    longest = max((max(run.curve.seconds, default=0.0) for run, _ in runs), default=0.0)
+    unit, seconds = ("minutes", 60.0) if longest > 180 else ("s", 1.0)
+    figure = Figure((8, 5), dpi=128, layout="constrained")
+    axes = figure.add_subplot()
+    late, ends = list[float](), list[tuple[float, float, str, str]]()
+    for run, color in runs:
+        x, y = np.array(run.curve.seconds) / seconds, np.array(run.curve.loss)
+        if comparison.unit != "loss" and run.result.loss:
+            y *= run.result.bits_per_character / run.result.loss
+        late.extend(y[x * seconds >= longest / 10])
+        if len(x):
+            axes.plot(x, y, color=color)
+            ends.append((float(y[-1]), float(x[-1]), run.name, color))
+    if late:
+        margin = 0.05 * (max(late) - min(late)) or 0.5
+        axes.set_ylim(min(late) - margin, max(late) + margin)
+    height = -math.inf
+    for loss, end, name, color in sorted(ends):
+        height = max(loss, height + LABEL * (axes.get_ylim()[1] - axes.get_ylim()[0]))  # labels do not overlap
+        label = axes.annotate(name, (end, height), (4, 0), textcoords="offset points", va="center", color=color)
+        label.set_parse_math(False)
+    measure = "nats" if comparison.unit == "loss" else "bits per character"
+    axes.set_title(f"Validation loss ({measure}) by training time ({unit})", loc="left")
+    axes.set_xlabel(f"training time ({unit})")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(color="#e4e4e4")
-    if panel.x_base:
-        axes.set_xscale("log", base=panel.x_base)
-        axes.xaxis.set_major_formatter("{x:g}")
-    if panel.y_base:
-        axes.set_yscale("log", base=panel.y_base)
-    lines = [np.stack((line.x, line.y, line.low, line.high)) for line in panel.lines]  # (4, N) each
-    lines = [p[:, np.isfinite(p).all(0) & ((p[1:] > 0).all(0) | (not panel.y_base))] for p in lines]
-    for index, (x, y, low, high) in enumerate(lines):
-        if x.size:
-            axes.plot(x, y, marker=".", **_style(index))
-            axes.fill_between(x, low, high, color=_style(index)["color"], alpha=0.2, linewidth=0)
-    x, _, low, high = np.concatenate(lines, axis=1)
-    if not x.size:
-        axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
-    elif panel.y_base:
-        if low.min() < high.max() * 10.0**-DECADES:
-            axes.set_ylim(high.max() * 10.0**-DECADES, 2 * high.max())
-    elif panel.ignore_start:
-        late = x >= x.max() / 10
-        margin = 0.05 * (high[late].max() - low[late].min()) or 0.5
-        axes.set_ylim(low[late].min() - margin, high[late].max() + margin)
-
-
-def _style(index: int) -> dict[str, Any]:
-    """Return the color of a line. Lines that share a color differ in their dashes."""
-    dashes = ("-", "--", ":", "-.")
-    return {"color": COLORS[index % len(COLORS)], "linestyle": dashes[index // len(COLORS) % len(dashes)]}
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,50 +1,86 @@
-"""Compare measured runs: group the seeds of one setting, and rank what is comparable."""
+"""Measure runs at their best checkpoints, group the seeds of one setting, and rank what is comparable."""
 
 import json
-import re
+import math
+import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
+from minigpt.config.resolve import decisive, flatten, show
+from minigpt.errors import CheckpointError, TextMismatchError, UserError, count, escape
+from minigpt.files import open_within
+from minigpt.model.device import Runtime, configure_torch
+from minigpt.model.gpt import use_kernels
+from minigpt.model.load import load_model
+from minigpt.paths import CHECKPOINTS
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import Metadata
+from minigpt.text.dataset import reload_dataset
+from minigpt.training.evaluate import EvalResult, evaluate
 
-from minigpt.errors import escape
-from minigpt.interpret.measured import Measured
+LONGEST_LINE = 1 << 20
+"""The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
 
-Measure = Literal["loss", "bits_per_character"]
 
-ALIKE = 1.1
-"""Sizes, training times and steps that differ by a smaller factor count as equal."""
+class Curve(NamedTuple):
+    """The evaluations of a run during training."""
+
+    steps: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+    loss: Sequence[float] = ()
+    """Validation loss, in nats per token."""
+    characters_per_second: float = 0.0
+    """The median throughput of training, 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run and what was measured on its checkpoint."""
+
+    name: str
+    checkpoint: Path
+    metadata: Metadata
+    settings: dict[str, Any]
+    """The decisive settings by dotted key."""
+    result: EvalResult
+    curve: Curve
+
+    @property
+    def validation_text(self) -> tuple[str, str]:
+        """What decides the validation text: the text, and where it is split."""
+        split = "" if "+" in self.metadata.fingerprint else show(self.settings["data.val_fraction"])
+        skipped = " without unknown characters" if self.settings["data.unknown"] == "skip" else ""
+        return self.metadata.fingerprint, split + skipped
+
+    @property
+    def machine(self) -> str:
+        """What training times depend on, beside the settings."""
+        runtime = self.metadata.runtime
+        return ", ".join(filter(None, (runtime.device, count(runtime.threads, "thread"), runtime.processor)))
 
 
 @dataclass(frozen=True)
 class Group:
     """Runs of one text, whose decisive settings differ only in the seed."""
 
-    name: str
     runs: tuple[Measured, ...]
 
     @property
-    def label(self) -> str:
-        """The name, with the number of seeds if there are several."""
-        return f"{self.name}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.name
+    def name(self) -> str:
+        """The names of the runs."""
+        return ", ".join(run.name for run in self.runs)
 
-    @property
-    def machines(self) -> set[str]:
-        return {run.machine for run in self.runs}
+    def mean(self, value: Callable[[Measured], float]) -> float:
+        """Return the mean of a value over the runs."""
+        return statistics.fmean(map(value, self.runs))
 
-    def mean(self, value: Callable[[Measured], float | None]) -> float | None:
-        """Return the mean of a value over the runs that have it."""
-        found = [number for number in map(value, self.runs) if number is not None]
-        return statistics.fmean(found) if found else None
-
-    def error(self, value: Callable[[Measured], float]) -> float | None:
-        """Return the standard error of the mean, or None for a single seed."""
-        if len(self.runs) == 1:
-            return None
+    def error(self, value: Callable[[Measured], float]) -> float:
+        """Return the standard error of the mean over at least two runs."""
         return float(statistics.stdev(map(value, self.runs)) / len(self.runs) ** 0.5)
 
 
@@ -53,154 +89,118 @@ class Comparison:
     """Groups of runs, the best first if they are ranked, else in the order given."""
 
     groups: tuple[Group, ...]
-    unit: Measure
+    unit: Literal["loss", "bits_per_character"]
     """The unit in which losses are comparable if the texts are the same."""
     is_ranked: bool
     notes: tuple[str, ...]
     """What to know before comparing: one sentence each."""
 
 
+DIFFERENCES: tuple[tuple[str, Callable[[Measured], object]], ...] = (
+    (
+        "the tokenizers differ ({}), so compare bits per character, not losses in nats",
+        lambda run: run.settings["data.tokenizer"],
+    ),
+    (
+        "the contexts differ ({}), so the losses are measured on different windows",
+        lambda run: run.settings["model.context"],
+    ),
+    (
+        "a step trains on different amounts of text ({})",
+        lambda run: f"{run.settings['train.batch_size'] * run.settings['model.context']:,} tokens",
+    ),
+    ("the runs were trained in different precisions ({})", lambda run: run.metadata.runtime.dtype),
+    ("do not compare training times, because the machines or threads differ ({})", lambda run: run.machine),
+)
+"""What makes a comparison unequal beyond the columns of the table: a note, and the value that differs."""
+
+
 def compare(runs: Sequence[Measured]) -> Comparison:
     """Group the seeds of one setting. Rank the groups if all have the same validation text.
 
-    Losses per byte and per character are different units, so with different tokenizers, bits per character decide.
+    Nats per byte and per character are different units, so runs with different tokenizers are ranked by bits per
+    character.
     """
-    found: dict[tuple[str, int], list[Measured]] = {}
-    times = Counter[tuple[str, int]]()  # how often a seed was there before
+    groups = _grouped(runs)
+    is_one_unit = len({run.settings["data.tokenizer"] for run in runs}) == 1
+    is_ranked = len({run.validation_text for run in runs}) == 1
+    notes = [note.format(values) for note, value in DIFFERENCES if (values := _differing(groups, value))]
+    if is_ranked:
+        groups.sort(
+            key=lambda group: (
+                group.mean(lambda run: run.result.loss if is_one_unit else run.result.bits_per_character) or 0.0
+            )
+        )
+    else:
+        texts = "; ".join(f"{group.name}: {_text_name(group.runs[0])}" for group in groups)
+        notes.insert(0, f"not ranked, because the validation texts differ ({texts})")
+    unit: Literal["loss", "bits_per_character"] = "loss" if is_one_unit else "bits_per_character"
+    return Comparison(tuple(groups), unit, is_ranked and len(groups) > 1, tuple(notes))
+
+
+def _grouped(runs: Sequence[Measured]) -> list[Group]:
+    """Return a group for each setting. A seed that occurs twice, as in two checkpoints of a run, starts another."""
+    members: dict[tuple[str, int], list[Measured]] = {}
+    earlier = Counter[tuple[str, int]]()
     for run in runs:
         origin = run.metadata.origin and run.metadata.origin.sha256
-        setting = json.dumps({**run.settings, "train.seed": None, "text": run.text, "from": origin}, sort_keys=True)
-        seed = setting, run.settings["train.seed"]
-        found.setdefault((setting, times[seed]), []).append(run)
-        times[seed] += 1
-    names = [_common_name([run.name for run in members]) for members in found.values()]
-    groups = [
-        Group(name if names.count(name) == 1 else ", ".join(run.name for run in members), tuple(members))
-        for name, members in zip(names, found.values(), strict=True)
-    ]
-    unit: Measure = "loss" if len({run.settings["data.tokenizer"] for run in runs}) == 1 else "bits_per_character"
-    is_ranked = len({run.text for run in runs}) == 1
-    if is_ranked:
-        groups.sort(key=lambda group: group.mean(lambda run: getattr(run.result, unit)) or 0.0)
-    return Comparison(tuple(groups), unit, is_ranked and len(groups) > 1, tuple(_notes(groups)))
+        setting = {**run.settings, "train.seed": None, "text": run.validation_text, "from": origin}
+        key = json.dumps(setting, sort_keys=True)
+        seed = key, run.settings["train.seed"]
+        members.setdefault((key, earlier[seed]), []).append(run)
+        earlier[seed] += 1
+    return [Group(tuple(group)) for group in members.values()]
 
 
-def _common_name(names: Sequence[str]) -> str:
-    """Return the start that the names share, without a number at its end, or all names if they share nothing."""
-    if len(names) == 1:
-        return names[0]
-    shared = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    return re.sub(r"[\W_]*\d*$", "", "".join(letters[0] for letters in shared)) or ", ".join(names)
+def _text_name(run: Measured) -> str:
+    _, split = run.validation_text
+    return f"{run.metadata.corpus}, data.val_fraction {split}" if split else run.metadata.corpus
 
 
-def _notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield what to know before comparing, the most important first."""
-    yield from _text_notes(groups)
-    yield from _training_notes(groups)
-    runs = [run for group in groups for run in group.runs]
-    if short := [run.name for run in runs if not run.result.by_position]:
-        yield f"no loss by position for {', '.join(short)}: the validation text is shorter than one window"
-    if without := [run.name for run in runs if not len(run.curve.steps)]:
-        yield f"no training curves for {', '.join(without)}: metrics.jsonl is missing or has no evaluation"
-
-
-def _text_notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield how the validation texts and their tokens differ."""
-    if len({run.text[0] for group in groups for run in group.runs}) > 1:
-        corpora = _listed(groups, lambda run: run.metadata.corpus) or "of the same name, with different content"
-        yield f"not ranked, because the texts differ ({corpora})"
-    elif splits := _listed(groups, lambda run: run.text[1]):
-        yield f"not ranked, because the validation parts differ (data.val_fraction {splits})"
-    if tokenizers := _listed(groups, lambda run: run.settings["data.tokenizer"]):
-        yield f"the tokenizers differ ({tokenizers}), so compare bits per character, not losses in nats"
-        # A text may be split in the middle of a character's bytes.
-        if sizes := _listed(groups, lambda run: f"{run.result.characters:,} characters"):
-            yield f"their validation parts differ in length ({sizes})"
-
-
-def _training_notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield how the models and their training differ."""
-    machines = _listed(groups, lambda run: run.machine)
-    amounts: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
-        ("sizes", "parameters", lambda run: run.metadata.parameters),
-        ("training times", "s", lambda run: 0 if machines else run.trained[1]),
-        ("lengths of training", "steps", lambda run: run.trained[0]),
-    )
-    for noun, unit, value in amounts:
-        means = {group.name: mean for group in groups if (mean := group.mean(value))}  # 0 if another program trained it
-        least = min(means.values(), default=0.0)
-        if max(means.values(), default=0.0) > max(least * ALIKE, least + 1):
-            shown = "; ".join(f"{mean:,.0f} {unit}: {escape(name)}" for name, mean in means.items())
-            yield f"the {noun} differ ({shown}), which also changes the loss"
-    if contexts := _listed(groups, lambda run: run.settings["model.context"]):
-        yield f"the contexts differ ({contexts}), so the losses are measured on different windows"
-    if steps := _listed(groups, _tokens_per_step):
-        yield f"a step reads different amounts of text ({steps}), so compare the curves by time"
-    if dtypes := _listed(groups, lambda run: run.metadata.runtime.dtype):
-        yield f"the runs were trained in different precisions ({dtypes})"
-    if machines:
-        yield f"do not compare training times, because the machines or threads differ ({machines})"
-    for group in groups:
-        ends = {run.name: int(run.curve.steps[-1]) for run in group.runs if len(run.curve.steps)}
-        if len({*ends.values()}) > 1:
-            steps = ", ".join(f"{name} to step {end:,}" for name, end in ends.items())
-            yield f"the seeds of {group.name} were not trained equally long ({steps})"
-
-
-def _listed(groups: Sequence[Group], value: Callable[[Measured], object]) -> str:
+def _differing(groups: Sequence[Group], value: Callable[[Measured], object]) -> str:
     """Return each distinct value with its groups, or "" if there is only one."""
-    by_value: dict[str, dict[str, None]] = {}
+    names: dict[str, dict[str, None]] = {}
     for group in groups:
         for run in group.runs:
-            by_value.setdefault(escape(value(run)), {})[group.name] = None
-    if len(by_value) == 1:
-        return ""
-    return "; ".join(f"{key}: {', '.join(names)}" for key, names in by_value.items())
+            names.setdefault(escape(value(run)), {})[group.name] = None
+    return "; ".join(f"{text}: {', '.join(labels)}" for text, labels in names.items()) if len(names) > 1 else ""
 
 
-def _tokens_per_step(run: Measured) -> str:
-    return f"{run.settings['train.batch_size'] * run.settings['model.context']:,} tokens"
+def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
+    """Evaluate a checkpoint on the validation text of its run, and read the curves of its training.
+
+    Raises:
+        TextMismatchError: The text of the run is missing or has changed.
+        CheckpointError: The loss is not finite.
+    """
+    config, metadata = checkpoint.config, checkpoint.metadata
+    try:
+        data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
+    except TextMismatchError as error:
+        raise TextMismatchError(f"{escape(name)}: {error}") from error
+    configure_torch(runtime)
+    model = load_model(checkpoint).to(runtime.device)
+    use_kernels(model, runtime.model_kernels)
+    result = evaluate(model, data.validation, data.tokenizer, autocast=runtime.autocast)
+    if not math.isfinite(result.loss):
+        raise CheckpointError(f"{escape(name)}: the loss is {result.loss:g}; an earlier checkpoint may work")
+    folder = Path(os.path.realpath(checkpoint.path)).parent
+    curve = read_curve(folder.parent) if folder.name == CHECKPOINTS else Curve()  # a copied checkpoint has none
+    return Measured(name, checkpoint.path, metadata, decisive(flatten(config)), result, curve)
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as a JSON document: a row per group, and everything measured for each run."""
-    return {
-        "ranked_by": comparison.unit if comparison.is_ranked else None,
-        "notes": list(comparison.notes),
-        "groups": [
-            {
-                "name": group.name,
-                "seeds": len(group.runs),
-                "loss": group.mean(lambda run: run.result.loss),
-                "loss_standard_error": group.error(lambda run: run.result.loss),
-                "bits_per_character": group.mean(lambda run: run.result.bits_per_character),
-                "bits_per_character_standard_error": group.error(lambda run: run.result.bits_per_character),
-                "runs": [_run_document(run) for run in group.runs],
-            }
-            for group in comparison.groups
-        ],
-    }
-
-
-def _run_document(run: Measured) -> dict[str, Any]:
-    state = run.metadata.state
-    return {
-        "name": run.name,
-        "checkpoint": escape(run.checkpoint),
-        "family": run.settings["model.family"],
-        "seed": run.settings["train.seed"],
-        "context": run.settings["model.context"],
-        "tokenizer": run.settings["data.tokenizer"],
-        "text": run.metadata.corpus,
-        "parameters": run.metadata.parameters,
-        "steps": state.step,
-        "seconds": state.seconds,
-        "machine": run.machine,
-        "loss": run.result.loss,
-        "bits_per_character": run.result.bits_per_character,
-        "training_characters_per_second": run.curve.characters_per_second,
-        "sampling_characters_per_second": run.sampled_per_second,
-        "curve": {name: getattr(run.curve, name).tolist() for name in ("steps", "seconds", "loss")},
-        "loss_by_position": list(run.result.by_position),
-        "gradient_by_distance": [value if np.isfinite(value) else None for value in run.gradient.tolist()],
-    }
+def read_curve(run: Path) -> Curve:
+    """Read the evaluations and the throughput of a run from its metrics.jsonl. Skip lines that are damaged."""
+    columns = ("step", "time", "loss/validation")
+    points, speeds = list[list[float]](), list[float]()
+    with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
+        while line := file.readline(LONGEST_LINE):
+            with suppress(ValueError, RecursionError, TypeError, KeyError, OverflowError):
+                entry = json.loads(line)
+                if "speed/characters_per_second" in entry:
+                    speeds.append(float(entry["speed/characters_per_second"]))
+                point = [float(entry[name]) for name in columns]
+                if all(map(math.isfinite, point)):
+                    points.append(point)
+    steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())
+    return Curve(steps, seconds, loss, statistics.median(speeds or [0]))

@@ -13,7 +13,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import extract
 from minigpt.interpret.links import is_on_stories, link_scores, linked_windows
-from minigpt.interpret.scores import BROAD, MIN_MARGIN, Score, head_scores
+from minigpt.interpret.scores import Score, clearness, head_kinds, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -26,7 +26,7 @@ PHRASES = {
     "first": "the first letter of the text",
     "self": "this letter itself",
 }
-"""What a head attends to if it follows this pattern of `PATTERNS`."""
+"""What a head of this kind attends to (`head_kinds`)."""
 LINK_PHRASES = {
     "she": "the girl's name, after She",
     "he": "the boy's name, after He",
@@ -34,8 +34,6 @@ LINK_PHRASES = {
     "copy": "how this word went on before",
 }
 """What a head attends to if it follows this link of `LINKS`."""
-LINK_SHARE = 0.4
-"""A head is named after a link if it gives the link this share of its attention, where there is one."""
 BOTH = 0.75
 """A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
@@ -47,7 +45,7 @@ WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
 
 @dataclass(frozen=True)
 class Evidence:
-    """A score of a head, beside that of uniform attention."""
+    """A score of a head, beside the score of uniform attention."""
 
     label: str
     value: float
@@ -93,56 +91,45 @@ def describe_heads(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> list[li
     """
     scores = _mean([head_scores(weights, text) for weights, text in seen])
     links = _mean([link_scores(weights, "".join(text)) for weights, text in linked])
-    layers, heads = seen[0][0].shape[:2]
-    return [[_describe(scores, links, (layer, head)) for head in range(heads)] for layer in range(layers)]
+    return [
+        [_describe(scores, links, kind, (layer, head)) for head, kind in enumerate(kinds)]
+        for layer, kinds in enumerate(head_kinds(scores))
+    ]
 
 
-def _mean(found: Sequence[dict[str, Score]]) -> dict[str, Score]:
-    """Return the mean of each score over windows. Leave out scores without a value in any window."""
+def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
+    """Return the mean of each score over the windows in which it has a value."""
     means = {}
-    for name in found[0] if found else ():
-        scores = [one[name] for one in found if not math.isnan(one[name].uniform)]
-        if scores:
-            values = torch.stack([score.values for score in scores]).mean(0)
-            means[name] = Score(values, sum(score.uniform for score in scores) / len(scores))
+    for name in windows[0] if windows else ():
+        scores = [window[name] for window in windows if not math.isnan(window[name].uniform)] or [windows[0][name]]
+        values = torch.stack([score.values for score in scores]).mean(0)
+        means[name] = Score(values, sum(score.uniform for score in scores) / len(scores))
     return means
 
 
-def _describe(scores: dict[str, Score], links: dict[str, Score], at: tuple[int, int]) -> Description:
-    patterns = {name: _lead(scores[name], at) for name in PHRASES if name in scores}
-    probes = {name: _lead(links[name], at) for name in LINK_PHRASES if name in links}
-    for name in ("she", "he"):
-        if name in probes:  # not a name at all, but the one that the pronoun means
-            probes[name] -= max(0.0, _lead(links[f"not {name}"], at))
-    followed = [name for name in probes if links[name].values[at] >= LINK_SHARE and probes[name] >= MIN_MARGIN]
-    best = max(patterns, key=lambda name: patterns[name], default="")
+def _describe(scores: dict[str, Score], links: dict[str, Score], kind: str, at: tuple[int, int]) -> Description:
+    scores = {name: score for name, score in (scores | links).items() if not math.isnan(score.uniform)}
+    shares = {name: (score.values[at].item(), score.uniform) for name, score in scores.items()}
+    for name in {"she", "he"} & shares.keys():  # not a name at all, but the one that the pronoun means
+        shares[name] = shares[name][0], max(shares[name][1], shares[f"not {name}"][0])
+    phrases = {name: phrase for name, phrase in (PHRASES | LINK_PHRASES).items() if name in shares}
+    leads = {name: shares[name][0] - shares[name][1] for name in phrases}
+    order = sorted(phrases, key=lambda name: -leads[name])
+    followed = [name for name in order if name in links and clearness(*map(torch.tensor, shares[name])) >= 0]
     if followed:
-        first, second = [*sorted(followed, key=lambda name: -probes[name]), ""][:2]
-        is_both = {first, second} == {"he", "she"} and probes[second] >= BOTH * probes[first]
-        phrase = "the name that He or She means" if is_both else LINK_PHRASES[first]
-    elif best and patterns[best] >= MIN_MARGIN:
-        phrase = PHRASES[best]
+        is_both = {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]
+        phrase = "the name that He or She means" if is_both else LINK_PHRASES[followed[0]]
     else:
-        phrase = _measured_phrase(scores, at)
-    order = sorted(leads := patterns | probes, key=lambda name: -leads[name])
-    evidence = [_evidence(_label(name), scores.get(name) or links[name], at) for name in order]
+        phrase = PHRASES.get(kind) or _measured_phrase(scores, kind, at)
+    evidence = [_evidence(f"attention to {phrases[name]}", scores[name], at) for name in order]
     evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
     return Description(phrase, evidence)
 
 
-def _label(name: str) -> str:
-    return f"attention to {PHRASES.get(name) or LINK_PHRASES[name]}"
-
-
-def _lead(score: Score, at: tuple[int, int]) -> float:
-    """Return by how much a head is above uniform attention."""
-    return score.values[at].item() - score.uniform
-
-
-def _measured_phrase(scores: dict[str, Score], at: tuple[int, int]) -> str:
+def _measured_phrase(scores: dict[str, Score], kind: str, at: tuple[int, int]) -> str:
     """Return a phrase for a head without a pattern."""
-    entropy, distance = scores.get("entropy"), scores.get("distance")
-    if entropy and entropy.values[at] >= BROAD * entropy.uniform:
+    distance = scores.get("distance")
+    if kind == "broad":
         return "many letters at once"
     if distance and distance.values[at] <= NEARBY * distance.uniform:
         return "nearby letters"

@@ -18,8 +18,9 @@ CLEAR = 0.5
 def probabilities_without(model: GPT, ids: Ids, start: int) -> Tensor:
     """Return the next-token probabilities at the positions from `start` on, without each head.
 
-    The first row is that of the whole model, and the others those without head 0 of layer 0, head 1 of layer 0, and so
-    on, (1 + L H, T - start, V). Switching off a head changes nothing in the layers below it, so these run once.
+    The first row has the probabilities of the whole model, the next rows those without head 0 of layer 0, head 1 of
+    layer 0, and so on, (1 + L H, T - start, V). Switching off a head changes nothing in the layers below it, so these
+    layers run once.
     """
     tokens = torch.from_numpy(ids.astype("int64"))[None]
     cos_sin = None if model.cos_sin is None else model.cos_sin[:, : len(ids)]
@@ -59,7 +60,7 @@ def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, pref
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
         focus: The largest attention weight of each of the N heads, (N, P).
         allowed: Whether each of the N heads may be chosen, (N,).
-        preferred: Which predictions to prefer, (V,), if the whole model gives them at least `CLEAR`.
+        preferred: Which positions to prefer, (P,), if the whole model gives a prediction there at least `CLEAR`.
 
     Returns:
         The position, from 0 to P - 1, and the head, from 0 to N - 1.
@@ -68,7 +69,7 @@ def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, pref
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)
     drop = (usual - without) * focus
     clear = usual >= CLEAR
-    choices = (clear & preferred[likeliest], clear, torch.ones_like(clear))
+    choices = (clear & preferred, clear, torch.ones_like(clear))
     positions = next(choice for choice in choices if choice.any())
     drop = drop.masked_fill(~(allowed[:, None] & positions), -torch.inf)
     head, position = divmod(int(drop.argmax()), drop.size(1))

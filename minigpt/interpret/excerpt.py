@@ -1,7 +1,9 @@
 """Choose the text to inspect, and display its characters, including invisible ones."""
 
+import codecs
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,6 +93,23 @@ def _show(token: bytes) -> str:
 def escaped_bytes(token: str) -> list[str]:
     """Return the bytes, in hexadecimal, of a token that `characters` has escaped. Empty for other tokens."""
     return re.findall(r"\\x(..)", token) if re.fullmatch(r"(\\x[89A-F][0-9A-F])+", token) else []
+
+
+def whole_characters(tokens: Sequence[str]) -> list[tuple[str, int]]:
+    """Join the tokens of `characters` that are parts of one character.
+
+    Returns:
+        Pairs of a text and its number of tokens. Damaged characters are U+FFFD.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pairs, parts = list[tuple[str, int]](), 0
+    for index, token in enumerate(tokens):
+        parts, is_last = parts + 1, index == len(tokens) - 1
+        text = decoder.decode(bytes.fromhex("".join(escaped_bytes(token))) or token.encode(), is_last)
+        if text or is_last:
+            pairs.append((text, parts))
+            parts = 0
+    return pairs
 
 
 def glyph(character: str) -> str:

@@ -14,7 +14,7 @@ from minigpt.interpret.scores import MEASURES, PATTERNS, Score, head_kinds
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
-"""A model has learned something if its loss is at least this far below that of a uniform guess, in nats."""
+"""A model has learned something if its loss is at least so many nats below the loss of a uniform guess."""
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:
@@ -108,15 +108,14 @@ def table_rows(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and rows of a table of the selected heads. The first row is the uniform baseline.
 
-    Pattern scores show their lift, such as ×1.5. If there is a `probe` score, it is the only column.
+    Pattern scores show their lift, such as ×1.5.
     """
     kinds = head_kinds(scores)
-    columns = ["probe"] if "probe" in scores else list(scores)
-    rows = [("uniform", "", *(_number(scores[name].uniform) for name in columns))]
+    rows = [("uniform", "", *(_number(score.uniform) for score in scores.values()))]
     for layer, head in selected:
-        values = (_with_lift(name, scores[name], layer, head) for name in columns)
+        values = (_with_lift(name, scores[name], layer, head) for name in scores)
         rows.append((f"{layer}.{head}", kinds[layer][head], *values))
-    return ("head", "kind", *columns), rows
+    return ("head", "kind", *scores), rows
 
 
 def _with_lift(name: str, score: Score, layer: int, head: int) -> str:

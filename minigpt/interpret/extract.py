@@ -140,7 +140,7 @@ def attention_layers(model: GPT) -> list[Attention]:
 
 @contextmanager
 def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-    """Zero the output of `heads` in a `with` statement. Each is (layer, head), counted from 0."""
+    """Zero the output of `heads` in a `with` statement. Each head is (layer, head), counted from 0."""
 
     def ablate(layer: int, sdpa: SDPA) -> SDPA:
         ablated = [head for at, head in heads if at == layer]
@@ -154,14 +154,3 @@ def ablate_heads(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[Non
 
     with patch_attention(model, ablate):
         yield
-
-
-def logit_lens(model: GPT, residual: Tensor) -> Tensor:
-    """Apply the final norm and the unembedding to the residual stream (..., C), and return logits (..., V).
-
-    See nostalgebraist 2020, "interpreting GPT: the logit lens",
-    https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens
-    """
-    device = model.token_embedding.weight.device
-    with torch.no_grad(), eval_mode(model):
-        return model.unembed(residual.to(device)).float().cpu()

@@ -1,15 +1,18 @@
-"""Attention weights as images: the heads of a model in a grid, or one of them."""
+"""Attention weights as images: the heads of a model in a grid, or one head."""
 
 import io
 import struct
 import warnings
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from minigpt.interpret.excerpt import glyph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +21,13 @@ SIZE = 1024
 """Approximate side length of a picture of few heads, in pixels."""
 CELL_SIZE = 160
 """Approximate side length of each head in a grid of many, in pixels."""
-GAP, MARGIN = 6, 26
+GAP = 6
+LEFT, TOP, BOTTOM = 56, 92, 56
+"""Pixels around the grid, for the names of layers and letters, for the title and heads, and for the scale."""
+TITLE = 640
+"""The least width of a picture without its left edge, in pixels."""
+LETTER, SPACE = 9, 36
+"""The least size of a token whose letter can be read, and of the space between positions, in pixels."""
 LIGHT, DARK = np.array((247, 251, 255)), np.array((8, 48, 107))
 """The colors of the weights 0 and 1."""
 DPI = 128
@@ -58,22 +67,60 @@ def small_png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def draw(weights: Tensor, layers: Sequence[int], heads: Sequence[int]) -> "Figure":
-    """Draw the grid of the weights (L, H, T, T) with the numbers of these layers and heads."""
+def draw(
+    weights: Tensor, layers: Sequence[int], heads: Sequence[int], characters: Sequence[str], title: str
+) -> "Figure":
+    """Draw the grid of the weights (L, H, T, T), below a title and above a scale.
+
+    Args:
+        weights: Attention weights.
+        layers: The numbers of the layers, (L,).
+        heads: The numbers of the heads, (H,).
+        characters: The T tokens. Where they are too small to read, the axes have positions instead.
+        title: The title.
+    """
     from matplotlib.figure import Figure
 
     pixels = grid(weights, max(CELL_SIZE, SIZE // max(len(layers), len(heads))))
     height, width, _ = pixels.shape
-    figure = Figure(((width + MARGIN) / DPI, (height + MARGIN) / DPI), dpi=DPI)
-    axes = figure.add_axes((MARGIN / (width + MARGIN), 0, width / (width + MARGIN), height / (height + MARGIN)))
+    T = len(characters)
+    side, factor = width // len(heads), (width // len(heads) - GAP) // T
+    full = LEFT + max(width, TITLE), TOP + height + BOTTOM
+    figure = Figure((full[0] / DPI, full[1] / DPI), dpi=DPI)
+    axes = figure.add_axes((LEFT / full[0], BOTTOM / full[1], width / full[0], height / full[1]))
     axes.imshow(pixels)
-    axes.spines[:].set_visible(False)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_xticks((np.arange(len(heads)) + 0.5) * width / len(heads), [f"head {head}" for head in heads])
-    names = [f"layer {layer}" for layer in layers]
-    axes.set_yticks((np.arange(len(layers)) + 0.5) * height / len(layers), names, rotation=90, va="center")
+    axes.set_axis_off()
+
+    def write(x: float, y: float, text: str, size: float, **alignment: Any) -> None:
+        axes.text(x, y, text, fontsize=size * 72 / DPI, parse_math=False, **alignment)
+
+    names = dict(enumerate(map(glyph, characters)))
+    axis = "letter" if factor >= LETTER * max(map(len, names.values())) else "position"
+    if axis == "position":
+        last = max(1, T - int(SPACE / 2 / factor))  # the next grid has a number there
+        names = {t: str(t) for t in range(0, last, _tick_distance(SPACE / factor))}
+    write(-LEFT + 4, -TOP + 16, title, 15, va="center")
+    write(-LEFT + 4, -TOP + 36, f"Each row is a {axis}, each column one that it attends to.", 12, va="center")
+    for column, head in enumerate(heads):
+        write(column * side + (side - GAP) / 2, -30, f"head {head}", 13, ha="center", va="center")
+        for t, name in names.items():
+            write(column * side + (t + 0.5) * factor, -10, name, 11, ha="center", va="center")
+    for row, layer in enumerate(layers):
+        write(-LEFT + 12, row * side + (side - GAP) / 2, f"layer {layer}", 13, rotation=90, ha="center", va="center")
+        for t, name in names.items():
+            write(-6, row * side + (t + 0.5) * factor, name, 11, ha="right", va="center")
+
+    scale = figure.add_axes((LEFT / full[0], 34 / full[1], TITLE / full[0], 10 / full[1]))
+    scale.imshow(to_colors(torch.linspace(0, 1, 256)[None] ** 2), aspect="auto", extent=(0, 1, 0, 1))
+    shares = (0, 0.01, 0.1, 0.25, 0.5, 1)
+    scale.set_xticks([share**0.5 for share in shares], [f"{share:.0%}" for share in shares], fontsize=11 * 72 / DPI)
+    scale.set_yticks([])
     return figure
+
+
+def _tick_distance(least: float) -> int:
+    """Return the smallest number of at least `least` that is 1, 2 or 5 times a power of ten."""
+    return next(digit * int(10**power) for power in range(9) for digit in (1, 2, 5) if digit * 10**power >= least)
 
 
 def to_png(figure: "Figure") -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigpt.interpret.excerpt import escaped_bytes
+from minigpt.interpret.excerpt import whole_characters
 from minigpt.model.gpt import causal_mask
 
 PATTERNS = {
@@ -31,17 +31,17 @@ MEASURES = {
     "top": "weight of the strongest key",
     "outside line": "share of attention before the current line, ignoring attention to the first character",
 }
-MIN_MARGIN = 0.15
-"""A head is named after its best pattern if its score exceeds the uniform baseline by this much."""
-MAX_COMPARED = 1 << 26
-"""Maximum head pairs × queries × keys in `divergence`. Above this limit, queries are subsampled."""
+MIN_SHARE, MIN_MARGIN = 0.4, 0.15
+"""A head follows a pattern if it gets this share of its attention, and this much more than the baseline."""
+SPACING = 16
+"""A text has words if it has at least one space per this number of characters. Chinese and Thai have fewer."""
 BROAD = 0.9
 """A head without a pattern is broad if its entropy reaches this fraction of the maximum."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score with one value per head. It is NaN if no query in the text has the keys."""
+    """A score with one value per head, NaN if no query in the text has the keys."""
 
     values: Tensor
     """The score of each head, (L, H)."""
@@ -68,21 +68,6 @@ def uniform_attention(T: int) -> Tensor:
     """Return uniform causal attention, (T, S)."""
     mask = causal_mask(T, T, torch.device("cpu")).double()
     return mask / mask.sum(-1, keepdim=True)
-
-
-def span_score(weights: Tensor, ids: Sequence[int], query: Sequence[int], key: Sequence[int]) -> Score:
-    """Score the attention `weights` (L, H, T, S) from one string to another, such as from a pronoun to a noun.
-
-    The queries are all occurrences of the tokens `query` in `ids`. Their keys are all earlier occurrences of the
-    tokens `key`. The score is NaN if no query has a key.
-    """
-    T = len(ids)
-    keys = torch.zeros(T, T, dtype=torch.bool)
-    for query_span in _occurrences(ids, query):
-        for key_span in _occurrences(ids, key):
-            if key_span.stop <= query_span.start:
-                keys[query_span, key_span] = True
-    return Score(attention_share(weights.double(), keys), attention_share(uniform_attention(T), keys).item())
 
 
 def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
@@ -113,15 +98,25 @@ def pattern_keys(characters: Sequence[str]) -> dict[str, Tensor]:
         "first": (position == 0).expand(T, T),
         "same": same,
         "induction": after_same & past,
-        "word": _segment_starts([is_in_word(character) for character in characters]),
+        "word": _segment_starts(_in_words(characters)),
         "line": _segment_starts(["\n" not in character for character in characters]),
     }
 
 
-def is_in_word(token: str) -> bool:
-    """Return whether a token is part of a word. Combining marks and parts of characters count as letters."""
-    is_letter = (c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M") for c in token)
-    return bool(escaped_bytes(token)) or all(is_letter)
+def are_letters(characters: Sequence[str]) -> list[bool]:
+    """Return whether each token consists of letters, or is part of a letter. Combining marks count as letters."""
+
+    def is_letter(c: str) -> bool:
+        return c.isalnum() or c in "'’_" or unicodedata.category(c).startswith("M")
+
+    return [all(map(is_letter, text)) for text, tokens in whole_characters(characters) for _ in range(tokens)]
+
+
+def _in_words(characters: Sequence[str]) -> list[bool]:
+    """Return whether each token is part of a word."""
+    text = "".join(text for text, _ in whole_characters(characters))
+    has_words = text.count(" ") * SPACING >= len(text)
+    return [has_words and is_letter for is_letter in are_letters(characters)]
 
 
 def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
@@ -165,29 +160,27 @@ def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
     return shares[:, queries].mean(-1)
 
 
+def clearness(share: Tensor, baseline: Tensor | float) -> Tensor:
+    """Return by how much a head exceeds what it takes to follow a pattern. It follows it if this is not below zero.
+
+    Args:
+        share: The share of its attention on the keys.
+        baseline: The share that uniform attention gives them, or a rival gets.
+    """
+    return torch.minimum(share - MIN_SHARE, share - baseline - MIN_MARGIN)
+
+
 def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return a name for each head, (L, H): the pattern furthest above the baseline, or `broad`, or `mixed`."""
+    """Return a name for each head, (L, H): the pattern that it follows most clearly, or `broad`, or `mixed`."""
     names = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     entropy = scores["entropy"]
-    layers, heads = entropy.values.shape
-    margins = torch.stack([scores[name].values - scores[name].uniform for name in names]) if names else None
 
     def kind(layer: int, head: int) -> str:
-        if margins is not None and margins[:, layer, head].max() >= MIN_MARGIN:
-            return names[int(margins[:, layer, head].argmax())]
+        shares = {name: (scores[name].values[layer, head], scores[name].uniform) for name in names}
+        leads = {name: float(share - base) for name, (share, base) in shares.items() if clearness(share, base) >= 0}
+        if leads:
+            return max(leads, key=lambda name: leads[name])
         return "broad" if entropy.values[layer, head] >= BROAD * entropy.uniform else "mixed"
 
+    layers, heads = entropy.values.shape
     return [[kind(layer, head) for head in range(heads)] for layer in range(layers)]
-
-
-def divergence(weights: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence between all pairs of heads, (L H, L H), averaged over queries.
-
-    Values are divided by ln 2, so 1 means disjoint attention. Long texts with many heads use a subset of the queries.
-    """
-    stride = math.ceil(weights.numel() * weights.size(0) * weights.size(1) / MAX_COMPARED)
-    rows = weights[:, :, 1::stride].double().flatten(0, 1)  # (L H, queries, S)
-    entropy = torch.special.entr(rows).sum(-1)  # (L H, queries)
-    mixed = torch.stack([torch.special.entr((rows + row) / 2).sum(-1) for row in rows])  # (L H, L H, queries)
-    result: Tensor = (mixed - (entropy[:, None] + entropy) / 2) / math.log(2)  # (L H, L H, queries)
-    return result.mean(-1).clamp(0, 1)

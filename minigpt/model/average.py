@@ -26,7 +26,7 @@ class Average(nn.Module):
         self.config = min(transformers or configs, key=lambda config: config.context)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits (B, T, V) for ids (B, T). If all models agree, these are theirs, as a penalty expects."""
+        """Return logits (B, T, V) for ids (B, T). If all models agree, these are their logits, as a penalty expects."""
         each = torch.stack([model(ids).float() for model in self.models])  # (models, B, T, V)
         normalizers = each.logsumexp(-1, keepdim=True)
         return (each - normalizers).logsumexp(0) - math.log(len(each)) + normalizers.mean(0)

@@ -31,6 +31,9 @@ from minigpt.world import available_cores
 COMPILE_FROM_SECONDS = 270.0
 """On a CPU, compile runs of at least this length: compiling takes about 40 s, and saves at least 15% of the time."""
 
+PRECISION = "high"
+"""How a GPU multiplies float32 matrices: in TF32."""
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -55,7 +58,7 @@ class Runtime:
         return KERNELS[self.kernels]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes matrix products in this precision."""
+        """Return a context that computes matrix multiplications in this precision."""
         if self.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
@@ -94,7 +97,7 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     kept = saved if saved and saved.device.partition(":")[0] == kind else None
     threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
-        threads = saved.threads if saved and saved.threads <= 2 * (os.cpu_count() or 1) else torch.get_num_threads()
+        threads = saved.threads if saved and saved.threads <= 2 * available_cores() else torch.get_num_threads()
     if dtype == "auto" and kept:
         dtype = kept.dtype
     elif dtype == "auto":
@@ -112,9 +115,9 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
-    """Return the device for `runtime.device`: for "auto" that of the saved run if available, else the first GPU.
+    """Return the device for `runtime.device`: for "auto" the device of the saved run if available, else the first GPU.
 
-    Process `local_rank` of several on a machine has the GPU of that number, whichever is set or saved.
+    With several processes on a machine, process `local_rank` has the GPU of this number, whichever GPU is set or saved.
 
     Raises:
         DeviceError: The device is not available.
@@ -152,25 +155,38 @@ def has_fast_bfloat16(kind: str) -> bool:
     capabilities = read() if read else {}
     if kind != "cpu" or not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
         return False
-    bfloat16, float32 = (measure_matmul(Runtime("cpu", dtype, False, 1), 256) for dtype in ("bfloat16", "float32"))
-    return bfloat16 > float32
+    return measure_product(kind, "bfloat16") > measure_product(kind, "float32")
 
 
-def measure_matmul(runtime: Runtime, size: int | None = None) -> float:
-    """Return the speed of a matrix product in FLOP/s: the best result within 0.1 s.
+def measure_matmul(runtime: Runtime) -> float:
+    """Return the speed of matrix multiplications in FLOP/s: on a CPU, that of one thread times the threads with a core.
 
-    A small product fits between two interruptions, so a busy machine gives the same best result.
+    Threads that share a multiplication wait for a thread that another program interrupts, so the speed of all threads
+    together would depend on the load.
     """
-    size = size or (1024 if runtime.device == "cpu" else 4096)
-    a = torch.ones(size, size, dtype=runtime.torch_dtype, device=runtime.device)
-    before, best = torch.get_num_threads(), math.inf
-    torch.set_num_threads(runtime.threads)
+    cores = min(runtime.threads, available_cores()) if runtime.device == "cpu" else 1
+    return cores * measure_product(runtime.device, runtime.dtype)
+
+
+@cache
+def measure_product(device: str, dtype: str) -> float:
+    """Return the speed of a matrix product in FLOP/s, on a CPU of one thread: the best result within 0.3 s.
+
+    On a CPU, the product is small enough to fit between two interruptions.
+    """
+    size = 192 if device == "cpu" else 4096
+    a = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
+    threads, precision, best = torch.get_num_threads(), torch.get_float32_matmul_precision(), math.inf
+    torch.set_num_threads(1)
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision(PRECISION)
     (a @ a)[0, 0].item()  # the first product also initializes the library
-    end = time.perf_counter() + 0.1
+    end = time.perf_counter() + 0.3
     while (start := time.perf_counter()) < end:
         (a @ a)[0, 0].item()  # .item() waits for the device
         best = min(best, time.perf_counter() - start)
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
     return float(2 * size**3 / best)
 
 
@@ -199,7 +215,7 @@ def configure_torch(runtime: Runtime) -> None:
         adapt_to_load()
     if kind == "cuda":
         torch.cuda.set_device(runtime.torch_device)  # FSDP2 and NCCL use the current device
-        torch.set_float32_matmul_precision("high")  # TF32
+        torch.set_float32_matmul_precision(PRECISION)
     # Exact resume needs a fixed order of sums. Compiled CPU kernels, and attention on a GPU, add partial sums in the
     # order in which threads finish.
     deterministic = kind == "cuda" or (kind == "cpu" and runtime.compile)

@@ -96,7 +96,7 @@ class MLP(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zero activations in training and scale up the others (Srivastava et al. 2014)."""
+    """Zero activations in training, and scale up the other activations (Srivastava et al. 2014)."""
 
     kernels: Kernels = CPU
 

@@ -1,4 +1,4 @@
-"""Operations with two implementations: PyTorch's own, and a faster one for a CPU.
+"""Operations with two implementations: PyTorch's implementation, and a faster one for a CPU.
 
 A layer calls `self.kernels.sdpa(...)`, `self.kernels.rms_norm(...)` and so on. `TORCH` holds PyTorch's implementations,
 `CPU` the faster ones, which a new model has. `use_kernels` (gpt.py) sets those of a `Runtime`. Two of these functions
@@ -32,7 +32,7 @@ class Kernels:
     sdpa: SDPA
     """Scaled dot-product attention under the causal mask."""
     dropout: Callable[[Tensor, float], Tensor]
-    """Zero elements with a probability and scale up the others."""
+    """Zero elements with a probability, and scale up the other elements."""
     rms_norm: Callable[[Tensor, Tensor], Tensor]
     """Divide x (..., D) by its root mean square and multiply by the weight (D)."""
 
@@ -67,7 +67,7 @@ def refuse_double_backward() -> None:
 
 
 def sdpa_blocked(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Return attention, one block of queries at a time, as plain matrix products.
+    """Return attention, one block of queries at a time, as plain matrix multiplications.
 
     The fused kernel recomputes all weights in its backward pass. On a CPU, storing them is several times faster.
     Each block sees only its prefix of the keys, so half of the weights are never computed.
@@ -119,7 +119,7 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def byte_dropout(x: Tensor, probability: float) -> Tensor:
-    """Return x with elements zeroed at random and the others scaled up."""
+    """Return x with elements zeroed at random, and the other elements scaled up."""
     return x * dropout_mask(x, probability)
 
 

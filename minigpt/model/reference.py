@@ -27,7 +27,7 @@ class TorchEngine:
         return logits
 
     def step(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Append one token to each sequence (B), and return the logits (B, V) of the next."""
+        """Append one token to each sequence (B), and return the logits (B, V) of the next token."""
         return self.start(np.concatenate((self.ids.numpy(force=True), ids[:, None]), axis=1))
 
 

@@ -1,8 +1,8 @@
-"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy one.
+"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy machine.
 
-Threads meet at the end of each parallel loop. On an idle machine it is best if the first one spins there: the next loop
-starts at once. If another program has the core of the last one, spinning takes the time that the last one needs, and a
-step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
+Threads meet at the end of each parallel loop. On an idle machine it is best if the first thread spins there: the next
+loop starts at once. If another program has the core of the last thread, spinning takes the time that this thread needs,
+and a step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
 (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). So while the machine is busy, this module keeps a
 second team of threads that never works. The first team works as before, so no result changes.
 
@@ -13,18 +13,21 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from minigpt import SPIN_COUNT
+from minigpt.paths import names_in
+from minigpt.world import system_table
 
 PERIOD = 0.25
 """Seconds between two measurements of the load."""
 BUSY = 0.2
 """The machine is busy if the threads of this process wait for a core for this share of the time, added up."""
+
+TASKS = Path("/proc/self/task")
 
 _is_busy = threading.Event()
 
@@ -65,10 +68,9 @@ def _keep_team() -> None:
 
 
 def seconds_waited() -> float:
-    """Return how long the threads of this process waited for a core while others ran, added up."""
+    """Return how long the threads of this process waited for a core while others ran, added up. 0 if unknown."""
     total = 0
-    for task in os.listdir("/proc/self/task"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            statistics = Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii")
-            total += int(statistics.split()[1])  # nanoseconds on a core, nanoseconds waiting for one, turns
+    for task in names_in(TASKS):
+        statistics = system_table(f"{TASKS}/{task}/schedstat").split()  # none if the thread has ended
+        total += int(statistics[1]) if statistics else 0  # nanoseconds on a core, nanoseconds waiting for one, turns
     return total / 1e9

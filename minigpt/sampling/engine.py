@@ -34,16 +34,16 @@ WRITERS = ("attention.proj.weight", "attention.proj.bias", "mlp.down.weight", "m
 CHUNK = 64
 """Prompt tokens to process at once. More tokens need more memory for attention."""
 ROWS, BLOCK = 10, 100_000
-"""Up to this many rows and matrix elements, OpenBLAS multiplies twice as fast: it has a path for small products.
+"""Up to this many rows and matrix elements, OpenBLAS multiplies twice as fast: it has a path for small matrices.
 
 https://github.com/OpenMathLib/OpenBLAS/blob/develop/kernel/x86_64/sgemm_small_kernel_permit_skylakex.c
 """
 SIMD = np.show_config(mode="dicts").get("SIMD Extensions", {})  # empty parts are missing
 HAS_AVX512 = bool({"AVX512_SKX", "X86_V4"} & {*SIMD.get("baseline", ()), *SIMD.get("found", ())})
 ROW_BY_ROW = platform.machine() in {"x86_64", "AMD64"} and not HAS_AVX512
-"""Whether the processor is one without that path. There, few rows are faster one by one."""
+"""Whether the processor lacks that path. On such a processor, few rows are faster one by one."""
 MANY = 8
-"""From so many rows on, transposed weights are faster there."""
+"""From so many rows on, transposed weights are faster on such a processor."""
 
 
 class Linear:

@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 
 
 def choose(logits: Floats, seen: Bools, settings: SampleConfig, uniform: Floats) -> Ints:
-    """Sample a token for each sequence, (B). At temperature 0, take the most likely one.
+    """Sample a token for each sequence, (B). At temperature 0, take the most likely token.
 
     Args:
         logits: The model's logits, (B, V).

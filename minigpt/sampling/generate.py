@@ -1,7 +1,8 @@
 """Generate text, token by token.
 
-The window holds the tokens that the model sees. Until the text fills the context, that is all of it. After that, the
-window drops its oldest half each time it is full. A new window starts at position 0, so the engine reads it again.
+The window holds the tokens that the model sees. Until the text fills the context, the window is the whole text. After
+that, the window drops its oldest half each time it is full. A new window starts at position 0, so the engine reads the
+window again.
 """
 
 import math

@@ -67,14 +67,15 @@ class Checkpoint:
 
     @property
     def run_name(self) -> str:
-        """The name of its run, or of its own folder if that was copied out of the run."""
+        """The name of the run, or of the checkpoint's folder if somebody copied it out of the run."""
         folder = self.path.parent.parent if self.path.parent.name == CHECKPOINTS else self.path
         return folder.name or folder.resolve().name
 
     @property
     def origin(self) -> Origin:
         """What the metadata of a run that starts from this checkpoint records."""
-        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256=self.metadata.sha256.get(MODEL, ""))
+        hashes = [self.metadata.sha256.get(name, "") for name in array_files(MODEL, self.metadata)]
+        return Origin(run=escape(self.run_name), step=self.metadata.step, sha256="+".join(hashes))
 
 
 # --- save --------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:
-    """Return the problem with the run's config.yaml, or "" if it equals the one in the newest checkpoint."""
+    """Return the problem with the run's config.yaml, or "" if it equals the file in the newest checkpoint."""
     try:
         contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
     except UserError as error:

@@ -52,24 +52,27 @@ class TrainState:
     loss_count: Count = 0
     clipped_count: Count = 0
 
-    def observe(self, validation_loss: float, is_trained: bool) -> bool:
-        """Record a validation loss. Return whether it is the best so far. That of an untrained model does not count."""
+    def observe(self, validation_loss: float, is_trained: bool, is_warm: bool) -> bool:
+        """Record a validation loss. Return whether it is the best of a trained model so far.
+
+        Until the learning rate `is_warm`, patience waits for a loss below that of the start.
+        """
         is_best = is_trained and (self.best_loss is None or validation_loss < self.best_loss)
         if is_best:
             self.best_loss, self.best_step, self.train_loss_at_best = validation_loss, self.step, self.train_loss
         self.validation_loss = validation_loss
-        is_waiting = is_best or self.best_step == 0  # a new schedule first raises the loss of a trained start
+        is_waiting = is_best or (self.best_step == 0 and not is_warm)
         self.evaluations_since_best = 0 if is_waiting else self.evaluations_since_best + 1
         return is_best
 
     @property
     def own_loss(self) -> float | None:
-        """The validation loss of these weights, or None if an earlier step had the best one or none was measured."""
+        """The validation loss of these weights, or None if an earlier step had a lower loss or no loss was measured."""
         return self.best_loss if self.best_step == self.step else None
 
     @property
     def best_checkpoint(self) -> int:
-        """The step of the checkpoint with the lowest validation loss, or of this one if there is no loss yet."""
+        """The step of the checkpoint with the lowest validation loss, or of this checkpoint if there is no loss yet."""
         return self.step if self.best_loss is None else self.best_step
 
     @property
@@ -115,7 +118,7 @@ class Origin(_Part):
     run: str
     step: Count
     sha256: str
-    """The hash of its model.safetensors."""
+    """The hash of its model.safetensors. If it has several parts, their hashes, joined by "+"."""
 
 
 class Metadata(_Part):
@@ -126,6 +129,8 @@ class Metadata(_Part):
     """The names of the training texts."""
     fingerprint: str
     """The fingerprint of the dataset."""
+    characters: Count = 0
+    """Number of characters of the training texts, with those that were skipped. 0 in checkpoints of older versions."""
     origin: Origin | None = None
     imported: str = ""
     """The program that an imported model came from. Its checkpoint has no optimizer state."""

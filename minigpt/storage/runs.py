@@ -5,10 +5,12 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from minigpt.errors import (
@@ -23,6 +25,7 @@ from minigpt.errors import (
 from minigpt.files import (
     is_temporary,
     make_folders,
+    open_within,
     read_within,
     remove,
     remove_abandoned,
@@ -76,11 +79,11 @@ def find_run(name: str, root: Path = RUNS) -> Path:
     for folder in (root / name, Path(name)) if os.path.basename(name) == name else (Path(name),):
         if is_run(folder):
             return folder
-    if os.path.isfile(Path(name) / METADATA):
+    if is_checkpoint(name):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
     problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
     problem += "" if runs else f"there are no runs in {escape(root.absolute())}"
-    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]))
+    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]), name)
 
 
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
@@ -92,7 +95,7 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         RunNotFoundError: There is no such run.
         CheckpointError: There is no such checkpoint.
     """
-    if which is None and os.path.isfile(Path(name) / METADATA):
+    if which is None and is_checkpoint(name):
         return Path(name)
     if name == "last":  # skip runs that ended before their first checkpoint
         name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
@@ -114,6 +117,11 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
 # --- the checkpoints of a run ------------------------------------------------------------------------
 
 
+def is_checkpoint(folder: str | Path) -> bool:
+    """Return whether `folder` is the folder of a checkpoint, in a run or copied out of it."""
+    return os.path.isfile(Path(folder) / METADATA)
+
+
 def step_folder(run: Path, step: int) -> Path:
     """Return the folder of the checkpoint at `step`."""
     return run / CHECKPOINTS / f"step-{step:08d}"
@@ -133,7 +141,7 @@ def best_step(run: Path) -> int:
     """Return the step of the checkpoint with the lowest validation loss, as the newest checkpoint records it.
 
     Raises:
-        CheckpointError: The newest checkpoint is damaged, or the best one is missing.
+        CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
     while True:
         newest = newest_step(run)
@@ -142,7 +150,7 @@ def best_step(run: Path) -> int:
             best = read_metadata(step_folder(run, newest)).state.best_checkpoint
             problem = "" if best in checkpoint_steps(run) else f"checkpoint {best} of run {escape(run.name)} is missing"
         except UserError as error:
-            problem = f"only the newest checkpoint records which one is the best, and it is damaged: {error}"
+            problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
         if not problem:
             return best
         if newest == newest_step(run):  # otherwise training has just saved a newer one
@@ -160,7 +168,7 @@ def intact_steps(run: Path) -> tuple[int, ...]:
 
 
 def prune(run: Path, state: TrainState, keep_last: int) -> None:
-    """Remove all checkpoints except the best, the newest `keep_last`, and those to which someone has added a file."""
+    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file."""
     for step in checkpoint_steps(run)[:-keep_last]:
         if step != state.best_checkpoint and all(map(is_checkpoint_file, names_in(step_folder(run, step)))):
             withdraw(step_folder(run, step))
@@ -284,35 +292,51 @@ def has_moved(run: Path) -> bool:
 
 
 def is_training(run: Path) -> bool:
-    """Return whether the lock file names a running process on this machine. False on Windows."""
-    try:
-        _, process, _, host = read_within(run / LOCK, run, 300).decode().split(" ", 3)
-        if os.name == "posix" and host == platform.node():
-            os.kill(int(process), 0)  # raises ProcessLookupError if there is no such process
-            return True
-    except PermissionError:  # the process of another user
-        return True
-    except (UserError, ValueError, OSError):
-        pass
+    """Return whether a process holds the lock of a run. False on Windows."""
+    with suppress(UserError, OSError), open_within(run / LOCK, run) as file:
+        if sys.platform != "win32" and file.read(1):  # empty if the last process released the lock
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until the file is closed
+            except BlockingIOError:
+                return True
     return False
+
+
+def read_starts(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of environment.jsonl, without damaged ones. The file may come from a stranger."""
+    starts: list[Any] = []
+    with suppress(UserError):
+        for line in read_within(run / "environment.jsonl", run, LIMITS["environment.jsonl"]).splitlines():
+            with suppress(ValueError, RecursionError):
+                starts.append(json.loads(line))
+    return [start for start in starts if isinstance(start, dict)]
 
 
 def last_start(run: Path, step: int) -> str:
     """Return the date of the last start before a checkpoint, such as "25 November 2026". Return "" if unknown."""
     date = ""
-    with suppress(UserError, OSError):
-        lines = read_within(run / "environment.jsonl", run, LIMITS["environment.jsonl"]).splitlines()
-        for line in lines:
-            with suppress(ValueError, KeyError, TypeError, RecursionError):  # the file may come from a stranger
-                start = json.loads(line)
-                if start["step"] < step:
-                    started = datetime.fromisoformat(start["started"])
-                    date = f"{started.day} {started:%B %Y}"
+    for start in read_starts(run):
+        with suppress(ValueError, KeyError, TypeError):
+            if start["step"] < step:
+                started = datetime.fromisoformat(start["started"])
+                date = f"{started.day} {started:%B %Y}"
     return date
 
 
-def record_start(run: Path, step: int, command: Sequence[str], environment: Environment, processes: int = 1) -> None:
-    """Append a line to environment.jsonl that records how the run was started or resumed."""
+def record_start(
+    run: Path,
+    step: int,
+    command: Sequence[str],
+    environment: Environment,
+    processes: int = 1,
+    matmul_speed: float | None = None,
+) -> None:
+    """Append a line to environment.jsonl that records how the run was started or resumed.
+
+    `matmul_speed` is the speed of matrix products in FLOP/s, from which minigpt chose settings.
+    """
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
     start = {
@@ -323,6 +347,7 @@ def record_start(run: Path, step: int, command: Sequence[str], environment: Envi
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "matmul_flops_per_second": matmul_speed,
         **environment.model_dump(),
     }
     write_atomically(path, f"{earlier}{json.dumps(start)}\n")

@@ -23,7 +23,7 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check the checkpoints of every run in `root`, and its other files against the newest intact one.
+    """Check the checkpoints of every run in `root`, and its other files against the newest intact checkpoint.
 
     Raises:
         OSError: `root` cannot be read.

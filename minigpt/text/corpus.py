@@ -9,7 +9,7 @@ import io
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -36,7 +36,9 @@ class Part:
     path: Path
     encoding: str = "utf-8"
     member: str = ""
-    """The name of the text in the zip archive, if the file is one."""
+    """The name of the text in the zip archive, if the file is an archive."""
+    texts: Callable[[], Iterator[str]] | None = None
+    """Generates the content if there is no file: nonempty pieces with `\\n` line ends, the same at each call."""
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the decompressed bytes, at most `size` at a time."""
@@ -60,6 +62,9 @@ class Part:
 
     def blocks(self) -> Iterator[str]:
         """Yield the decoded text in nonempty blocks, without a byte order mark. All line ends become `\\n`."""
+        if self.texts:
+            yield from _joined(self.texts())
+            return
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(self.encoding)(), translate=True)
         is_start = self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
         offset, is_ascii = 0, True
@@ -86,6 +91,20 @@ class Part:
         cut = ": the file ends in the middle of a character" if is_cut else ""
         problem = f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}{cut}"
         return EncodingError(problem, suggestion)
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """Join small texts into blocks of at least `BLOCK` characters. The last one may be shorter."""
+    pieces: list[str] = []
+    size = 0
+    for text in texts:
+        pieces.append(text)
+        size += len(text)
+        if size >= BLOCK:
+            yield "".join(pieces)
+            pieces, size = [], 0
+    if pieces:
+        yield "".join(pieces)
 
 
 @dataclass(frozen=True)
@@ -151,11 +170,14 @@ class Fingerprint:
         return hashlib.sha256(self._digests + last).hexdigest()
 
 
-def scan(corpus: Corpus) -> Scan:
-    """Count the characters of a text and compute its fingerprint."""
-    counts, fingerprint = np.zeros(sys.maxunicode + 1, dtype=np.int64), Fingerprint()
+def scan(corpus: Corpus, most: int | None = None) -> Scan:
+    """Count the characters of a text and compute its fingerprint. Stop after the block with character `most` + 1."""
+    counts, fingerprint, characters = np.zeros(sys.maxunicode + 1, dtype=np.int64), Fingerprint(), 0
     for block in fingerprint.read(corpus):
         found = np.bincount(code_points(block))
         counts[: len(found)] += found
+        characters += len(block)
+        if most is not None and characters > most:
+            break
     by_char = {chr(point): int(counts[point]) for point in np.flatnonzero(counts)}
-    return Scan(corpus, int(counts.sum()), by_char, fingerprint.hexdigest())
+    return Scan(corpus, characters, by_char, fingerprint.hexdigest())

@@ -15,12 +15,18 @@ from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
 from minigpt.paths import cache_folder
 from minigpt.text.cache import cached_file, short_hash
 from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
-from minigpt.text.sources import VOLATILE, open_corpus
+from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 
 CRC_BYTES = 4
 SHOWN = 8
 """The most characters outside the vocabulary to name."""
+MOST_GENERATED = 20_000_000
+"""The most characters of built-in texts to generate because a checkpoint names them, which takes 10 seconds.
+
+A checkpoint of a stranger can name any length, and record it."""
+MOST_PATHS = 100_000
+"""The most files and folders to list because a checkpoint names a folder or a glob, which takes a second."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class TokenDataset:
     notices: tuple[str, ...] = ()
     encoded: tuple[Ids, ...] = ()
     """The tokens of the text, and of the validation text if there is one."""
+    characters_read: int = 0
+    """Number of characters of both texts, with those that were skipped. 0 if unknown."""
 
     def resplit(self, val_fraction: float) -> "TokenDataset":
         """Return the dataset with a different validation fraction. A separate validation text does not change."""
@@ -44,7 +52,7 @@ class TokenDataset:
 
     @property
     def size(self) -> int:
-        """Number of tokens of the text, without those of a separate validation text."""
+        """Number of tokens of the text, without a separate validation text."""
         return len(self.encoded[0])
 
     @property
@@ -58,7 +66,7 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
 
     Args:
         config: The data settings.
-        tokenizer: The tokenizer of the run that this one starts from. Default: one for this text.
+        tokenizer: The tokenizer of the run from which a new run starts. Default: one for this text.
 
     Raises:
         UnknownCharacterError: The text has characters outside the vocabulary of `tokenizer`, and `config` skips none.
@@ -74,30 +82,47 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
 
 
 def reload_dataset(
-    config: DataConfig, fingerprint: str, tokenizer: Tokenizer, *, has_moved: bool = False
+    config: DataConfig,
+    fingerprint: str,
+    tokenizer: Tokenizer,
+    characters: int = 0,
+    *,
+    is_named: bool = False,
 ) -> TokenDataset:
-    """Load the dataset of an earlier run. Standard input and texts of Python are loaded from the cache.
+    """Load the dataset of an earlier run. Standard input and built-in texts are loaded from the cache if possible.
+
+    The settings may come from a stranger. So unless `is_named`, nothing is written before the text has the right
+    fingerprint, and reading stops after what the run was trained on, `MOST_GENERATED` or `MOST_PATHS`.
 
     Args:
         config: The data settings. The source may have changed.
         fingerprint: The fingerprint of the run's dataset.
         tokenizer: The run's tokenizer.
-        has_moved: Whether the source has changed, so that its text must be read.
+        characters: `characters_read` of the run's dataset.
+        is_named: Whether the user has just named the source, so that its text must be read, however long it is.
 
     Raises:
-        TextMismatchError: The text is missing or has changed.
+        TextMismatchError: The text is missing, has changed, or is too long.
     """
     sources = (*config.source, *config.val_source)
-    if not has_moved and any(source in VOLATILE for source in sources):
+    is_builtin = any(source.startswith("builtin:") for source in sources)
+    if not is_named and (is_builtin or "-" in sources):
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):
-            characters = sum(map(tokenizer.characters, encoded))
-            return _make_dataset(config, encoded, tokenizer, fingerprint, characters)
+            known = sum(map(tokenizer.characters, encoded))
+            data = _make_dataset(config, encoded, tokenizer, fingerprint, known)
+            return replace(data, characters_read=characters)
+    most = characters or None
+    if is_builtin:
+        most = characters or MOST_GENERATED
+        if characters > MOST_GENERATED and not is_named:
+            problem = f"the built-in text of this run is not in the cache, and with {characters:,} characters too long"
+            raise TextMismatchError(f"{problem} to generate because a checkpoint names it")
     try:
-        scans = _scan(config)
+        scans = _scan(config) if is_named else _scan(config, most, MOST_PATHS)
     except TextError as error:
-        is_lost = "-" in sources and not has_moved
+        is_lost = "-" in sources and not is_named
         origin = "it came from standard input and is no longer in the cache; " if is_lost else ""
         raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
     if _join(scans) != fingerprint:
@@ -108,10 +133,10 @@ def reload_dataset(
     return from_scans(config, scans, tokenizer)
 
 
-def _scan(config: DataConfig) -> list[Scan]:
-    """Scan the text, and the validation text if there is one."""
+def _scan(config: DataConfig, most: int | None = None, most_paths: int | None = None) -> list[Scan]:
+    """Scan the text, and the validation text if there is one, within the limits of `scan` and `open_corpus`."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    return [scan(open_corpus(source, config.encoding)) for source in sources]
+    return [scan(open_corpus(source, config.encoding, most_paths), most) for source in sources]
 
 
 def _join(scans: Sequence[Scan]) -> str:
@@ -131,7 +156,7 @@ def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) 
     # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
     encoded = [encode_cached(found, tokenizer, config.unknown) for found in scans]
     data = _make_dataset(config, encoded, tokenizer, _join(scans), counts.total() - unknown.total())
-    return replace(data, notices=tuple(notices)) if unknown else data
+    return replace(data, notices=tuple(notices) if unknown else (), characters_read=counts.total())
 
 
 def _make_dataset(
@@ -142,7 +167,7 @@ def _make_dataset(
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
-    """Return training and validation tokens, from two texts or from the start and end of one."""
+    """Return training and validation tokens, from two texts or from the start and end of one text."""
     if len(encoded) == 2:
         train, validation = encoded
     else:

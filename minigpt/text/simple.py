@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 MOST_TOKENS = 2_000_000
-"""The methods learn from the last so many training tokens, and score no longer text, so they take seconds."""
+"""The methods learn from at most so many last training tokens, and score no longer text, so they take seconds."""
 LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]
@@ -54,14 +54,14 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
         different = _lookup(*np.unique(contexts[at], return_counts=True), scored_contexts[first:])
         mixed = (seen + different * probability) / np.maximum(1, followed + different)
         probability = np.where(followed > 0, mixed, probability)
-        losses.append(float(-np.log(probability).mean()))
+        losses.append(float(0.0 - np.log(probability).mean()))  # not -0.0
         contexts, tokens = grams[:-1], tokens[1:]
         scored_contexts[1:] = scored_grams[:-1]
     return losses
 
 
 def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
-    """Return the count of each wanted key, 0 for those that are not in the sorted `keys`."""
+    """Return the count of each wanted key, 0 for keys that are not in the sorted `keys`."""
     if not len(keys):  # the text is shorter than the n-gram
         return np.zeros_like(wanted)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -10,14 +10,16 @@ import sys
 import sysconfig
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import takewhile
+from fnmatch import fnmatch
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
 from uuid import uuid4
 
-from minigpt.errors import EncodingError, TextError, did_you_mean, escape, reason
+from minigpt.errors import EncodingError, SearchError, TextError, TextNotFoundError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
@@ -25,7 +27,9 @@ from minigpt.text.download import download, downloads
 from minigpt.text.stories import MAX_SEED, stories
 
 HEAD = 8 << 10
-"""Bytes to check at the start of a file. A NUL character among them marks a binary file."""
+"""Bytes to check at the start of a file."""
+CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
+"""Bytes that are not part of a text in an 8-bit encoding."""
 DOCUMENTS = {b"%PDF-": "a PDF document", b"PK\x03\x04": "a zip archive", b"{\\rtf": "an RTF document"}
 """The first bytes of files that hold text, but not plain text."""
 ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenDocument text"}
@@ -44,21 +48,26 @@ VOLATILE = ("-", "builtin:python", "builtin:pydoc")
 STORIES = 1_000_000, 1
 """The length, in characters, and the seed of `builtin:stories`."""
 MAX_STORIES = 10**10
+SYSTEM = (Path("/proc"), Path("/sys"))
+"""Folders of the kernel. Reading some of their files blocks."""
 
 
-def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
+def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8", most_paths: int | None = None) -> Corpus:
     """Open one source, or several joined in order, as a corpus.
 
     Args:
         sources: Each is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
         encoding: Encoding of files and standard input, as a Python codec name.
+        most_paths: The most files and folders to list for all folders and globs.
 
     Raises:
         TextError: A source is missing, unreadable or binary, or all sources are empty.
+        SearchError: There are more than `most_paths`.
     """
     entries = [sources] if isinstance(sources, str) else list(sources)
     codec = _codec_name(encoding)
-    found = [_find(entry, codec) for entry in entries]
+    numbers = count() if most_paths is None else iter(range(most_paths))
+    found = [_find(entry, codec, numbers) for entry in entries]
     notices = tuple(notice for corpus in found for notice in corpus.notices)
     found = [corpus for corpus in found if corpus.parts]
     if not found:
@@ -80,7 +89,8 @@ def _codec_name(encoding: str) -> str:
     return codecs.lookup(encoding).name
 
 
-def _find(entry: str, encoding: str) -> Corpus:
+def _find(entry: str, encoding: str, numbers: Iterator[int]) -> Corpus:
+    """Return the corpus of a source. Take one of `numbers` for each path that is listed."""
     scheme, _, name = entry.partition(":")
     if scheme == "builtin":
         return _builtin(name)
@@ -96,19 +106,22 @@ def _find(entry: str, encoding: str) -> Corpus:
     path = Path(os.path.expanduser(entry))
     if _is_glob(entry) and not os.path.exists(path):
         base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
-        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding)
+        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding, numbers)
     try:
         path.stat()
+    except FileNotFoundError as error:
+        similar = _similar(path)
+        raise TextNotFoundError(f"no text is named '{escape(entry)}'{similar}", entry, bool(similar)) from error
     except (OSError, ValueError) as error:
-        raise TextError(f"cannot read {escape(entry)}: {reason(error)}{_similar(path)}") from error
+        raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     try:
         is_a_run = path.is_dir() and is_run(path)
     except OSError as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     if is_a_run:
-        raise TextError(f"{escape(entry)} is a run, not a text")
+        raise TextNotFoundError(f"{escape(entry)} is no text", entry)
     if path.is_dir():
-        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
+        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding, numbers)
     if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):
         raise TextError(f"{escape(entry)} is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
@@ -148,51 +161,74 @@ def _document(head: bytes, path: Path) -> str:
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
+    """Return whether a file that starts so has a NUL character, or control characters and a wrong encoding."""
     if encoding.startswith(("utf-16", "utf-32")):
         return "\0" in head.decode(encoding, errors="replace")
-    return b"\0" in head
+    if b"\0" in head or not CONTROLS.search(head):
+        return b"\0" in head
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head)  # it may end inside a character
+    except UnicodeError:
+        return True
+    return False
 
 
 def _is_glob(name: str) -> bool:
     return any(wildcard in name for wildcard in "*?[")
 
 
-def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
+def _text_files(name: str, base: Path, pattern: str, encoding: str, numbers: Iterator[int]) -> Corpus:
     """Return the text files in `base` that match a glob, sorted by path.
 
     Ignore hidden files and folders. Skip links (they could form a cycle), runs, the cache, minigpt's HTML pages and
     binary files, and report them in a notice.
     """
-    if pattern.endswith("**"):
-        pattern += "/*"  # before Python 3.13, `**` alone matches only folders
     parts: list[Part] = []
-    skipped: list[Path] = []
-    ignored: set[Path] = set()
     try:
-        found = {each for path in base.glob(pattern) for each in (path, *path.parents) if base in each.parents}
-        for path in sorted(found, key=Path.as_posix):  # a folder comes before its files
+        files, skipped = _matches(base, pattern, numbers)
+        for path in sorted(files, key=Path.as_posix):
             part = Part(escape(path), path, encoding)
-            if path.name.startswith(".") or path.parent in ignored:
-                ignored.add(path)
-            elif path.is_symlink() or is_run(path) or path.absolute() == cache_folder():
-                ignored.add(path)
+            head = _head(part)
+            if PAGE_MARK in head or _document(head, path) or _is_binary(head, encoding):
                 skipped.append(path)
-            elif path.is_dir():
-                os.scandir(path).close()  # glob would ignore an unreadable folder
-            elif path.is_file():
-                head = _head(part)
-                if PAGE_MARK in head or _document(head, path) or _is_binary(head, encoding):
-                    skipped.append(path)
-                else:
-                    parts.append(part)
+            else:
+                parts.append(part)
     except (ValueError, OSError) as error:
         place = escape(getattr(error, "filename", None) or name)
         raise TextError(f"cannot read {place}: {reason(error)}") from error
     notices = [_composition(name, parts)] if len(parts) > 1 else []
     if skipped:
-        first = escape(skipped[0].name)
+        first = escape(min(skipped, key=Path.as_posix).name)
         notices.append(f"{name}: skipped links, runs, pages or binary files ({len(skipped)}, first: {first})")
     return Corpus(name, tuple(parts), tuple(notices))
+
+
+def _matches(base: Path, pattern: str, numbers: Iterator[int]) -> tuple[list[Path], list[Path]]:
+    """Return the files in `base` that match a glob, and the links, runs and caches that were skipped.
+
+    Unlike `Path.glob`, never follow a link, list each folder once, and stop when `numbers` end.
+    """
+    files: list[Path] = []
+    skipped: list[Path] = []
+    pattern = re.sub(r"(\*\*/)+", "**/", f"{pattern}/*" if pattern.endswith("**") else pattern)
+    folders = [(base, {tuple(pattern.split("/"))})]
+    for folder, patterns in folders:  # which grow
+        patterns |= {parts[1:] for parts in patterns if parts[0] == "**"}  # `**` also matches no folder
+        for name in os.listdir(folder):
+            if next(numbers, None) is None:
+                raise SearchError(f"{escape(base)} has too many files to search because a checkpoint names it")
+            path = folder / name
+            rests = {parts[parts[0] != "**" :] for parts in patterns if parts[0] == "**" or fnmatch(name, parts[0])}
+            within = rests - {()}
+            if name.startswith(".") or not (() in rests or (within and path.is_dir())):
+                continue
+            if path.is_symlink() or path.absolute() in (cache_folder(), *SYSTEM) or (path.is_dir() and is_run(path)):
+                skipped.append(path)
+            elif path.is_dir() and within:
+                folders.append((path, within))
+            elif path.is_file():
+                files.append(path)
+    return files, skipped
 
 
 def _composition(name: str, parts: Sequence[Part]) -> str:
@@ -219,17 +255,17 @@ def _standard_input(encoding: str) -> Corpus:
 
 
 def _builtin(name: str) -> Corpus:
-    chunks: Iterable[bytes]
+    texts: Callable[[], Iterator[str]]
     if name == "python":
-        chunks = _python_sources()
+        texts = _python_sources
     elif name == "pydoc":
-        chunks = (topics[topic].encode() for topic in sorted(topics))
+        texts = partial(map, topics.__getitem__, sorted(topics))
     elif name.partition(":")[0] == "stories":
-        chunks = (story.encode() for story in stories(*_length_and_seed(name)))
+        texts = partial(stories, *_length_and_seed(name))
     else:
         known = ", ".join(BUILTINS)
         raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
-    return Corpus(f"builtin:{name}", (_temporary_copy(f"builtin:{name}", chunks, "utf-8"),))
+    return Corpus(f"builtin:{name}", (Part(f"builtin:{name}", Path(f"builtin:{name}"), texts=texts),))
 
 
 def _length_and_seed(name: str) -> tuple[int, int]:
@@ -254,7 +290,7 @@ def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
     return Part(label, path, encoding)
 
 
-def _python_sources() -> Iterator[bytes]:
+def _python_sources() -> Iterator[str]:
     """Yield the source of each standard library module, sorted by path, with `\\n` line endings.
 
     Skip tests, other packages, and files that differ between machines.
@@ -274,4 +310,4 @@ def _python_sources() -> Iterator[bytes]:
                 source = file.read()
         except (SyntaxError, UnicodeDecodeError):
             continue  # some library files test how Python handles invalid encodings
-        yield source.encode()
+        yield source

@@ -95,7 +95,7 @@ class Choices:
 
 
 def stories(length: int, seed: int) -> Iterator[str]:
-    """Yield stories of `length` characters in total. The last one may be cut."""
+    """Yield stories of `length` characters in total. The last story may be cut."""
     choices = Choices(seed)
     while length > 0:
         text = story(choices)[:length]

@@ -15,12 +15,14 @@ Unknown = Literal["error", "skip", "replace"]
 """How to handle characters outside the vocabulary."""
 Ids = npt.NDArray[np.integer[Any]]
 
+MOST_NAMED = 8
+"""Maximum number of unknown characters that an error names."""
 _ASCII_FORMS = str.maketrans("‘’‚‛′“”„‟″‐‑‒–—―−", "'" * 5 + '"' * 5 + "-" * 7)
 """Map typographic quotes and dashes to ASCII."""
 
 
 class Tokenizer(Protocol):
-    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: some characters, or part of one."""
+    """What the rest of minigpt needs. A token is any part of the UTF-8 of a text: characters, or part of one."""
 
     kind: ClassVar[str]
     """Its name in `data.tokenizer` and in tokenizer.json."""
@@ -34,9 +36,9 @@ class Tokenizer(Protocol):
         """Return the ids of `text`, (T,). The ids of unknown characters follow `unknown`; see `CharTokenizer`."""
 
     def encode_blocks(self, blocks: Iterable[str], unknown: Unknown) -> Iterator[Ids]:
-        """Yield ids that together are those of the text of all blocks, wherever it is cut.
+        """Yield ids that together are the ids of the text of all blocks, wherever the text is cut.
 
-        A tokenizer whose tokens span characters must keep the end of a block until it has read the next one.
+        A tokenizer whose tokens span characters must keep the end of a block until it has read the next block.
         """
         return (self.encode(block, unknown, self.dtype) for block in blocks)
 
@@ -76,7 +78,7 @@ class CharTokenizer(Tokenizer):
         """Return the ids of `text`, (T,).
 
         Args:
-            text: The text, or part of one.
+            text: The text, or part of a text.
             unknown: How to handle characters outside the vocabulary: raise UnknownCharacterError, skip them, or
                 replace each with the nearest character in the vocabulary.
             dtype: The type of the ids. `self.dtype` is the smallest.
@@ -87,8 +89,8 @@ class CharTokenizer(Tokenizer):
             return ids
         missing = [char for char in dict.fromkeys(text) if char not in self.chars]
         if unknown == "error":
-            others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            described = f"{_describe(missing[0])}, nearest known character {self.nearest(missing[0])!r}"
+            described = _describe(missing[0]) if len(missing) == 1 else ", ".join(map(repr, missing[:MOST_NAMED]))
+            others = f", and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
             raise UnknownCharacterError(f"outside the vocabulary: {described}{others}")
         replacements = {ord(char): self.nearest(char) if unknown == "replace" else "" for char in missing}
         return self.encode(text.translate(replacements), dtype=dtype)

@@ -1,9 +1,11 @@
 """Make the loss faster: compiled with torch.compile, or recorded as a CUDA graph."""
 
 import math
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -15,8 +17,10 @@ from minigpt.model.device import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of targets (B, T) given inputs (B, T)."""
+REPORT_SECONDS = 30.0
+"""Seconds between two lines while compiling."""
 MAX_RATIO = 1.1
-"""Keep the compiled loss if its time is at most this multiple of the plain one: short timings are noisy."""
+"""Keep the compiled loss if its time is at most this multiple of the plain time: short timings are noisy."""
 
 
 def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]) -> Loss:
@@ -27,10 +31,10 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
         is_optional: Whether the user left the choice to minigpt.
         log: Receives one line for each decision.
     """
-    log("compiling the network (runtime.compile=false skips this)")
+    log("compiling the network: 15 to 45 s, longer on a busy machine (runtime.compile=false skips this)")
     compiled = torch.compile(loss)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _reports(log):
             warnings.simplefilter("ignore")  # the compiler's remarks about itself
             compiled(*example).backward()
     except torch.OutOfMemoryError:
@@ -46,8 +50,26 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
     return compiled
 
 
+@contextmanager
+def _reports(log: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, say from time to time that it does."""
+    is_done, started = threading.Event(), time.perf_counter()
+
+    def report() -> None:
+        while not is_done.wait(REPORT_SECONDS):
+            log(f"still compiling after {time.perf_counter() - started:.0f} s")
+
+    thread = threading.Thread(target=report, name="compiling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
 def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:
-    """Return the time of `compiled` as a multiple of that of `plain`, forward and backward, best of three each."""
+    """Return the time of `compiled` as a multiple of the time of `plain`, forward and backward, best of three each."""
     best = {plain: math.inf, compiled: math.inf}
     for loss in (plain, compiled) * 3:
         torch.use_deterministic_algorithms(loss is compiled)  # only compiled runs need it; `Learner.use` sets it last
@@ -58,7 +80,7 @@ def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> f
 
 
 class _Recordable(nn.Module):
-    """The loss as a module, whose parameters are those of the model."""
+    """The loss as a module with the model's parameters."""
 
     def __init__(self, loss: Loss, model: nn.Module) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the rows of `tensor` that this process holds: all of them, unless it is a DTensor."""
+    """Return the rows of `tensor` that this process holds: all rows, unless it is a DTensor."""
     own: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return own
 

@@ -20,7 +20,8 @@ from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.training.parallel import ONE, Processes
 
 MAX_TOKENS = {"cpu": 4_096, "cuda": 16_384, "mps": 16_384}
-"""Tokens per batch, by device type. On a CPU, larger batches leave its cache and take 1.2 to 1.9 times as long."""
+"""Tokens per batch, by device type. On a CPU, larger batches do not fit into its cache, and an evaluation takes 1.2 to
+1.9 times as long."""
 MAX_LOGITS = 1 << 26
 """Logits per batch. In float32 they take 256 MB."""
 
@@ -35,7 +36,7 @@ class EvalResult:
     perplexity: float
     """exp(loss)."""
     characters: int
-    """Number of predicted characters: all but the first."""
+    """Number of predicted characters: all but the first character."""
     by_position: tuple[float, ...] = ()
     """Mean loss at each position of the full windows, (context,). Empty if not asked for, or if no window is full."""
 

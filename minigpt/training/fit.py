@@ -7,7 +7,7 @@ a character.
 import math
 from typing import Any, NamedTuple
 
-from minigpt.config.resolve import ConfigSource, resolve
+from minigpt.config.resolve import ConfigSource, multiple, resolve, width_unit
 from minigpt.config.schema import OptimConfig, RunConfig
 from minigpt.model.size import training_flops
 from minigpt.training.schedule import run_steps
@@ -37,17 +37,17 @@ SHAPES = (
     (3e14, MEDIUM, Shape(6, 4, 256, 256, 16)),
     (2e15, MEDIUM, Shape(6, 6, 384, 256, 64)),
 )
-"""The least FLOP of a run and the least tokens of its text for each shape. The last is for GPUs: nobody compared it."""
+"""The least FLOP of a run and tokens of its text for each shape. The last shape is for GPUs: nobody compared it."""
 WORK = {"cpu": 8e12, "gpu": 3e15}
-"""FLOP of a run whose length the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
+"""FLOP of a run whose duration the user leaves to minigpt: one or two minutes on two cores, about one on an H100."""
 LEAST_FORECAST = 0.68
-"""The lowest loss for which the forecast was tested: a simple text may have no lower one."""
+"""The lowest loss for which the forecast was tested: a simple text may have no lower loss."""
 MANY_EPOCHS = 20
 """Epochs from which a run needs more regularization."""
 SPAN = 0.5
 """Epochs of a small text over which weights should average their updates."""
 LONGER = 5
-"""How many times as long the run takes that `forecast` is about."""
+"""`forecast` is about a run that takes so many times as long."""
 ENOUGH_VALIDATION = 50_000
 """Number of tokens needed to measure the validation loss to two digits."""
 
@@ -73,9 +73,16 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[
     def resolved(complete: bool = True) -> RunConfig:
         return resolve(("fitted to the text", chosen), *others, complete=complete).config
 
-    given = resolved(complete=False)
-    divisor = given.train.shards * (given.train.micro_batch_size or 1)
-    sequences = shape.batch_size * shape.context / given.model.context
+    incomplete, set_by_others = resolved(complete=False), {key for _, values in others for key in values}
+    train, model = incomplete.train, incomplete.model
+    if "model.n_head" not in set_by_others:
+        fewer = range(1, shape.n_head + 1)
+        fitting = [heads for heads in fewer if model.n_embd % width_unit(heads, model.position) == 0]
+        chosen["model.n_head"] = max(fitting, default=shape.n_head)
+    elif "model.n_embd" not in set_by_others:
+        chosen["model.n_embd"] = multiple(shape.n_embd, width_unit(model.n_head, model.position))
+    divisor = train.shards * (train.micro_batch_size or 1)
+    sequences = shape.batch_size * shape.context / model.context
     chosen["train.batch_size"] = math.ceil(sequences / divisor) * divisor
     config = resolved()
     steps = max(1, int(work / (config.tokens_per_step * training_flops(config.model, vocab_size))))

@@ -35,7 +35,7 @@ class Learner:
         config: The settings of the run.
         vocab_size: The number of tokens that the model knows.
         runtime: What this process computes with.
-        start: A checkpoint whose weights replace the random ones.
+        start: A checkpoint whose weights replace the random weights.
         processes: The processes that train together.
         is_fsdp: Whether each process holds only some rows of every tensor.
     """
@@ -113,11 +113,11 @@ class Learner:
     def backward(self, tokens: Ids, step: int) -> tuple[float, float]:
         """Compute the gradients of the mean loss over the batch of a step (collective).
 
-        All processes have the same gradients, or, with FSDP2, their rows of them.
+        All processes have the same gradients. With FSDP2, each process has its rows of the gradients.
 
         Args:
             tokens: The training text (N,).
-            step: The number of steps before this one. It decides the batch and the dropout masks.
+            step: The number of steps before this step. It decides the batch and the dropout masks.
 
         Returns:
             The mean loss in nats, and the norm of all gradients before clipping.
@@ -139,7 +139,7 @@ class Learner:
         return loss_value, norm_value
 
     def _accumulate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the gradients of a shard, one micro-batch at a time. Return its part of the mean loss of the batch."""
+        """Add the gradients of a shard, one micro-batch at a time. Return the shard's part of the mean loss."""
         train = self.config.train
         total = torch.zeros((), device=x.device)
         for x_part, y_part in zip(x.split(train.sequences_at_once), y.split(train.sequences_at_once), strict=True):
@@ -166,7 +166,7 @@ class Learner:
         return loss
 
     def _fsdp_sum(self, shards: range, shard_backward: Callable[[int], Tensor]) -> Tensor:
-        """Let FSDP2 add the gradients of all shards, and exchange them after the last one. Return the loss."""
+        """Let FSDP2 add the gradients of all shards, and exchange them after the last shard. Return the loss."""
         losses = []
         for shard in shards:
             self.model.set_requires_gradient_sync(shard == shards[-1])  # type: ignore[operator]

@@ -52,7 +52,7 @@ def train(
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
-    At step 0 the weights are random, or those of `start`. A new run saves a checkpoint at once, so it can be resumed
+    At step 0 the weights are random, or `start`'s weights. A new run saves a checkpoint at once, so it can be resumed
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
@@ -109,8 +109,7 @@ class Training:
         if checkpoint:
             self.origin = checkpoint.metadata.origin
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
-        every, tokens = config.train.eval_every, config.tokens_per_step
-        self.eval_steps = eval_steps(self.steps, tokens, len(data.validation)) if every == "auto" else every
+        self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
@@ -133,7 +132,7 @@ class Training:
         """Check that a batch fits, choose the loss, and write down what this process computes with (collective)."""
         learner, message = self.learner, self.metrics.message
         learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
-        environment = learner.environment()
+        environment, self.matmul_speed = learner.environment(), measure_matmul(learner.runtime)
         if resume:
             changes = environment.changes(resume.metadata.runtime)
             before, now = resume.config.train.sequences_at_once, self.config.train.sequences_at_once
@@ -143,14 +142,13 @@ class Training:
                 masks = " and in their dropout masks" if self.config.model.dropout else ""
                 message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
         if self.processes.is_main:
-            record_start(self.run, self.state.step, command, environment, self.processes.size)
+            record_start(self.run, self.state.step, command, environment, self.processes.size, self.matmul_speed)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:
         """Train until the last step, validation stops improving, or a signal arrives (collective)."""
         config, state = self.config.train, self.state
         with Interrupts(is_silent=not self.processes.is_main) as interrupts:
-            self.matmul_speed = measure_matmul(self.learner.runtime)
             self.clock.restart()
             if state.step == 0:
                 self.evaluate(probes)
@@ -221,7 +219,7 @@ class Training:
         self.speed = f"{characters_per_second:,.0f} chars/s"
         left = (self.steps / state.step - 1) * state.tokens_seen / tokens_per_second
         is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.expected_seconds
-        if (is_busy() or is_late) and not self.was_slow:  # say it once
+        if left >= 1 and (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
             time = f"{left:.0f} seconds" if left < 90 else f"{left / 60:,.1f} minutes"
@@ -239,15 +237,14 @@ class Training:
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
         self.metrics.log(state.step, seconds, scalars)
-        is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None)
+        is_warm = state.step > self.config.optim.warmup * self.steps
+        is_best = state.observe(result.loss, is_trained=state.step > 0 or self.origin is not None, is_warm=is_warm)
         train_loss = f"loss {state.train_loss:.4f}, " if state.train_loss is not None else ""
         best = ", the best so far" if is_best and state.step else ""
         self.metrics.message(f"step {state.step}: {train_loss}validation {result.loss:.4f}{best}")
         with eval_mode(model):
             looking = probes if self.processes.is_main and not self.learner.is_fsdp else ()
             self.processes.together(lambda: [probe(state.step, model, self.metrics) for probe in looking])
-        if self.config.train.histograms and not self.learner.is_fsdp:
-            self.metrics.add_histograms(self.learner.model, state.step)
         self._show_progress()
         self.clock.evaluating += self.clock.session - started
         return is_best
@@ -259,6 +256,7 @@ class Training:
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
             fingerprint=self.data.fingerprint,
+            characters=self.data.characters_read,
             origin=self.origin,
             vocab_size=self.data.tokenizer.vocab_size,
             parameters=self.learner.parameters,

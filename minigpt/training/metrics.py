@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -83,7 +82,7 @@ class Metrics:
 
     @property
     def sha256(self) -> str:
-        """The hash of metrics.jsonl. If nothing is reported, that of the checkpoint from which the run was resumed."""
+        """The hash of metrics.jsonl. If nothing is reported, the hash in the checkpoint from which the run resumed."""
         return self.resumed.metrics_sha256 if self.is_silent and self.resumed else self.digest.hexdigest()
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
@@ -105,13 +104,6 @@ class Metrics:
         chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
         run = VALIDATION if name == VALIDATION else ""
         self._to_boards(lambda board: getattr(board, method)(chart, *arguments, **options), run)
-
-    def add_histograms(self, model: nn.Module, step: int) -> None:
-        """Add histograms of the weights of `model` and of their gradients."""
-        for name, parameter in model.named_parameters():
-            for kind, tensor in (("weights", parameter.detach()), ("gradients", parameter.grad)):
-                if tensor is not None:
-                    self.to_tensorboard("add_histogram", f"{kind}/{name}", tensor, step)
 
     def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
         """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""
@@ -184,7 +176,7 @@ class Metrics:
             self.excepthook(thread)
 
     def _write_pending(self, sync: bool = False) -> None:
-        """Write the pending lines. If a write fails, keep them in memory."""
+        """Write the pending lines. If a write fails, keep the lines in memory."""
         try:
             while self.pending:
                 self.pending = self.pending[self.lines.write(self.pending) :]

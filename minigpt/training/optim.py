@@ -75,10 +75,10 @@ class Muon(ParamGroupOptimizer):
 
     Muon replaces the update of each matrix with the nearest orthogonal matrix. The vectors along its longer side,
     such as one for each unit of the MLP, still differ in length. As in NorMuon (https://arxiv.org/abs/2510.05491),
-    each is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
+    each vector is divided by the running RMS of its entries. NorMuon does this to the rows of every matrix.
 
-    Matrices of one shape are updated together, which takes 40% less time for small ones. A DTensor is gathered
-    and updated alone, so that only one is whole at a time.
+    Matrices of one shape are updated together, which takes 40% less time for small matrices than one by one. A
+    DTensor is gathered and updated alone, so that only one is whole at a time.
     """
 
     state_shapes: ClassVar = {"momentum_buffer": lambda p: p.shape, "squared_size": lambda p: (1, max(p.shape))}
@@ -126,7 +126,7 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def orthogonalize(x: Tensor, ns_coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
-    """Return matrices x (N, R, C), R <= C, with singular values near one, by Newton-Schulz iteration."""
+    """Return matrices x (N, R, C), R <= C, with singular values near 1, by Newton-Schulz iteration."""
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for a, b, c in ns_coefficients:
         square = x @ x.mT  # (N, R, R)
@@ -141,7 +141,7 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Create the optimizer. `dtype` is the precision of Muon's products: bfloat16 if the hardware has it."""
+        """Create the optimizer. `dtype` is the precision of Muon's multiplications: bfloat16 if the hardware has it."""
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         hidden: dict[Tensor, str] = {}
         if config.name == "muon":
@@ -175,10 +175,10 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
-        """Copy the state that `state_dict` returned. It is empty before the first step.
+        """Copy the state that `state_dict` returned. The state is empty before the first step.
 
         Args:
-            state: The state, with whole tensors. Only their shapes matter on other processes than the main one.
+            state: The state, with whole tensors. Only their shapes matter on processes other than the main process.
             processes: The processes that train together.
 
         Raises:

@@ -27,7 +27,7 @@ class Outcome:
     signal: int | None
     """The signal that interrupted the run, if any."""
     is_early: bool
-    """Whether validation stopped improving before the run reached its length."""
+    """Whether validation stopped improving before the run reached its last step."""
 
 
 @contextmanager
@@ -55,22 +55,28 @@ def settings_card(config: RunConfig) -> str:
 
 
 def explain_loss(loss: float, tokenizer: Tokenizer) -> str:
-    """Compare a loss, in nats per token, with that of guessing each token with the same probability."""
+    """Compare a loss, in nats per token, with the loss of guessing each token with the same probability."""
     size, unit = tokenizer.vocab_size, tokenizer.unit
     guess = f"Guessing equally among all {size} {unit}s would give {math.log(size):.2f}"
     among = f"{math.exp(min(loss, 700)):.3g} ({loss / math.log(2):.2f} bits per {unit})"  # exp overflows beyond 709
     return f"{guess}; a loss of {loss:.2f} is like guessing among {among}."
 
 
-def compare_loss(data: TokenDataset) -> str:
-    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long."""
+def compare_loss(loss: float, data: TokenDataset) -> str:
+    """Return the losses of tables of n-grams on the validation text, as one line. "" if it is too long.
+
+    If the `loss` of the model is higher, say so, and what to do.
+    """
     if len(data.validation) > MOST_TOKENS:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
     pairs, longest = losses[1], losses[-1]
-    return (
+    line = (
         f"On the validation text, counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
     )
+    if loss > pairs:
+        line += " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
+    return line
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
@@ -81,7 +87,7 @@ def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:
 def refuse_if_finished(config: RunConfig, run: Path, steps: int, state: TrainState) -> None:
     """Raise RunFinishedError if the run has nothing left to do."""
     if state.step > steps:
-        problem = f"run {run.name} is at step {state.step}, past its length of {steps} steps"
+        problem = f"run {run.name} is at step {state.step}, past its last step, {steps}"
     elif state.step == steps:
         problem = f"run {run.name} is finished at step {state.step}"
     elif is_out_of_patience(config, state):
@@ -92,7 +98,7 @@ def refuse_if_finished(config: RunConfig, run: Path, steps: int, state: TrainSta
 
 
 def resume_settings(config: RunConfig, steps: int, state: TrainState) -> tuple[str, ...]:
-    """Return settings, as KEY=VALUE, that give a finished run twice its length and no early stop."""
+    """Return settings, as KEY=VALUE, that give a finished run twice its duration and no early stop."""
     settings = [f"train.steps={2 * state.step}"] if state.step >= steps else []
     if config.train.patience:  # a longer schedule starts at a higher rate, which raises the loss at first
         settings.append("train.patience=0")

@@ -2,8 +2,8 @@
 
 Each process works on its shards of every batch, and gradients are summed so that the number of processes does not
 change a bit. A sum of floating-point numbers depends on its order, so the order is fixed: shards are added in pairs,
-pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each has
-two terms, and a + b equals b + a.
+pairs of shards in pairs, and so on. A process computes one subtree; sums over two processes finish the tree. Each sum
+has two terms, and a + b equals b + a.
 """
 
 import os
@@ -36,14 +36,14 @@ from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
-"""How long processes wait for each other to start, and then before training: one may be encoding a long text."""
+"""How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
-"""Parts of the messages of PyTorch's errors that mean that another process has ended or hangs."""
-LOST_CONTACT = "lost contact with another process: it ended, or hangs"
+"""Parts of the messages of PyTorch's errors that mean that another process has exited or stopped responding."""
+LOST_CONTACT = "lost contact with another process: it exited or stopped responding"
 
 
 class Processes:
-    """The processes that train a run, seen from one of them. Without arguments: a single process.
+    """The processes that train a run, seen from one process. Without arguments: a single process.
 
     Methods marked "collective" must be called by every process, in the same order.
     """
@@ -66,9 +66,9 @@ class Processes:
     # --- before training ---------------------------------------------------------------------------------
 
     def together(self, work: Callable[[], T]) -> T:
-        """Call `work` on every process, and return its own result (collective). If it fails on one, end all.
+        """Call `work` on every process, and return its own result (collective). If it fails on one process, end all.
 
-        On each machine, one process goes first, so that the others find what it has cached.
+        On each machine, one process goes first, so that the others find its cached files.
 
         Raises:
             UserError, OSError: `work` raised it here. If it fails on several processes, only the first raises it.
@@ -92,7 +92,7 @@ class Processes:
 
     @contextmanager
     def on_main(self, enter: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
-        """Enter a context on the main process only. Yield None on the others (collective)."""
+        """Enter a context on the main process only. Yield None on the other processes (collective)."""
         with ExitStack() as stack:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
 
@@ -189,8 +189,8 @@ class Processes:
     def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
         """Let every process write into the folders that the main process chooses (collective).
 
-        Yield a function to the main process, which calls `write` with a folder on all of them. The others yield None,
-        after the block of the main process has ended.
+        Yield a function to the main process, which calls `write` with a folder on all processes. The other
+        processes yield None, after the block of the main process has ended.
 
         Raises:
             OtherProcessError: The block of the main process failed.
@@ -230,8 +230,8 @@ def join() -> Iterator[Processes]:
     """Join the processes that torchrun started, or yield `ONE`.
 
     Raises:
-        JoinError: The others cannot be found.
-        UserError: One of them ends before or after training.
+        JoinError: The other processes cannot be found.
+        UserError: Another process ends before or after training.
     """
     if not is_one_of_several():
         yield ONE
@@ -297,7 +297,7 @@ def choose_fsdp(size: int, config: RunConfig, vocab_size: int, device: str) -> b
 
 
 def is_lost(error: Exception) -> bool:
-    """Return whether an error means that another process has ended or hangs."""
+    """Return whether an error means that another process has exited or stopped responding."""
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST)
 
 

@@ -50,7 +50,7 @@ class Plan:
     seconds_per_step: float | None
     """None if the device is not available."""
     is_measured: bool
-    """False if two layers take too long. The time is then estimated: a third of the speed of matrix products."""
+    """False if two layers take too long. The time is then estimated: a third of the speed of matrix multiplications."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_plan(
     Measure its `time`, unless given, if its device is available. `program` is the memory of this process before that.
 
     Raises:
-        ConfigError: So many processes cannot divide the shards.
+        ConfigError: This number of processes cannot divide the shards.
     """
     train, each = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
@@ -128,7 +128,7 @@ def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: i
 
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
-    """Return what each process of a run of so many FLOP would compute with, and whether its device is available."""
+    """Return the runtime of each process of a run that computes `flops` FLOP, and whether its device is available."""
     threads = min(torch.get_num_threads(), max(1, available_cores() // processes))  # workers start with their share
     chosen = config.model_copy(update={"threads": threads} if config.threads == "auto" else {})
     flops /= processes

@@ -32,7 +32,7 @@ def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     if step:
         log(f"resuming at step {step}")
     if learner.is_fsdp:
-        log("fsdp: no samples, attention or histograms during training; rounding depends on the processes")
+        log("fsdp: no samples or attention during training; rounding depends on the processes")
     else:
         check_fit(learner)
     if not (processes.is_exact or learner.is_fsdp):

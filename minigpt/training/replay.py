@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from minigpt.errors import CheckpointError, UserError, escape
-from minigpt.paths import is_run
+from minigpt.paths import CHECKPOINTS, is_run
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.runs import is_checkpoint, read_starts
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.loop import Training
 from minigpt.training.preparation import choose_loss
@@ -30,18 +32,40 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     config, metadata = checkpoint.config, checkpoint.metadata
     if metadata.imported:
         raise UserError(f"cannot replay run {escape(checkpoint.run_name)}: it was imported from {metadata.imported}")
-    data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer)
+    data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
     start = _start(checkpoint)
     learner = make_learner(config, data, saved=metadata.runtime, start=start)
     resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
     learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
+    _refuse_inexact_sums(checkpoint)
     training = Training(config, Path(), data, start=start, learner=learner)
     for _ in steps(range(metadata.step)):
         training.step()
     weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
-    return [name for name, array in checkpoint.weights.items() if not np.array_equal(array, weights[name])]
+    return [name for name, array in checkpoint.weights.items() if not _is_identical(array, weights[name])]
+
+
+def _is_identical(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two arrays have the same bits. 0.0 and -0.0 are equal, but not identical."""
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
+    """Raise UserError if several processes trained some of the steps, with sums that depend on their number."""
+    path = checkpoint.path.absolute()
+    if path.parent.name != CHECKPOINTS:
+        return
+    end = checkpoint.metadata.step
+    for start in reversed(read_starts(path.parents[1])):
+        step, sums = start.get("step"), start.get("sums", "exact")
+        if isinstance(step, int) and step < end:  # otherwise its steps were trained again after a later start
+            if sums != "exact":
+                raise UserError(
+                    f"bits cannot be compared: {escape(sums)} added up the gradients of steps {step} to {end}"
+                )
+            end = step
 
 
 def _start(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -49,12 +73,14 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
     origin = checkpoint.metadata.origin
     if origin is None:
         return None
+    beside = checkpoint.path.absolute().parents[2] / origin.run
+    name = str(beside) if is_run(beside) or is_checkpoint(beside) else origin.run
     try:
-        beside = checkpoint.path.absolute().parents[2] / origin.run
-        start = load_checkpoint(str(beside) if is_run(beside) else origin.run, origin.step)
+        start = load_checkpoint(name, None if is_checkpoint(name) else origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
-    if start.origin.sha256 != origin.sha256:
+    known = origin.sha256 or start.origin.sha256  # older versions did not record the hashes of several parts
+    if (start.metadata.step, start.origin.sha256) != (origin.step, known):
         raise CheckpointError(
             f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
         )

@@ -1,4 +1,4 @@
-"""The length of a run, the time it has taken, and its learning rate schedule."""
+"""The duration of a run, the time it has taken, and its learning rate schedule."""
 
 import math
 import time
@@ -10,7 +10,7 @@ LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 
 
 def run_steps(config: RunConfig, train_tokens: int) -> int:
-    """Return the length of a run on so many training tokens, in steps."""
+    """Return the duration of a run on so many training tokens, in steps."""
     train = config.train
     if train.epochs is not None:  # counts all tokens; an epoch of `batch_at` skips up to two windows
         return math.ceil(train.epochs * train_tokens / config.tokens_per_step)
@@ -18,19 +18,22 @@ def run_steps(config: RunConfig, train_tokens: int) -> int:
     return train.steps
 
 
-def eval_steps(steps: int, tokens_per_step: int, validation_tokens: int) -> int:
-    """Return the steps between evaluations for `train.eval_every: auto`: 1, 2 or 5 times a power of ten.
+def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
+    """Return the steps between evaluations of a run. It never falls if `steps` rises.
 
-    Evaluating a token takes about a third of the time of training on it.
+    `train.eval_every: auto` is 1, 2 or 5 times a power of ten. Evaluating a token takes about a third of the time of
+    training on it.
     """
-    affordable = 3 * EVALUATION_SHARE * steps * tokens_per_step / validation_tokens
-    target = steps / min(max(affordable, LEAST_EVALUATIONS), MOST_EVALUATIONS)
+    if config.train.eval_every != "auto":
+        return config.train.eval_every
+    affordable = validation_tokens / (3 * EVALUATION_SHARE * config.tokens_per_step)
+    target = min(max(affordable, steps / MOST_EVALUATIONS), steps / LEAST_EVALUATIONS)
     round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
     return min(steps, next(number for number in round_numbers if number >= target))
 
 
 class Clock:
-    """Seconds of training: `total` over all sessions of the run, `session` in this one."""
+    """Seconds of training: `total` over all sessions of the run, `session` in this session."""
 
     def __init__(self, before: float) -> None:
         self.before = before

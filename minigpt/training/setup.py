@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigpt.config import presets, resolve
 from minigpt.config.resolve import ConfigSource
-from minigpt.config.schema import RunConfig
+from minigpt.config.schema import DataConfig, RunConfig
 from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
@@ -122,7 +122,20 @@ def prepare_run(
         prepared = fit_run(replace(prepared, data=data), work)  # again, if the context had to shrink
     else:
         prepared = with_layers(prepared, layers)
-    return replace(prepared, notices=(*prepared.notices, *_warn_of_little_text(data)))
+    warnings = _warn_of_text(data)
+    if start and trained_on_validation(start, prepared.config.data, data.fingerprint):
+        before = f"{escape(start.run_name)}, with data.val_fraction={start.config.data.val_fraction:g},"
+        warnings.append(f"{before} was trained on a part of this validation text: the loss may be too low")
+    return replace(prepared, notices=(*prepared.notices, *warnings))
+
+
+def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -> bool:
+    """Return whether a run was trained on a part of a dataset's validation text, as far as the fingerprints tell."""
+    trained, _, has_validation = run.metadata.fingerprint.partition("+")
+    source, _, validation = fingerprint.partition("+")
+    if validation:
+        return trained == validation
+    return trained == source and (bool(has_validation) or run.config.data.val_fraction < data.val_fraction)
 
 
 def fit_run(prepared: PreparedRun, work: float) -> PreparedRun:
@@ -150,20 +163,22 @@ def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> Prepar
 
 
 def describe(config: RunConfig, data: TokenDataset) -> str:
-    """Return the shape and length of a run as one line."""
+    """Return the shape and duration of a run as one line."""
     model, steps, size = config.model, run_steps(config, len(data.train)), config.train.batch_size
     shape = f"{count(model.n_layer, 'layer')}, {model.n_embd} wide, context {model.context}"
     epochs = steps * size * model.context / len(data.train)
     return f"{shape}; {count(steps, 'step')} of {count(size, 'sequence')}, {epochs:,.2f} epochs"
 
 
-def _warn_of_little_text(data: TokenDataset) -> list[str]:
-    """Return a line if the text is too short to learn from, or else if its validation text is too short to measure."""
+def _warn_of_text(data: TokenDataset) -> list[str]:
+    """Return a line if the text is too short or uniform to learn from, or its validation text too short to measure."""
+    if data.tokenizer.vocab_size == 1:
+        return ["the text repeats one character, so there is nothing to predict: its loss is 0"]
     if (characters := round(data.size * data.characters_per_token)) < ENOUGH:
         many = f"the text has only {characters:,} characters"
         return [f"{many}, and settings were measured from {ENOUGH:,}: expect the model to memorize it"]
     if (validation := round(len(data.validation) * data.characters_per_token)) < ENOUGH:
-        return [f"only {validation:,} characters are for validation, so the validation loss may be off by about 0.1"]
+        return [f"only {validation:,} characters are for validation, so the loss may be off by about 0.1 nats"]
     return []
 
 
@@ -176,7 +191,7 @@ def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
 
 
 def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
-    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change one."""
+    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change any."""
     kept = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
     kept |= {"data.tokenizer": start.config.data.tokenizer}
     del kept["model.dropout"]  # not part of the weights
@@ -221,9 +236,9 @@ def prepare_resume(
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
     check_count(processes, config)
     _refuse_standard_input(config, processes)
-    before, now = checkpoint.config.data, config.data
-    has_moved = (before.source, before.val_source) != (now.source, now.val_source)
-    data = reload_dataset(now, checkpoint.metadata.fingerprint, checkpoint.tokenizer, has_moved=has_moved)
+    is_named = bool({"data.source", "data.val_source"} & overrides[1].keys())
+    known = checkpoint.metadata.fingerprint, checkpoint.tokenizer, checkpoint.metadata.characters
+    data = reload_dataset(config.data, *known, is_named=is_named)
     if len(data.train) <= config.model.context:
         needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
         raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")
@@ -236,7 +251,7 @@ def _refuse_standard_input(config: RunConfig, processes: int) -> None:
 
 
 def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest intact checkpoint, and a line for each newer one that is damaged."""
+    """Return the newest intact checkpoint, and a line for each newer checkpoint that is damaged."""
     notices: list[str] = []
     for step in reversed(checkpoint_steps(run)):
         try:

@@ -14,6 +14,8 @@ from enum import Enum, auto
 from types import FrameType
 from typing import Any
 
+from minigpt.world import rank
+
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
@@ -38,6 +40,18 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
 
+def stop(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C while there is nothing to undo, such as in the first imports: say so, and exit at once."""
+    say_stopped()
+    os._exit(128 + number)
+
+
+def say_stopped() -> None:
+    """Say that Ctrl-C stopped the program, once for all processes of a run."""
+    if not rank():
+        STDERR.write("minigpt: stopped by Ctrl-C\n")
+
+
 def raise_in_main_thread(number: int) -> None:
     """Send a signal from another thread so that it interrupts system calls of the main thread, except on Windows."""
     if hasattr(signal, "pthread_kill"):
@@ -49,7 +63,7 @@ def raise_in_main_thread(number: int) -> None:
 def handle(*numbers: int | None, by: Any = interrupt) -> dict[int, Any]:
     """Handle signals by `interrupt`, except those that the parent process ignores, as nohup does.
 
-    Return the handlers before.
+    Return the previous handlers.
     """
     handled = [number for number in numbers if number and signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, by) for number in handled}
@@ -77,11 +91,11 @@ class Stage(Enum):
 
 
 class Interrupts:
-    """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later one ends the process.
+    """Record the first SIGINT, SIGTERM or SIGHUP in `signal`, for the loop to read. A later signal ends the process.
 
     Signals come in pairs: a supervisor may send SIGINT and then SIGTERM, and when a terminal closes, both the shell
     and the system send SIGHUP. So a signal within a second of the first has no effect, and neither does a later
-    SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first.
+    SIGHUP. A logout may send SIGHUP before SIGTERM, so SIGTERM after SIGHUP counts as the first signal.
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
     output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because

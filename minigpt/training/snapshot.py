@@ -34,11 +34,11 @@ def make_learner(
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
-    """Return the learner of a new run, or of one that resumes from `checkpoint` (collective).
+    """Return the learner of a new run, or of a run that resumes from `checkpoint` (collective).
 
     Args:
         saved: An environment whose decisions replace "auto". Default: that of `checkpoint`.
-        start: A checkpoint whose weights replace the random ones.
+        start: A checkpoint whose weights replace the random weights.
 
     Raises:
         DeviceError: The device is not available.
@@ -68,8 +68,8 @@ def save(
 ) -> bool:
     """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
 
-    The main process does it. With FSDP2, each process writes its rows. If that fails, the main process raises the
-    error of `save_checkpoint`, and the others OtherProcessError.
+    The main process saves. With FSDP2, each process writes its rows. If saving fails, the main process raises the
+    error of `save_checkpoint`, and the other processes raise OtherProcessError.
     """
     processes = learner.processes
 

@@ -86,7 +86,7 @@ def _text(text: str) -> str:
 
 
 def asset(name: str) -> str:
-    """Return the content of a file beside this one."""
+    """Return the content of a file beside this module."""
     return (HERE / name).read_text(encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ from minigpt.interpret.excerpt import Excerpt, characters, glyph
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
 from minigpt.interpret.images import grid, small_png
-from minigpt.interpret.scores import is_in_word
+from minigpt.interpret.scores import are_letters
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
 from minigpt.paths import CHECKPOINTS
@@ -137,7 +137,7 @@ class _Shown:
         self.model = load_model(checkpoint)
         context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
         self.skipped = max(0, selected + 1 - context)
-        """Number of tokens before those that the model can read, so that it reads the selected one."""
+        """Number of tokens before the model's window, which contains the selected token."""
         self.ids = ids[self.skipped :][:context]
         before = _logits(self.model, self.ids).softmax(-1)
         if not exact:
@@ -230,8 +230,8 @@ def _rounded(values: Tensor) -> list[float]:
 def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | None]:
     """Return the token to select, and the head that matters most there. None: there are no heads.
 
-    Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers letters. The
-    last token is left out, because nothing follows it.
+    Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers those before a
+    letter. The last token is left out, because nothing follows it.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
     first, last = (T - 1, T - 1) if start.at_end else (T // 2, max(T // 2, T - 2))
@@ -246,11 +246,10 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
         if index is not None:
             allowed &= (torch.arange(allowed.size(dim)) == index).view((-1, 1) if dim == 0 else (1, -1))
     without = probabilities_without(shown.model, shown.ids[: last + 1], first)
-    tokenizer = shown.checkpoint.tokenizer
-    tokens = characters(tokenizer, np.arange(tokenizer.vocab_size, dtype=np.uint32))
     focus = extract(shown.model, shown.ids).weights.amax(-1).flatten(0, 1)[:, first : last + 1]
-    is_letter = torch.tensor([is_in_word(token) for token in tokens])
-    position, head = strongest_effect(without, focus, allowed.flatten(), is_letter)
+    is_letter = [*are_letters(characters(shown.checkpoint.tokenizer, shown.ids)), False]
+    before_letter = torch.tensor(is_letter[first + 1 : last + 2])
+    position, head = strongest_effect(without, focus, allowed.flatten(), before_letter)
     return first + position, divmod(head, config.n_head)
 
 

@@ -135,7 +135,7 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         """Import what training needs, and compile `faults.c` into `folder`."""
-        for name in ("torch._dynamo", "minigpt.cli.main", "minigpt.training.loop", "minigpt.training.setup"):
+        for name in ("torch._dynamo", "minigpt.cli.app", "minigpt.training.loop", "minigpt.training.setup"):
             importlib.import_module(name)
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / "faults.so"

@@ -75,11 +75,11 @@ Opener = Callable[..., Shown]
 
 @pytest.fixture(scope="module")
 def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Opens a page as a file, without a network, and waits for an element."""
+    """Opens a page as a file, without a network, and waits for an element. `script` runs before those of the page."""
     contexts = []
     folder = tmp_path_factory.mktemp("pages")
 
-    def open_page(content: str, wait: str = ".bars", fragment: str = "", **options: Any) -> Shown:
+    def open_page(content: str, wait: str = ".bars", fragment: str = "", script: str = "", **options: Any) -> Shown:
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         context.set_default_timeout(30_000)
@@ -93,6 +93,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         tab.add_init_script(
             "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective))"
         )
+        tab.add_init_script(script)
         tab.goto(file.as_uri() + fragment)
         tab.wait_for_selector(wait, state="attached")
         if options.get("java_script_enabled", True):

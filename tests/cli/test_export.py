@@ -74,6 +74,20 @@ def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> N
     assert cli("eval").code == cli("train", "verse.txt", "--from", "verse-1", "-s", "train.steps=1").code == 0
 
 
+def test_the_shipped_model_is_a_run_like_any_other(cli: Cli, empty_folder: Path) -> None:
+    assert "minigpt inspect stories-1 --open" in cli("import", "stories").err
+    assert "run stories-2" in cli("import", "stories").err
+    assert "already exists" in cli("import", "stories", "--name", "stories-1").error
+    assert "intact" in cli("runs", "--verify").out
+    assert "minigpt train TEXT --from stories-1" in cli("train", "--resume", "stories-1").error
+    small = ("-s", "train.steps=1", "-s", "runtime.compile=false", "-s", "train.attention=false")
+    assert cli("train", "builtin:stories:5000", "--from", "stories-1", *small).code == 0
+    assert cli("attention", "stories-1").code == cli("inspect", "stories-1").code == 0
+    done = cli("claims", "37", "stories-1", "--json")
+    assert [row["verdict"] for row in done.json] == ["SUPPORTED"]
+    assert "more training" not in done.err
+
+
 def test_every_format_is_an_option() -> None:
     option = export.__annotations__["to"]
     assert set(get_args(get_args(option)[0])) == set(FORMATS)

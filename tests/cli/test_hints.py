@@ -114,6 +114,44 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
     assert hint(error, command) == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("train verse-1", "no text is named 'verse-1'; it is a run; to resume it: minigpt train --resume verse-1"),
+        ("train runs/verse-1", "it is a run; to resume it: minigpt train --resume verse-1"),
+        ("eval last verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
+        ("plan verse-1", "it is a run; to look into it: minigpt inspect verse-1 --open"),
+        ("data info verse-1", "it is a run; to look into it: minigpt inspect verse-1 --open"),
+        ("runs verse-1", "verse-1 is a run; to list all: minigpt runs"),
+        ("board verse-1", "verse-1 is a run; to see its curves: minigpt board runs/verse-1"),
+        ("train nothing", "'-' (standard input), builtin:NAME or download:NAME"),
+        ("train vers.txt", "did you mean verse.txt?"),
+        *(
+            (f"{command} verse.txt", "it is a text; train on it first: minigpt train verse.txt")
+            for command in ("sample", "inspect", "attention", "compare", "runs", "claims", "train --resume")
+        ),
+    ],
+)
+@pytest.mark.skipif("os.name == 'nt'", reason="Windows writes paths in another way")
+def test_a_run_is_told_from_a_text(cli: Cli, run: Path, arguments: str, line: str) -> None:
+    assert cli(*arguments.split()).error.endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("eval --device gpu", "--device is gpu, but should be auto, cpu, cuda, cuda:1 or mps"),
+        ("sample --top-p 3", "--top-p is 3.0, but should be at most 1"),
+        (
+            "train -s runtime.device=gpu",
+            "configuration: runtime.device is gpu, but should be auto, cpu, cuda, cuda:1 or mps",
+        ),
+    ],
+)
+def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments: str, line: str) -> None:
+    assert cli(*arguments.split()).error == line
+
+
 def test_suggested_commands_name_the_run() -> None:
     """Without a run, a command uses the newest one."""
     pattern = re.compile(r"(?<!`)minigpt (inspect|sample|attention|eval|claims|export|compare|train --resume) ")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from command_line import SMALL, VERSE, Cli, Done, environment, process
 from forgery import scale_weights
 
 from minigpt import __version__
-from minigpt.cli.main import app
-from minigpt.cli.options import complete_preset, complete_run
+from minigpt.cli.app import app
+from minigpt.cli.options import complete_preset, complete_run, complete_setting
 from minigpt.config.resolve import fields
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -24,10 +25,22 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        ("resume", "try minigpt train --resume last$"),
+        ("generate -p x", "try minigpt sample last --prompt TEXT$"),
+        ("verse.txt", "verse.txt is a text; to train on it: minigpt train verse.txt$"),
+        ("verse-1", "verse-1 is a run; to generate text: minigpt sample verse-1$"),
+        ("compare", "for example: minigpt compare .*; see .*minigpt compare --help$"),
+        ("data get", "for example: minigpt data get shakespeare; see .*minigpt data get --help$"),
+        ("train --lr 1", r"^minigpt: no option is named --lr; it is a setting: --set optim\.lr=VALUE;"),
+        ("train --epochs 1", r"^minigpt: no option is named --epochs; it is a setting: --set train\.epochs=VALUE;"),
+        ("train --minutes abc", "--minutes is abc, but should be a number; see .*minigpt train --help$"),
+        ("plan --vocab-size 0", "--vocab-size is 0, but should be at least 1;"),
+        ("sample --max-new-tokens 3", "use --length;"),
+        ("train --set", "such as --set train.steps=500;"),
         ("train --steps 20", r"--steps.*--set train\.steps=VALUE.* train --help"),
         ("train --batch-size 2", r"--set train\.batch_size=VALUE"),
         ("train --nmae x", "--nmae.*--name"),
-        ("train --resume", "--resume"),
+        ("train --resume", "such as --resume last;"),
         ("sample -n 0", "--num-samples"),
         ("sample -t warm", "--temperature"),
         ("sample one two", "two"),
@@ -40,10 +53,11 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         ("tran", "train.* --help"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: str, problem: str) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments: str, problem: str) -> None:
     done = cli(*arguments.split())
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert re.match(f"minigpt: .*{problem}", done.err)
+    assert done.err.startswith("minigpt: ")
+    assert re.search(problem, done.err.rstrip())
 
 
 @pytest.mark.parametrize(
@@ -117,6 +131,8 @@ def test_debug_prints_the_traceback_and_the_same_line(cli: Cli, arguments: list[
 
 
 def test_version_and_help(cli: Cli) -> None:
+    assert cli("help") == cli("--help")
+    assert cli("help", "data", "info") == cli("data", "info", "--help")
     assert cli("--version") == Done(0, f"minigpt {__version__}\n", "")
     assert cli("-h").out == cli("--help").out
     assert "sample" in cli("-h").out
@@ -153,6 +169,14 @@ def help_of(command: Any) -> str:
 def test_settings_are_described_in_a_table(cli: Cli) -> None:
     lines = cli("config", "settings").out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(fields())
+    assert list(cli("config", "settings", "--json").json) == list(fields())
+
+
+@pytest.mark.parametrize("command", ["config list", "data list"])
+def test_a_list_as_json_has_the_names_of_its_table(cli: Cli, command: str) -> None:
+    document = cli(*command.split(), "--json").json
+    names = [row["name"] for row in document] if isinstance(document, list) else list(document)
+    assert names == [line.split()[0] for line in cli(*command.split()).out.splitlines()[1:]]
 
 
 def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
@@ -166,6 +190,7 @@ def test_shells_complete_runs_and_presets(home: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(home)
     assert complete_run("") == ["last", "cjk", "verse-1"]
     assert complete_run("v") == ["verse-1"]
+    assert complete_setting("optim.l") == complete_setting("lr") == ["optim.lr="]
     assert complete_preset("shakespeare-c") == ["shakespeare-cpu", "shakespeare-cpu-best"]
 
 
@@ -174,6 +199,7 @@ def test_these_commands_start_without_torch(home: Path) -> None:
     commands = [
         *["--help", "--version", "train --help", "sample --help", "runs", "runs --json", "data list"],
         *["config list", "config show -c tiny", "config schema", "data info verse.txt", "data get nonsense"],
+        *["train --minutes -1", "train --resume auto", "train --processes 2 --minutes -1"],
     ]
     code = f"""
 import sys
@@ -214,9 +240,59 @@ def test_a_harmless_overflow_prints_no_warning(run: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ctrl_c_while_the_command_line_is_parsed_is_silent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.cli.main._check_current_folder", lambda: signal.raise_signal(signal.SIGINT))
-    assert cli("runs") == Done(130, "", "")
+STOPPED = "minigpt: stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize("place", ["cli.main._check_current_folder", "storage.runs.all_runs"])
+def test_ctrl_c_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The first place is outside of the command, the second in it."""
+    monkeypatch.setattr(f"minigpt.{place}", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert cli("runs") == Done(130, "", STOPPED)
+
+
+def interrupted_at(module: str, arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command that receives SIGINT when it first imports `module`. It writes its imports to a file."""
+    program = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        names.append(name)
+        if name == {module!r}:
+            import signal
+            signal.raise_signal(signal.SIGINT)
+from minigpt.cli.main import main
+names = []
+sys.meta_path.insert(0, Finder())
+try: main()
+finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
+"""
+    command = [sys.executable, "-c", program, *arguments.split()]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [("runs", "minigpt.cli.app"), ("runs", "pydantic"), ("sample", "numpy"), ("train verse.txt", "torch")],
+)
+def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    done = interrupted_at(module, arguments, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", STOPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.parametrize("arguments", ["sample -l 3", "eval", f"train verse.txt {' '.join(SMALL)}"])
+def test_ctrl_c_in_any_import_says_so(home: Path, tmp_path: Path, arguments: str) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    assert interrupted_at("none", arguments, tmp_path).returncode == 0
+    modules = (tmp_path / "imports").read_text().split()
+    for module in modules[:: len(modules) // 12]:
+        done = interrupted_at(module, arguments, tmp_path)
+        assert done.returncode == 130, (module, done.stderr)
+        assert "topped" in done.stderr, module
+        assert "Traceback" not in done.stderr, module
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the current folder of a process")
@@ -242,7 +318,7 @@ def test_a_closed_stream_stops_nothing(closed: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe as another error")
-@pytest.mark.parametrize("arguments", [["config", "show"], ["train", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["config", "show"], ["train", "--help"], ["--version"]], ids=" ".join)
 def test_a_closed_pipe_is_silent(arguments: list[str]) -> None:
     """As in `minigpt config show | head -1`."""
     reading, writing = os.pipe()
@@ -250,7 +326,7 @@ def test_a_closed_pipe_is_silent(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "minigpt", *arguments]
     with os.fdopen(writing, "wb") as pipe:
         done = subprocess.run(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli, environment, process
+from forgery import forge
 
-from minigpt.cli.output import check_writable, json_text, table, wrapped, write_bytes
+from minigpt.cli import output
+from minigpt.cli.output import check_writable, json_text, notice, table, wrapped, write_bytes
 from minigpt.errors import UserError
 from minigpt.storage.metadata import FILES, METADATA
 from minigpt.text.sources import PAGE_MARK
@@ -49,7 +51,7 @@ def test_a_table_in_a_pipe_or_a_wide_terminal_has_one_line_per_row(
     ]
 
 
-@pytest.mark.parametrize("width", [1, 20, 40])
+@pytest.mark.parametrize("width", [37, 40])
 def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], width: int) -> None:
     """The column stays wide enough to read."""
     head, *lines = printed(width, *TABLE).splitlines()
@@ -57,7 +59,33 @@ def test_a_narrow_terminal_wraps_the_widest_column(printed: Callable[..., str], 
     assert lines[0].startswith("a     some words that take")
     assert " ".join(word for line in lines for word in line.split()).startswith("a some words that take")
     assert len(lines) == 3
-    assert all(len(line) <= max(width, 38) for line in lines)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_narrow_terminal_wraps_between_the_words_of_short_columns(printed: Callable[..., str]) -> None:
+    lines = printed(23, ["run", "best loss", "state"], [["verse-1", "1.5", "training"]]).splitlines()
+    assert [line.split() for line in lines] == [["best"], ["run", "loss", "state"], ["verse-1", "1.5", "training"]]
+
+
+def test_a_terminal_too_narrow_for_columns_has_a_line_per_cell(printed: Callable[..., str]) -> None:
+    assert printed(20, ["run", "best loss", ""], [["verse-1", "1.5", "training"], ["x", "", ""]]).splitlines() == [
+        *("run: verse-1", "best loss: 1.5", "training", ""),
+        *("run: x", ""),
+    ]
+
+
+def test_a_notice_on_a_terminal_is_wrapped_between_words_but_its_command_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
+    notice("a loss of 2.3 is like guessing; to resume it: minigpt train --resume 'my run', or choose another")
+    assert capsys.readouterr().err.splitlines() == [
+        "a loss of 2.3 is like guessing; to",
+        "resume it:",
+        "minigpt train --resume 'my run', or",
+        "choose another",
+    ]
 
 
 def test_cells_are_not_markup(printed: Callable[..., str]) -> None:
@@ -153,3 +181,43 @@ def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Pat
         assert "it belongs to a checkpoint" in cli(*command, copy, "-o", copy / name).error
     assert (copy / name).read_bytes() == content
     check_writable(copy / "sample.txt", tmp_path / name)  # not refused
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect one --compare two -o",
+        "sample one --length 3 --with two -o",
+        "compare one two --png",
+        "inspect moved --checkpoint last --steps all -o",
+        "attention two --png",
+        "attention two --npz",
+    ],
+)
+def test_no_output_replaces_a_text_of_any_run_that_a_command_reads(cli: Cli, two_runs: Path, command: str) -> None:
+    text = "first.txt" if "moved" in command else "second.txt"
+    before = Path(text).read_bytes()
+    done = cli(*command.split(), text, "--force")
+    assert done.error == f"cannot write {text}: the run was trained on this text"
+    assert Path(text).read_bytes() == before
+
+
+@pytest.fixture
+def two_runs(at_home: Path, empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`one`, a run on verse.txt; `two`, on the same text in second.txt; `moved`, once on first.txt and then not."""
+    for name, text in (("one", "verse.txt"), ("two", "second.txt"), ("moved", "first.txt")):
+        shutil.copy(at_home / "verse.txt", text)
+        shutil.copytree(at_home / "runs/verse-1", f"runs/{name}")
+        for checkpoint in Path(f"runs/{name}/checkpoints").iterdir():
+            source = "verse.txt" if (name, checkpoint.name) == ("moved", "step-00000004") else text
+            config = (checkpoint / "config.yaml").read_text(encoding="utf-8")
+            forge(checkpoint, {"config.yaml": re.sub("verse.txt", source, config).encode()})
+    return empty_folder
+
+
+def test_a_command_with_output_files_loads_runs_only_where_their_texts_are_protected() -> None:
+    commands = Path(output.__file__).parent.glob("*.py")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in commands}
+    writers = {name for name, text in texts.items() if "check_writable(" in text and name != "output.py"}
+    assert writers == {"attention.py", "compare.py", "course.py", "inspect.py", "sample.py"}
+    assert not [name for name in writers if "load_checkpoint" in texts[name]]

@@ -82,14 +82,14 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
         done = cli(*base, "50")
     chosen = (
         r"^chosen: 4 layers, 128 wide, context 64; [\d,]+ steps of 16 sequences, .* epochs; "
-        r"dropout 0\.2, weight decay 1\nbecause a step takes 9 s here$"
+        r"dropout 0\.2, weight decay 1\nbecause a step takes 9 s here, and matrix products run at \S+ GFLOP/s$"
     )
     assert re.search(chosen, done.err, re.MULTILINE), done.err
     assert "GFLOP per step, 9 s per step" in done.out, "a step was measured twice"
     assert re.search(r"^program +1\.0 MB$", done.out, re.MULTILINE), "the measured step counts as the program"
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
-    assert "--minutes and --set train.epochs=2 both give the length" in cli(*base, "5", "-s", "train.epochs=2").error
+    assert "--minutes and --set train.epochs=2 both give the duration" in cli(*base, "5", "-s", "train.epochs=2").error
     assert cli("plan", "--minutes", "5").error.startswith("--minutes needs a text")
 
 

@@ -229,7 +229,9 @@ def test_a_process_that_hangs_ends_the_others_within_the_timeout(folder: Path) -
     main, _ = job.wait()
     assert main.code == 1
     (line,) = main.errors
-    assert line.startswith("minigpt: lost contact with another process: it ended, or hangs; to resume from step 2: ")
+    assert line.startswith(
+        "minigpt: lost contact with another process: it exited or stopped responding; to resume from step 2: "
+    )
 
 
 @pytest.mark.parametrize("receivers", [(0, 1), (1,)])

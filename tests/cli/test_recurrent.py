@@ -69,7 +69,7 @@ def test_a_resumed_run_suggests_what_it_has(
     done = cli("train", "--name", "lstm", "--resume", "auto", "-s", "train.steps=5")
     assert "resuming at step 4" in done.err
     assert "minigpt eval lstm --by-position" in done.err
-    assert "inspect" not in done.err
+    assert "minigpt inspect lstm --open" in done.err
 
 
 def test_heads_are_refused_in_one_line(cli: Cli) -> None:

@@ -66,7 +66,7 @@ def test_the_prompt_comes_from_an_option_a_file_or_standard_input(cli: Cli, tmp_
 
 def test_an_unknown_character_is_an_error_or_is_skipped_or_replaced(cli: Cli) -> None:
     error = cli("sample", "-p", "May é").error
-    for part in ("'é'", "U+00E9", "'e'", "--unknown"):
+    for part in ("'é'", "U+00E9", "--unknown"):
         assert part in error
     for choice, prompt in (("skip", "May "), ("replace", "May e")):
         out = cli("sample", "-p", "May é", "--unknown", choice, "-l", 3, "-t", 0).out

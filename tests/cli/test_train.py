@@ -115,7 +115,7 @@ def test_a_text_gets_fitted_settings_below_those_of_the_user(cli: Cli, verse: st
 
 @pytest.mark.slow
 def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock only chooses the length, so the settings in the run repeat it. `--resume` keeps the length."""
+    """The clock only chooses the duration, so the run's settings repeat it. `--resume` keeps the duration."""
     monkeypatch.setattr("minigpt.cli.train.STARTED", time.perf_counter())
     monkeypatch.setattr("minigpt.training.dial.steps_within", lambda *given: 6)
     at = SMALL.index("train.steps=4")
@@ -126,9 +126,9 @@ def test_a_run_within_minutes_is_exact_like_any_other(cli: Cli, verse: str, monk
     first, second = (Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8") for name in ("timed", "again"))
     losses = [re.findall(r'"loss/validation": [\d.]+', text) for text in (first, second)]
     assert losses[0] == losses[1] != []
-    assert "--resume keeps the length of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
+    assert "--resume keeps the duration of the run" in cli("train", "--resume", "timed", "--minutes", "3").error
     both = cli("train", verse, "--minutes", "3", "-s", "train.steps=4")
-    assert "--minutes and --set train.steps=4 both give the length" in both.error
+    assert "--minutes and --set train.steps=4 both give the duration" in both.error
 
 
 @pytest.mark.slow
@@ -161,7 +161,8 @@ def test_longer_repeats_a_run_of_nothing_but_a_text(cli: Cli, monkeypatch: pytes
 
 def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = (
-        r"^On the validation text, counting pairs would give a loss of (\d\.\d\d), and counting 5-grams (\d\.\d\d)\.$"
+        r"^On the validation text, counting pairs would give a loss of (\d\.\d\d), and counting 5-grams (\d\.\d\d)\. "
+        r"The model predicts worse than pairs: train it for more steps, or with lower learning rates\.$"
     )
     pairs, longest = re.search(told, cli("train", verse, *ONE_STEP).err, re.MULTILINE).groups()  # type: ignore[union-attr]
     assert float(longest) < float(pairs) < 3
@@ -260,6 +261,14 @@ def test_overfitting_is_reported(cli: Cli) -> None:
     done = cli("train", "noise.txt", *SMALL, *(word for one in (*lengths, *others) for word in ("-s", one)))
     assert re.search(r"^Overfitting since step (\d+): .*\nAdd text, .*sample uses step \1\.$", done.err, re.MULTILINE)
     assert "longer:" not in done.err
+
+
+def test_a_text_of_one_character_has_nothing_to_predict(cli: Cli) -> None:
+    Path("a.txt").write_text("a" * 20_000, encoding="utf-8")
+    done = cli("train", "a.txt", *ONE_STEP)
+    assert "the text repeats one character, so there is nothing to predict: its loss is 0\n" in done.err
+    assert "a loss of 0.00, and counting 5-grams 0.00." in done.err
+    assert "-0.0" not in done.err + cli("eval").out
 
 
 @pytest.mark.parametrize(("tokenizer", "tokens"), [("char", "26 characters"), ("byte", "256 bytes")])
@@ -443,6 +452,12 @@ def test_resume_accepts_the_same_text_in_another_place_or_encoding(
 def test_a_text_from_standard_input_is_kept_for_resume(cli: Cli) -> None:
     assert cli("train", "-", "--name", "piped", *SMALL, stdin=VERSE.encode()).code == 0
     assert cli("train", "--resume", "piped", *MORE).code == 0
+
+
+def test_a_device_that_is_not_here_is_an_error_before_all_else(cli: Cli, verse: str) -> None:
+    done = cli("train", verse, "-s", "runtime.device=cuda:77")
+    assert done.err.startswith("minigpt: runtime.device=cuda:77 is not available")
+    assert not Path("runs").exists()
 
 
 def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,21 @@ def test_what_does_not_fit_is_one_line(cli: Cli, arguments: list[str], message: 
     assert len(list(Path("runs").iterdir())) == len(FAMILIES)
 
 
+def test_a_start_that_was_trained_on_the_validation_text_is_named(cli: Cli) -> None:
+    warning = (
+        "modern, with data.val_fraction=0.1, was trained on a part of this validation text: the loss may be too low"
+    )
+
+    def is_named(text: str, *settings: str) -> bool:
+        return warning in cli("train", text, "--from", "modern", *NEW, *settings).err
+
+    assert is_named("verse.txt", "-s", "data.val_fraction=0.4")
+    assert is_named("other.txt", "-s", "data.val_source=verse.txt")
+    assert not is_named("verse.txt", "-s", "data.val_fraction=0.1")
+    assert not is_named("verse.txt", "-s", "data.val_source=other.txt", "--unknown", "skip")
+    assert not is_named("other.txt", "-s", "data.val_fraction=0.4")
+
+
 def test_unknown_needs_from(cli: Cli) -> None:
     assert cli("train", "other.txt", "--unknown", "skip").error.startswith("--unknown needs --from")
 

@@ -7,6 +7,7 @@ import codecs
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import sys
@@ -28,6 +29,7 @@ from minigpt.errors import UserError
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import FILES, verify
 from minigpt.storage.runs import step_folder
+from minigpt.text import dataset
 
 if sys.platform != "win32":
     import resource
@@ -287,6 +289,28 @@ def test_a_context_longer_than_the_text_is_not_resumed(cli: Cli, run: Path) -> N
         folder = step_folder(run, step)
         forge(folder, {CONFIG: text(("context: 8", "context: 99999"))((folder / CONFIG).read_bytes())})
     fails_in_one_line(cli, RESUME)
+
+
+@pytest.mark.parametrize("recorded", [None, 0, 10**10])
+@pytest.mark.parametrize("source", ["builtin:stories:10000000000", "/**/*", "/proc/**/*"])
+def test_a_text_without_end_is_neither_generated_nor_searched(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, recorded: int | None
+) -> None:
+    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(dataset, "MOST_GENERATED", 1_000_000)
+    monkeypatch.setattr(dataset, "MOST_PATHS", 1000)
+    for step in STEPS:
+        folder = step_folder(run, step)
+        config = re.sub(r'(?<=source:\n  - )".*a\.txt"', f'"{source}"', (folder / CONFIG).read_text(encoding="utf-8"))
+        assert source in config
+        forge(folder, {CONFIG: config.encode()})
+    if recorded is not None:
+        forge_metadata(run, "characters", recorded)
+    fails_in_one_line(cli, EVAL, RESUME, ["compare", "r"], ["runs", "--replay", "r"], ["sample", "r", "--copied"])
+    assert "using generated text instead" in cli("inspect", "r").err
+    Path("page.html").write_text("not a page", encoding="utf-8")
+    fails_in_one_line_or_works(cli, ["inspect", "r", "--force", "-o", "page.html"])
+    assert not (tmp_path / "cache").exists(), "nothing is written"
 
 
 STATE = "blocks.0.weight_hh_l0"

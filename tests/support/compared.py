@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from small_runs import make_config
 
 from minigpt.config.resolve import decisive, flatten
-from minigpt.interpret.measured import Curve, Measured
+from minigpt.interpret.comparison import Curve, Measured
 from minigpt.storage.metadata import Environment, Metadata, TrainState
 from minigpt.training.evaluate import EvalResult
 
@@ -18,7 +17,7 @@ def measured(
     name: str, *, loss: float = 1.5, bits: float | None = None, seed: int = 1, tokenizer: str = "char",
     val_fraction: float = 0.1, context: int = 16, n_layer: int = 2, fingerprint: str = "text", corpus: str = "a.txt",
     threads: int = 1, dtype: str = "float32", characters: int = 100, step: int = 8, steps: Sequence[float] = (0, 4, 8),
-    by_position: Sequence[float] = (3.0, 2.0, 1.0), parameters: int = 1000,
+    parameters: int = 1000,
 ) -> Measured:  # fmt: skip
     """Return a run whose loss falls to `loss`, at a step per second."""
     settings: dict[str, Any] = {
@@ -37,14 +36,11 @@ def measured(
         state=TrainState(step=step, seconds=8.0),
     )
     bits = loss / math.log(2) if bits is None else bits
-    x = np.array(steps, dtype=np.float64)
     return Measured(
         name=name,
         checkpoint=Path(f"runs/{name}/checkpoints/step-00000008"),
         metadata=metadata,
         settings=decisive(flatten(make_config(**settings))),
-        result=EvalResult(loss, bits, math.exp(loss), characters, tuple(by_position)),
-        curve=Curve(x, x, loss + 8 - x, 1000.0),
-        gradient=0.5 ** np.arange(context),
-        sampled_per_second=50.0,
+        result=EvalResult(loss, bits, math.exp(loss), characters),
+        curve=Curve(steps, steps, [loss + 8 - step for step in steps], 1000.0),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,10 +49,10 @@ def checkpoint(
     return Checkpoint(RunConfig(data=data, model=config), tokenizer, metadata, weights, Path(f"/nowhere/{name}"))
 
 
-def recurrent(text: str = TEXT) -> Checkpoint:
-    """Return a checkpoint of a small LSTM."""
+def recurrent(text: str = TEXT, family: Literal["rnn", "gru", "lstm"] = "lstm") -> Checkpoint:
+    """Return a checkpoint of a small recurrent network."""
     loaded = checkpoint(text)
-    config = ModelConfig(family="lstm", **FAMILIES["lstm"], n_layer=2, n_embd=16, context=64)
+    config = ModelConfig(family=family, **FAMILIES[family], n_layer=2, n_embd=16, context=64)
     weights = Recurrent(config, loaded.tokenizer.vocab_size).state_dict()
     return replace(
         loaded,
@@ -86,12 +87,17 @@ def attention_stages(activations: Activations, layer: int, head: int) -> dict[st
     return {"raw": q @ k.T, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
 
 
-def cells(image: Image.Image, layers: int, heads: int, tokens: int, margin: int = images.MARGIN) -> np.ndarray:
+def cells(
+    image: Image.Image, layers: int, heads: int, tokens: int, left: int = images.LEFT, top: int = images.TOP,
+    bottom: int = images.BOTTOM,
+) -> np.ndarray:  # fmt: skip
     """Return the pixel of each weight in a grid image, (L, H, T, T, 3)."""
-    side = (image.width - margin) // heads
+    side = (image.height - top - bottom) // layers
     factor = (side - images.GAP) // tokens
-    assert image.size == (margin + heads * side, margin + layers * side)
+    assert image.height == top + layers * side + bottom
+    assert image.width in (left + heads * side, left + images.TITLE)
     rows, columns = (
-        margin + side * np.arange(count)[:, None] + factor * np.arange(tokens) for count in (layers, heads)
+        start + side * np.arange(count)[:, None] + factor * np.arange(tokens)
+        for start, count in ((top, layers), (left, heads))
     )  # (L, T) and (H, T)
     return np.asarray(image.convert("RGB"))[rows[:, None, :, None], columns[None, :, None, :]]

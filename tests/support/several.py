@@ -16,7 +16,7 @@ from typing import Any
 from minigpt.cli.main import main
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["minigpt.cli.main", "minigpt.training.loop", "minigpt.training.fsdp", "several"])
+CONTEXT.set_forkserver_preload(["minigpt.cli.app", "minigpt.training.loop", "minigpt.training.fsdp", "several"])
 SECONDS = 60
 """A process that takes longer is killed, and the test fails."""
 

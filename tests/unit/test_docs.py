@@ -9,7 +9,7 @@ import pytest
 import reference
 import typer
 
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
 

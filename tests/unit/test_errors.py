@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import minigpt
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.errors import count, did_you_mean, escape, reason, sanitize_terminal
 
 CORE = [path for path in Path(minigpt.__file__).parent.rglob("*.py") if not {"cli", "node_modules"} & set(path.parts)]

@@ -1,11 +1,10 @@
 """The API for notebooks: a model that generates, and results that Jupyter displays."""
 
-import base64
-import io
 import math
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from command_line import environment
-from PIL import Image
 from random_models import checkpoint
 
 from minigpt.errors import ConfigError, TextError, UnknownCharacterError
-from minigpt.interpret.extract import extract
-from minigpt.model.load import load_model, load_transformer
+from minigpt.interpret.excerpt import last_tokens
+from minigpt.model.load import load_model
 from minigpt.notebook import Model, Text
 from minigpt.sampling.generate import generate
 from minigpt.sampling.load import load_engine
 from minigpt.training.evaluate import evaluate
+from minigpt.viewer.page import Start, build_page
 
 TEXT = "Speak, speak.\nBefore we proceed"
 
@@ -81,24 +80,24 @@ def test_the_loss_of_a_character_is_the_sum_over_its_bytes() -> None:
     assert model.loss("aé春").losses[1:] == pytest.approx([sum(nats[:2]), sum(nats[2:])], rel=1e-5)
 
 
-def test_attention_is_that_of_extract_and_needs_a_transformer_and_a_short_text() -> None:
+def test_inspect_gives_the_page_of_the_text_in_a_frame() -> None:
     loaded = checkpoint(context=40)
-    attention = Model(loaded).attention(TEXT)
-    assert attention.tokens == list(TEXT)
-    expected = extract(load_transformer(loaded), loaded.tokenizer.encode(TEXT)).weights
-    assert np.array_equal(attention.weights, expected.numpy())
-    for text in ("", TEXT * 2):
-        with pytest.raises(TextError, match="1 to 40 tokens"):
-            Model(loaded).attention(text)
+    page = Model(loaded).inspect(TEXT * 2)
+    excerpt = last_tokens(loaded, loaded.tokenizer.encode(TEXT * 2), "")
+    assert page.html == build_page(loaded, excerpt, start=Start(at_end=True))
+    (frame,) = re.findall('<iframe srcdoc="([^"]*)"', page._repr_html_())
+    assert unescape(frame) == page.html
+    with pytest.raises(TextError, match="empty"):
+        Model(loaded).inspect("")
 
 
 def test_results_are_html_without_scripts_and_escaped() -> None:
     text = "<script>&\n\x1b a"
     model = Model(checkpoint(text, context=40))
-    loss, attention = model.loss(text)._repr_html_(), model.attention(text)._repr_html_()
+    loss = model.loss(text)._repr_html_()
     generated = Text("<b>", text, np.zeros(len(text)))._repr_html_()
-    for document in (loss, attention, generated):
-        assert Shown(document).tags <= {"pre", "span", "p", "img"}
+    for document in (loss, generated):
+        assert Shown(document).tags <= {"pre", "span", "p"}
         assert document.isprintable() or "\n" in document
         assert "\x1b" not in document
     assert Shown(generated).text == "<b>" + text.replace("\x1b", r"\u001b")
@@ -106,8 +105,6 @@ def test_results_are_html_without_scripts_and_escaped() -> None:
     strengths = [float(found) for found in re.findall(r"213,94,0,([\d.]+)", loss)]
     losses = model.loss(text).losses[1:]
     assert strengths == pytest.approx(0.8 * np.minimum(1, losses / model.loss(text).uniform), abs=0.006)
-    image = Image.open(io.BytesIO(base64.b64decode(re.findall('base64,([^"]+)', attention)[0])))
-    assert image.width == image.height > 2 * 100
 
 
 def test_load_and_generate_do_not_import_torch(finished_run: Path) -> None:

@@ -121,7 +121,8 @@ def test_the_wheel_contains_the_package_presets_and_registry_only(wheel: Path) -
         names = set(archive.namelist())
     left_out = {"__pycache__", "web"}  # web: the sources of the scripts in viewer/page.js
     package = [file for file in PACKAGE.rglob("*") if file.is_file() and not left_out & set(file.parts)]
-    shipped = {f"minigpt/shipped/{f}/{path.name}" for f in ("configs", "data") for path in (ROOT / f).glob("*.yaml")}
+    resources = [*ROOT.glob("configs/*.yaml"), ROOT / "data/registry.yaml", *ROOT.glob("data/stories/*")]
+    shipped = {f"minigpt/shipped/{path.relative_to(ROOT).as_posix()}" for path in resources}
     about = f"minigpt-{PROJECT['version']}.dist-info/"
     expected = {file.relative_to(ROOT).as_posix() for file in package} | shipped
     assert {name for name in names if not name.startswith(about)} == expected
@@ -129,7 +130,7 @@ def test_the_wheel_contains_the_package_presets_and_registry_only(wheel: Path) -
 
 
 def test_an_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    """`minigpt config list` reads the presets that the wheel contains."""
+    """`minigpt import stories` reads a model that the wheel contains, and `minigpt config list` the presets."""
     venv.create(tmp_path / "venv", symlinks=os.name != "nt")
     scripts = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
     site = next((tmp_path / "venv").rglob("site-packages"))
@@ -137,14 +138,20 @@ def test_an_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: P
         archive.extractall(site)
     others = next(path for path in sys.path if path.endswith("site-packages"))  # for the dependencies
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = f"import sys; sys.path.append({others!r}); import minigpt.cli.main as cli; sys.argv[1:] = ['config', 'list']"
+    code = f"import sys; sys.path.append({others!r}); import minigpt.cli.main as cli"
     code += "; assert cli.__file__.startswith(sys.prefix), cli.__file__; cli.main()"
-    command = [scripts / "python", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "quickstart" in done.stdout
+
+    def printed(*words: str) -> str:
+        command = [scripts / "python", "-c", code, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "quickstart" in printed("config", "list")
+    printed("import", "stories")
+    assert "stories-1" in printed("runs")
 
 
 def test_the_command_line_starts_without_torch() -> None:
-    code = "import sys, minigpt.cli.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, minigpt.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -17,7 +17,7 @@ from command_line import Cli, called
 from typer.exceptions import TyperException
 from typer.testing import CliRunner
 
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.config.presets import read_preset
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.errors import UserError

@@ -1,1 +1,1 @@
-"""Statements about attention that correct lecture notes, each with a check or an experiment that decides it."""
+"""Statements about attention that correct common mistakes, each with a check or an experiment that decides it."""

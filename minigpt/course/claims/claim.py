@@ -1,4 +1,4 @@
-"""Claims: true statements about attention, each with what the lecture notes say and what decides it."""
+"""Claims: true statements about attention, each with what is often said instead and what decides it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,33 +20,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A true statement about attention, what the lecture notes say about it, and what decides it.
-
-    A check, recorded training runs, or both decide a claim.
-    """
+    """A true statement about attention, and what decides it: a check, recorded training runs, or both."""
 
     id: int
     title: str
     """The true statement."""
-    notes: tuple[str, ...]
-    """The numbers of the notes that this is about."""
     check: Callable[[], Finding] | None = None
-    notes_say: str | None = None
-    """What the notes say, in our words. None if that is the title."""
+    said: str | None = None
+    """What is often said instead."""
     mistake: str | None = None
-    """What is wrong with what the notes say. None if nothing is."""
+    """What is wrong with it. None if nothing is."""
     trained: tuple[Experiment, ...] = ()
     """Recorded training runs about the claim."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head that a question found."""
-
-    layer: int
-    head: int
-    text: str | None = None
-    """A text that ends where the head does what the question asks. If None, any text shows it."""
 
 
 @dataclass(frozen=True)
@@ -56,37 +41,31 @@ class Result:
     id: int
     part: str
     title: str
-    """A true statement or, for a run, a question."""
     verdict: str
-    """PASS, CORRECTED (the title is true, but the notes are wrong) or FAIL. `evidence.py` has the verdicts for runs."""
-    said: str
-    """What the notes say."""
+    """PASS or FAIL."""
+    said: str | None
     mistake: str | None
     measured: str
-    """The measured values. If there are heads, a line for each."""
     trained: list[str]
     """The findings of recorded training runs."""
     where: str
     """File and line of the check, or the page of the experiment."""
-    heads: Sequence[Head] = ()
 
 
 def decide(claim: Claim, part: str) -> Result:
     """Run the check of a claim of the theme `part`, compare its recorded runs, and return the result."""
     finding = claim.check() if claim.check else Finding(bool(claim.trained), "")
     holds = finding.holds and all(experiment.holds() for experiment in claim.trained)
-    verdict = "FAIL" if not holds else "CORRECTED" if claim.mistake else "PASS"
-    where = location(claim.check) if claim.check else claim.trained[0].page_path
     return Result(
         claim.id,
         part,
         claim.title,
-        verdict,
-        claim.notes_say or claim.title,
+        "PASS" if holds else "FAIL",
+        claim.said,
         claim.mistake,
         finding.measured,
         [experiment.text() for experiment in claim.trained],
-        where,
+        location(claim.check) if claim.check else claim.trained[0].page_path,
     )
 
 

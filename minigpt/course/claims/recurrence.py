@@ -1,4 +1,4 @@
-"""Recurrence: the networks that attention replaced.
+"""Recurrent networks.
 
 A recurrent network reads one token at a time. A plain one (Elman 1990) has one state vector, which it updates with
 each token:
@@ -14,14 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minigpt.config.schema import SampleConfig
-from minigpt.course.claims.claim import Claim, Finding, fmt, fmt_named, max_abs
+from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
 from minigpt.course.claims.experiment import Experiment
-from minigpt.course.claims.small_models import EXACT, normal, randomize, record_inputs, small_attention, small_gpt
+from minigpt.course.small_models import EXACT, normal, randomize, record_inputs, small_gpt
 from minigpt.model.gpt import attention_weights, use_kernels
 from minigpt.model.kernels import TORCH
 from minigpt.model.reference import TorchEngine
@@ -62,9 +61,6 @@ def rotation(claim: int) -> Tensor:
     return q
 
 
-# --- gradients over distance -------------------------------------------------------------------------
-
-
 def product_vanishes() -> Finding:
     """Multiply the Jacobians of 64 steps. Their product vanishes. At step 8 it equals the Jacobian from autograd."""
     weight, inputs = 0.9 * rotation(73), normal(STEPS, WIDTH, claim=73)
@@ -77,57 +73,7 @@ def product_vanishes() -> Finding:
     return Finding(error < EXACT and norms == sorted(norms, reverse=True) and norms[-1] < 1e-6, measured)
 
 
-def why_it_vanishes() -> Finding:
-    """Test both causes, alone and together. Either one is enough; with neither, the gradient stays at 1.
-
-    The slope of a sigmoid is at most 1/4.
-    """
-    inputs, left = normal(STEPS, WIDTH, claim=74) / 4, {}
-    for name, activation in {"no activation": lambda z: 1 * z, "tanh": torch.tanh, "sigmoid": torch.sigmoid}.items():
-        left[name] = [norm(jacobians(gain * rotation(74), inputs, activation)[-1]) for gain in (1.0, 0.9)]
-    measured = f"gradient after {STEPS} steps at gains 1 and 0.9: {fmt_named(left)}"
-    neither, small = left["no activation"]
-    return Finding(abs(neither - 1) < EXACT and max(small, left["tanh"][0], left["sigmoid"][0]) < 0.01, measured)
-
-
-def cure_explodes() -> Finding:
-    """Use a gain of 2 to compensate for small slopes. Where the slope is 1, the gradient explodes.
-
-    Gradient clipping (Pascanu et al. 2013) shortens such a gradient and preserves its direction.
-    """
-    inputs, grown = normal(STEPS, WIDTH, claim=75) / 4, {}
-    for name, activation in {"no activation": lambda z: 1 * z, "relu": torch.relu, "tanh": torch.tanh}.items():
-        grown[name] = norm(jacobians(2.0 * rotation(75), inputs, activation)[-1])
-    gradient = 1e6 * normal(WIDTH, claim=75, part="gradient")
-    parameter = nn.Parameter(torch.zeros_like(gradient))
-    parameter.grad = gradient.clone()
-    nn.utils.clip_grad_norm_([parameter], max_norm=1.0)
-    length, cosine = parameter.grad.norm().item(), F.cosine_similarity(parameter.grad, gradient, dim=0).item()
-    measured = (
-        f"gradient after {STEPS} steps at gain 2: {fmt_named(grown)}; clipping shortens a gradient from length "
-        f"{fmt(gradient.norm())} to {fmt(length)}; the cosine between the two is {fmt(cosine)}"
-    )
-    return Finding(min(grown.values()) > 1000 and abs(length - 1) < 1e-6 and abs(cosine - 1) < EXACT, measured)
-
-
 DISTANCES = (1, 4, 16, 63)
-
-
-def shortcut_to_the_source() -> Finding:
-    """Compute the gradient of the last output with respect to earlier inputs. In attention, each is one step away."""
-    inputs, direction = normal(STEPS, WIDTH, claim=18).requires_grad_(), normal(WIDTH, claim=18, part="direction")
-    zeros = torch.zeros(WIDTH, dtype=torch.float64)
-    outputs = {
-        "attention": small_attention(18)(inputs[None])[0, -1],
-        "recurrence": last_state(rotation(18), inputs, zeros, torch.tanh),
-    }
-    gradients = {}
-    for name, output in outputs.items():
-        (gradient,) = torch.autograd.grad(output @ direction, inputs)
-        gradients[name] = [gradient[STEPS - 1 - distance].norm().item() for distance in DISTANCES]
-    measured = f"gradient at distances 1, 4, 16, 63: {fmt_named(gradients)}"
-    attention, recurrence = gradients.values()
-    return Finding(min(attention) > 0.1 * max(attention) and recurrence[-1] < 1e-6 * recurrence[0], measured)
 
 
 def weight_decides_not_distance() -> Finding:
@@ -147,9 +93,6 @@ def weight_decides_not_distance() -> Finding:
         f"in a recurrent network: {fmt(recurrence)}"
     )
     return Finding(min(attention) > 0.9 and recurrence[-1] < 1e-6, measured)
-
-
-# --- steps and products ------------------------------------------------------------------------------
 
 
 def steps_counted() -> Finding:
@@ -251,9 +194,9 @@ GRADIENT_OF_ATTENTION = Experiment(
 FORGETTING = Experiment(
     "rivals-pydoc",
     "recurrence#how-far-back-does-each-network-look",
-    "On Python's documentation, the loss of a GPT falls by {baseline/by_position[17:32] - "
-    "baseline/by_position[65:128]} from positions 17 to 32 to positions 65 to 128. That of an LSTM falls by "
-    "{lstm/by_position[17:32] - lstm/by_position[65:128]}.",
+    "On Python's documentation, the loss of a GPT is {baseline/by_position[17:32] - baseline/by_position[65:128]} "
+    "nats lower at positions 65 to 128 than at positions 17 to 32. The loss of an LSTM is "
+    "{lstm/by_position[17:32] - lstm/by_position[65:128]} nats lower there.",
     lambda gpt, lstm: gpt > 1.5 * lstm > 0,
 )
 STEPS_TAKE_TIME = Experiment(
@@ -268,70 +211,46 @@ GROWTH = Experiment(
     "lengths",
     "recurrence#how-do-time-and-memory-grow-with-the-length",
     "From 256 to 2,048 characters, the training time of a GPT grows as the length to the power of "
-    "{modern/train_ms exponent}, that of an LSTM to the power of {lstm/train_ms exponent}. The GPT's is below 2 "
-    "because its products with the weights grow linearly.",
+    "{modern/train_ms exponent}, that of an LSTM to the power of {lstm/train_ms exponent}. The GPT's "
+    "exponent is below 2, because its matrix multiplications with the weights grow only linearly with the length.",
     lambda gpt, lstm: lstm + 0.2 < gpt < 2 and abs(lstm - 1) < 0.1,
 )
+
 
 CLAIMS = (
     Claim(
         73,
         "The gradient over many steps of a recurrent network is a product of Jacobians, which can vanish",
-        ("001",),
         product_vanishes,
-        notes_say="Recurrent networks forget because a product of Jacobians vanishes.",
+        said="Recurrent networks forget because a product of Jacobians vanishes.",
         trained=(GRADIENTS,),
-    ),
-    Claim(
-        74,
-        "A small W or a flat activation makes recurrent gradients vanish",
-        ("001",),
-        why_it_vanishes,
-        notes_say="Recurrent gradients vanish because W is small or the activation is flat.",
-    ),
-    Claim(
-        75,
-        "Initializations and activations that prevent vanishing gradients can make them explode",
-        ("001",),
-        cure_explodes,
-    ),
-    Claim(
-        18,
-        "In attention, every earlier position is one step away",
-        ("004",),
-        shortcut_to_the_source,
-        notes_say="Attention is a shortcut to the whole source.",
     ),
     Claim(
         78,
         "In attention, the gradient that reaches a value is its weight, at any distance",
-        ("001", "004"),
         weight_decides_not_distance,
-        notes_say="Attention does not forget, because it weighs every word.",
+        said="Attention does not forget, because it weighs every word.",
         trained=(GRADIENT_OF_ATTENTION, FORGETTING),
     ),
     Claim(
         79,
         "In a minute on a CPU, a small LSTM learns Tiny Shakespeare faster than a GPT of its size",
-        ("001",),
         trained=(LSTM_AGAINST_GPT,),
-        notes_say="Attention replaces recurrent networks because these forget.",
+        said="Attention replaces recurrent networks because these forget.",
         mistake="Not at this scale. They do forget: their gradients vanish with distance, also after training. But the "
         "next character of this text depends mostly on the last 16.",
     ),
     Claim(
         81,
         "Attention reads 100 tokens in 1 step, but generates them in 100, like a recurrent network",
-        ("001",),
         steps_counted,
-        notes_say="Attention takes 1 step where a recurrent network takes 100.",
+        said="Attention takes 1 step where a recurrent network takes 100.",
         mistake="This is true of processing a text. Generating one takes a step per token.",
         trained=(STEPS_TAKE_TIME,),
     ),
     Claim(
         82,
         "For n tokens, a recurrent network costs n·d² and attention n²·d",
-        ("001",),
         products_counted,
         trained=(GROWTH,),
     ),

@@ -1,19 +1,8 @@
-"""The claims, and the function that checks them.
-
-Read the themes in this order. Each file starts with an introduction to its claims:
-
-    similarity_and_softmax   the formula: dot product, scale, softmax, weighted sum
-    projections              how queries, keys and values are computed
-    by_hand                  the whole formula with numbers
-    heads                    several attention heads in parallel
-    mask                     why a GPT cannot see the future
-    positions                how a transformer knows the order of its tokens
-    recurrence               the networks that attention replaced
-    embeddings_and_blocks    the layers around attention
+"""All claims, by theme, and the function that checks them.
 
 If a claim is about minigpt's own model, its check uses that model and so also tests it. If the model has no option for
-something, such as attention without a mask, the check builds it. Some claims depend on training: recorded runs of the
-lab notebook decide them. The questions in `trained.py` need a trained run of the user.
+something, such as attention without a mask, the check builds it. Recorded runs of the lab notebook decide claims that
+depend on training.
 """
 
 from collections.abc import Collection
@@ -21,20 +10,11 @@ from types import ModuleType
 
 import torch
 
-from minigpt.course.claims import (
-    by_hand,
-    embeddings_and_blocks,
-    heads,
-    mask,
-    positions,
-    projections,
-    recurrence,
-    similarity_and_softmax,
-)
+from minigpt.course.claims import blocks, formula, heads, positions, recurrence
 from minigpt.course.claims.claim import Claim, Result, decide
 
-THEMES = (similarity_and_softmax, projections, by_hand, heads, mask, positions, recurrence, embeddings_and_blocks)
-"""The modules with claims, in reading order."""
+THEMES = (formula, heads, positions, recurrence, blocks)
+"""The modules with claims, in reading order. Each file starts with its title and an introduction."""
 CLAIMS: tuple[Claim, ...] = tuple(claim for theme in THEMES for claim in theme.CLAIMS)
 """All claims, in reading order."""
 

@@ -13,7 +13,7 @@ from exports import made
 from lab_scripts import LAB, script
 from typer.testing import CliRunner
 
-from minigpt.cli.main import app
+from minigpt.cli.app import app
 from minigpt.config.resolve import parse_overrides, resolve
 from minigpt.config.schema import SampleConfig
 from minigpt.errors import UserError

@@ -1,6 +1,5 @@
 """The claims hold, give the same results on every run, change no global state, and fail for a faulty model."""
 
-import inspect
 import random
 import re
 from collections.abc import Callable
@@ -13,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.config.schema import ModelConfig
-from minigpt.course.claims import recurrence, small_models
+from minigpt.course import small_models
+from minigpt.course.claims import recurrence
 from minigpt.course.claims.claim import Result, decide, fmt
 from minigpt.course.claims.experiment import Experiment
 from minigpt.course.claims.run import CLAIMS, THEMES, run_claims, title
 from minigpt.model import gpt as model
-from minigpt.model import kernels, size
-from minigpt.model.gpt import GPT, Attention, Block, Dropout
-from minigpt.text.tokenizer import CharTokenizer
+from minigpt.model import kernels
+from minigpt.model.gpt import Attention, Block
 
 ROOT = Path(__file__).resolve().parents[3]
-CORRECTED = {79, 9, 10, 13, 28, 29, 35, 57, 81, 89, 90, 91, 97, 106, 107, 108, 110}
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +30,21 @@ def results() -> list[Result]:
 
 
 def test_all_claims_hold(results: list[Result]) -> None:
-    assert [(result.id, result.measured) for result in results if result.verdict == "FAIL"] == []
-    assert {result.id for result in results if result.verdict == "CORRECTED"} == CORRECTED
-    assert {result.verdict for result in results} == {"PASS", "CORRECTED"}
+    assert [(result.id, result.measured) for result in results if result.verdict != "PASS"] == []
 
 
 def test_each_claim_has_one_result_in_reading_order(results: list[Result]) -> None:
     ids = [result.id for result in results]
     assert ids == [claim.id for claim in CLAIMS]
-    assert len({*ids}) == 70
+    assert len({*ids}) == len(ids)
     assert [result.id for result in run_claims({"10", "9"})] == [number for number in ids if number in (9, 10)]
-    with_claims = {
-        path.stem
-        for path in (ROOT / "minigpt/course/claims").glob("*.py")
-        if "\nCLAIMS = (" in path.read_text(encoding="utf-8")
-    }
-    assert with_claims == {theme.__name__.split(".")[-1] for theme in THEMES}
 
 
-def test_results_are_complete(results: list[Result]) -> None:
+def test_each_claim_corrects_a_mistake_or_has_recorded_runs(results: list[Result]) -> None:
     for result in results:
-        assert result.said
+        assert result.trained or (result.mistake and result.said), result.id
         measured = " ".join([result.measured, *result.trained])
         assert re.search(r"\d", measured), f"{result.id} measured no number: {measured}"
-        assert (result.mistake is not None) is (result.id in CORRECTED)
-        assert result.mistake is None or result.said != result.title
-        assert not result.title.endswith((".", "?"))
 
 
 def test_where_is_the_first_line_of_the_check(results: list[Result]) -> None:
@@ -66,19 +53,6 @@ def test_where_is_the_first_line_of_the_check(results: list[Result]) -> None:
         file, line = result.where.split(":")
         text = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
         assert text == f"def {checks[result.id].__name__}() -> Finding:"
-
-
-def test_each_check_is_short_and_explained() -> None:
-    for claim in CLAIMS:
-        assert {*claim.notes} <= {"000", "001", "002", "003", "004"}
-        assert claim.notes
-        assert claim.check or claim.trained
-        if claim.check:
-            assert claim.check.__doc__, claim.check
-            assert len(inspect.getsource(claim.check).splitlines()) <= 32, claim.check
-
-
-# --- deterministic, without side effects -------------------------------------------------------------
 
 
 def test_results_do_not_depend_on_global_state_or_change_it(results: list[Result]) -> None:
@@ -126,29 +100,9 @@ def without_mask(patch: Patch) -> None:
     everywhere(patch, "causal_mask", lambda queries, keys, device: torch.ones(queries, keys).bool())
 
 
-def mask_hides_the_query_itself(patch: Patch) -> None:
-    """Shift the mask by one: each query sees only the past. The first query keeps itself."""
-
-    def shifted(queries: int, keys: int, device: torch.device) -> Tensor:
-        visible = torch.ones(queries, keys).tril(keys - queries - 1).bool()
-        visible[:, 0] = True
-        return visible
-
-    everywhere(patch, "causal_mask", shifted)
-
-
 def without_scale(patch: Patch) -> None:
     scaled = model.attention_weights
     everywhere(patch, "attention_weights", lambda q, k: scaled(q * q.size(-1) ** 0.5, k))
-
-
-def weights_do_not_sum_to_one(patch: Patch) -> None:
-    weights = model.attention_weights
-    everywhere(patch, "attention_weights", lambda q, k: weights(q, k) * 1.01)
-
-
-def without_softmax(patch: Patch) -> None:
-    everywhere(patch, "attention_weights", lambda q, k: q @ k.mT)
 
 
 def _replace_sdpa(patch: Patch, sdpa: kernels.SDPA) -> None:
@@ -179,35 +133,6 @@ def number_of_heads_is_ignored(patch: Patch) -> None:
 def unwanted_biases(patch: Patch) -> None:
     forward = nn.Linear.forward
     patch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) + 0.1)
-
-
-def positions_with_another_base(patch: Patch) -> None:
-    patch.setattr(model, "POSITION_BASE", 1000.0)
-
-
-def positions_are_zero(patch: Patch) -> None:
-    everywhere(patch, "sinusoidal_positions", torch.zeros)
-
-
-def positions_are_trained(patch: Patch) -> None:
-    register = nn.Module.register_buffer
-
-    def parameter(module: nn.Module, name: str, value: Tensor | None, persistent: bool = True) -> None:
-        if name == "positions" and value is not None:
-            module.register_parameter(name, nn.Parameter(value))
-        else:
-            register(module, name, value, persistent)
-
-    patch.setattr(GPT, "register_buffer", parameter)
-
-
-def dropout_in_evaluation(patch: Patch) -> None:
-    patch.setattr(Dropout, "forward", lambda self, x: nn.functional.dropout(x, self.probability))
-
-
-def tokenizer_loses_a_character(patch: Patch) -> None:
-    decode = CharTokenizer.decode
-    patch.setattr(CharTokenizer, "decode", lambda self, ids: decode(self, ids)[1:])
 
 
 def norm_after_the_sum(patch: Patch) -> None:
@@ -254,10 +179,6 @@ def random_numbers_are_zero(patch: Patch) -> None:
     everywhere(patch, "normal", lambda *shape, claim, part="": torch.zeros(shape, dtype=torch.float64))
 
 
-def clipping_does_nothing(patch: Patch) -> None:
-    patch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, max_norm: None)
-
-
 def generation_without_the_model(patch: Patch) -> None:
     everywhere(patch, "generate_ids", lambda *args: iter(()))
 
@@ -271,11 +192,6 @@ def recurrence_grows(patch: Patch) -> None:
     patch.setattr(recurrence, "rotation", lambda claim: 3 * rotation(claim))
 
 
-def parameters_depend_on_the_context(patch: Patch) -> None:
-    count = size.count_parameters
-    everywhere(patch, "count_parameters", lambda config, vocab_size: count(config, vocab_size) + config.context)
-
-
 def runs_found_nothing(patch: Patch) -> None:
     patch.setattr(Experiment, "values", lambda self: [[0.0]] * len(self.quantities))
 
@@ -283,32 +199,22 @@ def runs_found_nothing(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("fault", "caught_by"),
     [
-        (without_mask, {14, 35, 41, 43, 50, 51, 52, 54, 102}),
-        (mask_hides_the_query_itself, {14, 41, 43, 50, 51, 52, 54, 102}),
-        (without_scale, {4, 7, 8, 9, 14, 41, 43, 50, 51, 102, 106}),
-        (weights_do_not_sum_to_one, {11, 14, 41, 43, 50, 51, 101, 102}),
-        (without_softmax, {11, 12, 50, 51, 101}),
-        (kernel_without_mask, {10, 14, 41, 43, 49, 50, 54, 57, 80, 96, 97, 102}),
-        (kernel_without_scale, {10, 14, 41, 43, 50, 96, 97, 102}),
-        (kernel_mixes_up_heads, {10, 41, 43, 96, 102}),
-        (number_of_heads_is_ignored, {10, 24, 42, 96}),
-        (unwanted_biases, {27, 29, 107}),
-        (positions_with_another_base, {62, 65}),
-        (positions_are_zero, {56, 59, 61, 62, 63, 65}),
-        (positions_are_trained, {64}),
-        (dropout_in_evaluation, {70}),
-        (tokenizer_loses_a_character, {85}),
+        (without_mask, {35}),
+        (without_scale, {9, 106}),
+        (kernel_without_mask, {10, 57, 97}),
+        (kernel_without_scale, {10, 97}),
+        (kernel_mixes_up_heads, {10}),
+        (number_of_heads_is_ignored, {10}),
+        (unwanted_biases, {29, 107}),
         (norm_after_the_sum, {90}),
         (norm_does_not_subtract_the_mean, {91}),
-        (attention_knows_positions, {56, 57, 59, 61}),
-        (embeddings_know_positions, {56, 57, 59, 61, 88}),
-        (permutation_changes_nothing, {55, 56, 57, 61, 71}),
-        (random_numbers_are_zero, {12, 18, 19, 28, 30, 55}),
-        (clipping_does_nothing, {75}),
+        (attention_knows_positions, {57}),
+        (embeddings_know_positions, {57}),
+        (permutation_changes_nothing, {57}),
+        (random_numbers_are_zero, {28}),
         (generation_without_the_model, {81}),
         (no_width_is_valid, {89}),
-        (recurrence_grows, {18, 73, 74, 78}),
-        (parameters_depend_on_the_context, {25}),
+        (recurrence_grows, {73, 78}),
         (runs_found_nothing, {29, 39, 58, 68}),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

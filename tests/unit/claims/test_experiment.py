@@ -52,7 +52,7 @@ def test_the_recorded_numbers_decide_the_claim_and_appear_in_its_text(
 ) -> None:
     monkeypatch.setattr(experiment, "RECORDED", tmp_path / "recorded.json")
     found = Experiment("q", "page#section", "A reaches {a}, {a - b} above B.", lambda a, gap: a > 1 and gap > 0.1)
-    claim = Claim(1, "A is worse than B", ("000",), trained=(found,))
+    claim = Claim(1, "A is worse than B", trained=(found,))
     for a, gap, verdict in (([2.0], [0.2, 0.4], "PASS"), ([2.0], [0.0, 0.1], "FAIL"), ([1.0], [0.2], "FAIL")):
         (tmp_path / "recorded.json").write_text(json.dumps({"q": {"a": a, "a - b": gap}}), encoding="utf-8")
         assert decide(claim, "").verdict == verdict

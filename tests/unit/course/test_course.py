@@ -11,33 +11,14 @@ from typing import Any
 import course_book
 import pytest
 import torch
+from course_pages import PAGES, assembled, blocks, page
 
 from minigpt.course import networks
-from minigpt.course.cases import check as check_here
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
-from minigpt.course.check import check
+from minigpt.course.worker import check
 from minigpt.errors import UserError
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.training.loop import Training
-
-ROOT = Path(__file__).resolve().parents[3]
-PAGES = ROOT / "docs/course"
-BLOCK = re.compile(r'^( *)```python(?: title="(.*?)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
-
-
-def page(chapter: Chapter) -> str:
-    return (PAGES / chapter.page).read_text(encoding="utf-8")
-
-
-def blocks(text: str, title: str) -> list[str]:
-    """Return the code blocks of a page that have this title, without their indentation."""
-    found = (block for block in BLOCK.findall(text) if block[1] == title)
-    return [re.sub(f"^{space}", "", code, flags=re.MULTILINE) for space, _, code in found]
-
-
-def assembled() -> str:
-    """Return mygpt.py as a reader has it after the last chapter."""
-    return "\n\n".join(block for chapter in CHAPTERS for block in blocks(page(chapter), "mygpt.py"))
 
 
 @pytest.fixture
@@ -49,7 +30,7 @@ def mygpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_code_of_all_chapters_agrees_with_minigpt(mygpt: Path) -> None:
-    answer = check_here(10, mygpt)
+    answer = check(10, mygpt)
     assert answer["problem"] == ""
     assert list(answer["passed"]) == list(range(1, 11))
     assert len(mygpt.read_text().splitlines()) < 260
@@ -60,74 +41,9 @@ def test_the_code_of_all_chapters_agrees_with_minigpt(mygpt: Path) -> None:
 def test_it_gives_the_logits_of_a_trained_classic_model(mygpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(networks.BASE, "train.steps", 2)
     networks.trained("8", 1, {"model.family": "classic", "model.n_layer": 2, "train.steps": 2})
-    answer = check_here(8, mygpt)
+    answer = check(8, mygpt)
     assert answer["problem"] == ""
     assert "the logits of runs/course-8" in answer["passed"][8]
-
-
-ERRORS = {
-    1: ("counts = 1 + ", "counts = 2 + ", "pair_probabilities(ids, V) is"),
-    2: (".tril().bool()", ".triu().bool()", "may_see(6) is 1.0000 at [0, 1], expected 0.0000"),
-    3: ("x @ W_Q, x @ W_K", "x @ W_K, x @ W_Q", "scores(fox, W_Q, W_K) is"),
-    4: ("math.sqrt(q.size(-1))", "math.sqrt(q.size(-2))", "attention_weights(q, k) is"),
-    5: ("self.output(x + self.head(x))", "self.output(self.head(x))", "OneHead(9, 8)(ids) is"),
-    6: ("a * angle.sin() + b", "a * angle.sin() - b", "rope(x) is"),
-    7: (".transpose(1, 2).flatten(2)", ".reshape(x.shape)", "Attention(8, 4)(x) is"),
-    8: ("self.attention(self.norm1(x))", "self.attention(x)", "Block(8, 4)(x) is"),
-    9: ("proj.weight[:, ", "proj.weight[", "without_head(gpt, layer=1, head=2)(ids) is"),
-    10: ("f.sigmoid() * c", "f.tanh() * c", "lstm_step(x, h, c, W, U, b)[0] is"),
-}
-
-
-@pytest.mark.parametrize("chapter", ERRORS)
-def test_a_planted_error_is_named(mygpt: Path, chapter: int) -> None:
-    right, wrong, problem = ERRORS[chapter]
-    code = mygpt.read_text()
-    assert right in code
-    mygpt.write_text(code.replace(right, wrong))
-    answer = check_here(10, mygpt)
-    assert f"chapter {chapter}" in answer["problem"]
-    assert problem in answer["problem"]
-    assert "\n" not in answer["problem"]
-
-
-@pytest.mark.parametrize(
-    ("code", "problem"),
-    [
-        ("def vocabulary(", "line 1: '(' was never closed"),
-        ("import nothing_like_this", "line 1: ModuleNotFoundError: No module named 'nothing_like_this'"),
-        ("print('hello')", "chapter 1: mygpt.py has no vocabulary"),
-        ("raise SystemExit(0)", "SystemExit"),
-        ("def vocabulary(text): return {*text}", "vocabulary(text) is"),
-        ("def vocabulary(text): return text[99]", "line 1: IndexError: string index out of range"),
-        (
-            "def vocabulary(text): return sorted(set(text))\ndef encode(text, letters): return [1]",
-            "encode(text, letters) is [1], expected a tensor of shape (33,)",
-        ),
-    ],
-)
-def test_bad_code_gets_one_line(tmp_path: Path, code: str, problem: str) -> None:
-    file = tmp_path / "mygpt.py"
-    file.write_text(code)
-    answer = check_here(1, file)
-    assert problem in answer["problem"]
-    assert "\n" not in answer["problem"]
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_has_a_time_limit_and_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mygpt.py"
-    file.write_text(f"print('hello')\n{blocks(page(CHAPTERS[0]), 'mygpt.py')[0]}")
-    assert list(check(1, file)) == [1]
-    assert "hello" in capfd.readouterr().err
-    file.write_text("while True: pass")
-    with pytest.raises(UserError, match="ran for more than 1 seconds; put what trains"):
-        check(1, file, time_limit=1)
-    file.write_text("import os; os._exit(3)")
-    with pytest.raises(UserError, match="ended its process before the check, with code 3"):
-        check(1, file)
-    with pytest.raises(UserError, match="is not a file"):
-        check(1, tmp_path / "none.py")
 
 
 @pytest.mark.slow
@@ -194,6 +110,14 @@ def test_every_figure_has_a_small_picture() -> None:
     assert {f"images/{path.name}" for path in (PAGES / "images").iterdir()} == wanted
     assert len(wanted) > 10
     assert all(500 < (PAGES / path).stat().st_size < 60_000 for path in wanted)
+
+
+def test_a_page_shows_the_range_of_the_seeds_beside_the_wider_range_of_the_book() -> None:
+    chapter = CHAPTERS[-1]
+    values = chapter.recorded()["gpt"]
+    filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds-->", chapter)
+    assert filled == f"{min(values):.3f} to {max(values):.3f}<!--n:gpt seeds-->"
+    assert filled.partition("<")[0] != chapter.numbers["gpt"].show_range(values)
 
 
 def test_a_range_that_a_line_break_splits_is_filled_in_once() -> None:

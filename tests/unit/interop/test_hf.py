@@ -6,14 +6,14 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from exports import SETTINGS, made
 from small_models import SWITCHES, small_config
 
+from minigpt.config.schema import SampleConfig
 from minigpt.errors import NoCounterpartError
-from minigpt.interop import hf, hf_import
+from minigpt.interop import hf
 from minigpt.interop.export import check, export
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
@@ -89,18 +89,12 @@ def test_generate_stops_at_the_context(tmp_path: Path) -> None:
     assert (generation["temperature"], generation["top_k"]) == (0.8, 0)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_folder_that_transformers_saved_again_is_read(settings: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint = made(**settings)
-    export(checkpoint, "hf", tmp_path / "out")
-    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
-    transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "again")
-    found = hf_import.read(tmp_path / "again")
-    assert found.model == checkpoint.config.model
-    assert found.compared is not None
-    assert found.compared[0] < 1e-4 < 1 < found.compared[1]
-    assert all(np.array_equal(found.weights[name], array) for name, array in checkpoint.weights.items())
-    assert found.tokenizer.to_json() == checkpoint.tokenizer.to_json()
+def test_every_sampling_setting_is_exported() -> None:
+    sample = SampleConfig(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    settings = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    assert hf.generation_json(sample, 10) == {"max_length": 10, "do_sample": True, **settings}
+    greedy = hf.generation_json(SampleConfig(temperature=0, repetition_penalty=1.2), 10)
+    assert greedy == {"max_length": 10, "do_sample": False, "repetition_penalty": 1.2}
 
 
 def test_the_usage_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

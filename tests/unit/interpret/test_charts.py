@@ -1,93 +1,52 @@
-"""Charts show each point where its axes say, and leave out what they cannot show."""
+"""The plot of a comparison shows the losses of each run by time."""
 
-import io
-import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from compared import measured
 from matplotlib.axes import Axes
-from PIL import Image
 
-from minigpt.interpret.charts import COLORS, Line, Panel, draw
-from minigpt.interpret.images import to_png
-
-
-def line(*y: float, x: tuple[float, ...] = (), spread: float = 0.0) -> Line:
-    values = np.array(y)
-    return Line(np.array(x or range(1, len(y) + 1), dtype=float), values, values - spread, values + spread)
+from minigpt.interpret.charts import COLORS, draw
+from minigpt.interpret.comparison import Measured, compare
 
 
-def drawn(*lines: Line, **settings: object) -> Axes:
-    (axes,) = draw([Panel("a", "title", "x", lines, **settings)], ["a run"] * len(lines)).axes  # type: ignore[arg-type]
+def drawn(*runs: Measured) -> Axes:
+    (axes,) = draw(compare(runs)).axes
     return axes
 
 
-@pytest.mark.parametrize(("x_base", "y_base"), [(None, None), (2, 10)])
-def test_each_line_has_its_points_in_its_color(x_base: int | None, y_base: int | None) -> None:
-    axes = drawn(line(1000.0, 10.0, 1.0), line(1.0, 10.0, 100.0), x_base=x_base, y_base=y_base)
-    assert [shown.get_xydata().tolist() for shown in axes.lines] == [
-        [[1, 1000], [2, 10], [3, 1]], [[1, 1], [2, 10], [3, 100]]
-    ]  # fmt: skip
-    assert [shown.get_color() for shown in axes.lines] == [*COLORS[:2]]
-    scale = "log" if x_base else "linear"
-    assert (axes.get_title("left"), axes.get_xlabel()) == ("title", "x")
-    assert axes.get_xscale() == axes.get_yscale() == scale
+def test_each_run_has_a_line_in_the_color_of_its_group_with_its_name() -> None:
+    axes = drawn(
+        measured("b", loss=2.0, n_layer=1), measured("a-1", loss=1.0, seed=1), measured("a-2", loss=1.5, seed=2)
+    )
+    assert [line.get_color() for line in axes.lines] == [COLORS[0], COLORS[0], COLORS[1]]
+    assert [line.get_ydata()[-1] for line in axes.lines] == [1.0, 1.5, 2.0]
+    assert [text.get_text() for text in axes.texts] == ["a-1", "a-2", "b"]
+    assert axes.texts[2].xy == (8, 2.0)
+    heights = [text.xy[1] for text in drawn(*(measured(f"{n}", n_layer=n, loss=1.0) for n in (1, 2, 3))).texts]
+    assert [b - a > 0.1 for a, b in pairwise(heights)] == [True, True], "labels of equal losses do not overlap"
+    assert axes.get_xlabel() == "training time (s)"
 
 
-def test_a_band_shows_the_range_of_several_runs() -> None:
-    (band,) = drawn(line(3.0, 2.0, spread=0.5)).collections
-    (path,) = band.get_paths()
-    assert (path.vertices[:, 1].min(), path.vertices[:, 1].max()) == (1.5, 3.5)
+def test_long_runs_are_shown_in_minutes() -> None:
+    axes = drawn(measured("a", steps=(0, 300)))
+    assert axes.get_xlabel() == "training time (minutes)"
+    assert axes.lines[0].get_xdata().tolist() == [0, 5]
 
 
-def test_lines_differ_in_color_or_dashes_and_the_legend_shows_it() -> None:
-    count = 2 * len(COLORS) + 1
-    labels = [f"_name ${n}$" for n in range(count)]
-    figure = draw([Panel("a", "t", "x", [line(1.0, 2.0)] * count)], labels)
-    styles = [(shown.get_color(), shown.get_linestyle()) for shown in figure.axes[0].lines]
-    assert len({*styles}) == count
-    (legend,) = figure.legends
-    assert [(shown.get_color(), shown.get_linestyle()) for shown in legend.get_lines()] == styles
-    assert [(text.get_text(), text.get_parse_math()) for text in legend.get_texts()] == [
-        (label, False) for label in labels
-    ]
+def test_different_tokenizers_are_shown_in_bits() -> None:
+    axes = drawn(measured("chars", loss=1.0, bits=3.0), measured("bytes", loss=1.0, bits=2.0, tokenizer="byte"))
+    assert [line.get_ydata()[-1] for line in axes.lines] == [2.0, 3.0]
+    assert "bits per character" in axes.get_title("left")
 
 
-def test_the_start_of_training_does_not_flatten_the_rest() -> None:
-    steep = line(100.0, 3.0, 2.0, x=(0.0, 50.0, 100.0))
-    assert drawn(steep).get_ylim()[1] > 100
-    assert drawn(steep, ignore_start=True).get_ylim() == pytest.approx((1.95, 3.05))
+def test_the_start_of_a_curve_does_not_set_the_scale() -> None:
+    axes = drawn(measured("a", loss=1.0, steps=(0, 1, 4, 8)))
+    assert axes.get_ylim() == pytest.approx((1.0 - 0.35, 8.0 + 0.35))
 
 
-def test_a_curve_that_vanishes_leaves_the_panel() -> None:
-    """A recurrent gradient falls below 1e-18 within 64 tokens, and would press all other curves together."""
-    assert drawn(line(1.0, 1e-3), line(1.0, 1e-12), y_base=10).get_ylim() == pytest.approx((1e-6, 2))
-    bottom, top = drawn(line(1.0, 1e-3), y_base=10).get_ylim()
-    assert top / bottom < 1e4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("y_base", [None, 10])
-def test_extreme_numbers_and_names_give_a_picture(y_base: int | None) -> None:
-    extreme = [(), (5.0,), (np.nan, np.inf), (0.0, -1.0), (2.0, 2.0), (1e-30, 1e30)]
-    panels = [Panel("a", "t", "x", [line(*values)], 2, y_base, True) for values in extreme]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = draw(panels, ["漢字"])
-        image = to_png(figure)
-    assert [bool(axes.texts) for axes in figure.axes] == [True, False, True, y_base == 10, False, False]
-    assert Image.open(io.BytesIO(image)).size == (1520, 1525)
-    assert image == to_png(draw(panels, ["漢字"]))
-
-
-def test_a_long_legend_makes_the_picture_higher() -> None:
-    heights = [
-        draw([Panel("a", "t", "x", [line(1.0, 2.0)] * n)], ["a long name of a run"] * n).get_figheight()
-        for n in (1, 12)
-    ]
-    assert heights[1] > heights[0] + 0.5
-
-
-def test_short_names_share_a_row_of_the_legend() -> None:
-    heights = [draw([Panel("a", "t", "x", [line(1.0, 2.0)] * n)], ["a"] * n).get_figheight() for n in (1, 8)]
-    assert heights[0] == heights[1]
+def test_runs_without_curves_or_with_a_loss_of_zero_are_drawn() -> None:
+    assert not drawn(measured("imported", steps=())).lines
+    axes = drawn(measured("one letter", loss=0.0, bits=0.0), measured("bytes", tokenizer="byte"))
+    assert all(np.isfinite(line.get_ydata()).all() for line in axes.lines)

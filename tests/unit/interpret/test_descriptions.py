@@ -45,6 +45,28 @@ def test_heads_without_a_pattern_say_so() -> None:
     ]
 
 
+def test_a_phrase_needs_a_share_of_the_attention() -> None:
+    T = len(TEXT)
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    weights = 0.82 * (distance == 20).double() + 0.18 * (distance == 1)
+    weights[:20] = uniform_attention(T)[:20]
+    previous = pattern_keys(list(TEXT))["previous"]
+    assert phrase_of(weights, head_on(previous, 0.25), head_on(previous, 0.4)) == [
+        "no clear pattern",
+        "no clear pattern",
+        PHRASES["previous"],
+    ]
+
+
+def test_a_head_on_the_start_of_a_chinese_sentence_is_not_on_a_word() -> None:
+    text = "北京的冬天很冷。他说今天要下雪了。今天他们都很高兴。"
+    starts = torch.tensor([0, *(i + 1 for i, c in enumerate(text) if c == "。")])
+    position = torch.arange(len(text))
+    start = torch.stack([starts[starts <= t].max() for t in position])
+    weights = head_on((start[:, None] == position), 0.9)
+    assert phrase_of(weights, text=text) == ["no clear pattern"]
+
+
 def test_the_evidence_has_the_scores_and_their_baselines() -> None:
     ((description,),) = describe_heads([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
     first = description.evidence[0]
@@ -81,11 +103,12 @@ def test_links_of_stories_come_before_patterns() -> None:
 
     heads = [on("she"), on("he"), on("she", "he"), on("she", "he", pronoun=True), on("copy"), on()]
     heads.append((on("she", "he") + on("she")) / 2)  # He half as clearly
+    heads.append(0.35 * on("she") + 0.65 * on())  # too small a share
     weights = torch.stack(heads)[None]
     (described,) = describe_heads([(weights, list(text))], [(weights, text)])
     assert [description.phrase for description in described] == [
         LINK_PHRASES["she"], LINK_PHRASES["he"], "the name that He or She means", LINK_PHRASES["pronoun"],
-        LINK_PHRASES["copy"], PHRASES["previous"], LINK_PHRASES["she"],
+        LINK_PHRASES["copy"], PHRASES["previous"], LINK_PHRASES["she"], PHRASES["previous"],
     ]  # fmt: skip
     labels = [one.label for one in described[0].evidence]
     assert labels[0] == "attention to the girl's name, after She"

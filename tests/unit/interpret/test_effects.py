@@ -34,13 +34,11 @@ def test_the_strongest_effect_is_on_a_clear_prediction() -> None:
     shares = torch.tensor([[0.9, 0.8, 0.4], [0.1, 0.8, 0.4], [0.9, 0.3, 0.0]])  # of token 0, at three positions
     probabilities = torch.stack((shares, 1 - shares, torch.zeros(3, 3)), -1)
     focus = torch.ones(2, 3)
-    every, token_0, none = torch.tensor([True, True]), torch.tensor([1, 0, 0]).bool(), torch.zeros(3).bool()
-    assert strongest_effect(probabilities, focus, every, token_0) == (0, 0)
-    assert strongest_effect(probabilities, focus, torch.tensor([False, True]), token_0) == (1, 1)
+    every, all_three, none = torch.tensor([True, True]), torch.ones(3).bool(), torch.zeros(3).bool()
+    assert strongest_effect(probabilities, focus, every, all_three) == (0, 0)
+    assert strongest_effect(probabilities, focus, torch.tensor([False, True]), all_three) == (1, 1)
     assert strongest_effect(probabilities, focus, every, none) == (0, 0), "nothing is preferred: any clear prediction"
-    assert strongest_effect(probabilities, focus, every, ~token_0) == (2, 0), "only there is token 1 the likeliest"
-    other = probabilities[:, 2:]  # its likeliest token is not preferred, but the only one
-    assert strongest_effect(other, focus[:, 2:], every, token_0) == (0, 0)
+    assert strongest_effect(probabilities, focus, every, torch.tensor([0, 0, 1]).bool()) == (2, 0)
 
 
 def test_broad_heads_count_less() -> None:

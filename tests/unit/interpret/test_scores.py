@@ -5,17 +5,19 @@ import math
 import pytest
 import torch
 
+from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations
 from minigpt.interpret.scores import (
     MEASURES,
     PATTERNS,
-    divergence,
+    are_letters,
+    clearness,
     head_kinds,
     head_scores,
     outside_line,
     pattern_keys,
-    span_score,
 )
+from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def test_known_heads_have_known_scores(by_hand: Activations, text: str) -> None:
@@ -36,25 +38,6 @@ def test_known_heads_have_known_scores(by_hand: Activations, text: str) -> None:
     kinds = head_kinds(scores)
     assert kinds[0] == ["previous", "broad", "first", "self"]
     assert kinds[1][0] == "induction"
-
-
-def test_span_score_counts_earlier_occurrences_only(by_hand: Activations) -> None:
-    ids = by_hand.ids.tolist()  # f a b c a d b c b a e a c b d e
-    found = span_score(by_hand.weights, ids, query=[4], key=[0])  # e at 10 and 15; a at 1, 4, 9, 11
-    assert found.values[0, 0] == pytest.approx(1 / 2, abs=1e-6)  # the previous character is a at 10, d at 15
-    assert found.values[0, 1] == pytest.approx(found.uniform, abs=1e-6)
-    assert found.values[0, 2] == pytest.approx(0, abs=1e-6)
-    assert found.uniform == pytest.approx((3 / 11 + 4 / 16) / 2)
-    first = span_score(by_hand.weights, ids, query=[1, 2], key=[5, 0])  # bc, twice, and fa
-    assert first.values[0, 2] == pytest.approx(1, abs=1e-6)
-    assert first.values[0, 0] == pytest.approx(1 / 4, abs=1e-6)  # only b at 2 has a before it
-    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[4]).uniform)  # no e before the only f
-    assert math.isnan(span_score(by_hand.weights, ids, query=[5], key=[5]).uniform)  # no other f
-    again = span_score(by_hand.weights, ids, query=[4], key=[4])  # e at 15 and e at 10
-    assert again.uniform == pytest.approx(1 / 16)
-    same = span_score(by_hand.weights, [0, 1, 2, 0, 1, *[3] * 11], query=[0, 1], key=[0, 1])
-    assert same.uniform == pytest.approx((2 / 4 + 2 / 5) / 2), "the second occurrence, to the first"
-    assert math.isnan(span_score(by_hand.weights, [0, 0, 0, *[1] * 13], query=[0, 0], key=[0, 0]).uniform), "overlap"
 
 
 def test_baselines_are_the_scores_of_uniform_attention() -> None:
@@ -99,6 +82,36 @@ def test_combining_marks_belong_to_their_word(words: str) -> None:
 def test_bytes_of_a_letter_belong_to_its_word() -> None:
     keys = pattern_keys(["c", "a", "f", "\\xC3", "\\xA9", " "])["word"].nonzero().tolist()
     assert keys == [[1, 0], [2, 0], [3, 0], [4, 0]]
+    text = "“Да” — да。é\ufffd"
+    tokens = characters(ByteTokenizer(), ByteTokenizer().encode(text))
+    letters = [c.isalpha() for c in text for _ in c.encode()]
+    assert are_letters(tokens) == letters
+    assert are_letters(tokens[1:-1]) == letters[1:-1], "cut in a character"
+    assert are_letters(["\\xD0", "\\xB4", "\\xD0"]) == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "has_words"),
+    [
+        ("They sing in Maporo:\n", True),
+        ("Учёный шёл домой — и молчал.", True),
+        ("    def __init__(self):\n        self.name = name\n", True),
+        ("北京的冬天很冷。他说今天要下雪了。\n", False),
+        ("他用 Python 写程序。北京的冬天很冷，今天要下雪了，大家都不出门。\n", False),
+        ("ACGTTGCA\nTTGACA", False),
+    ],
+)
+@pytest.mark.parametrize("is_byte", [False, True])
+def test_only_a_text_with_spaces_has_words(text: str, has_words: bool, is_byte: bool) -> None:
+    tokenizer = ByteTokenizer() if is_byte else CharTokenizer("".join(sorted({*text})))
+    keys = pattern_keys(characters(tokenizer, tokenizer.encode(text)))
+    assert bool(keys["word"].any()) == has_words
+    assert keys["line"].any()
+
+
+def test_a_head_follows_a_pattern_that_gets_a_share_and_more_than_the_baseline() -> None:
+    shares, baselines = torch.tensor([0.39, 0.41, 0.9, 0.9]), torch.tensor([0.0, 0.0, 0.76, 0.74])
+    assert (clearness(shares, baselines) >= 0).tolist() == [False, True, False, True]
 
 
 def test_induction_has_earlier_keys_only() -> None:
@@ -115,10 +128,3 @@ def test_scores_without_keys_are_nan(text: str) -> None:
         assert all(math.isnan(score.uniform) for score in scores.values())
         assert head_kinds(scores) == [["mixed"] * 2] * 2
     assert all(score.values.shape == (2, 2) for score in scores.values())
-
-
-def test_divergence_is_a_symmetric_distance(by_hand: Activations) -> None:
-    distances = divergence(by_hand.weights)
-    assert distances.diagonal().abs().max() < 1e-9
-    assert torch.allclose(distances, distances.T)
-    assert distances[0, 3] == pytest.approx(1)  # the previous character and itself: disjoint

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from command_line import environment
@@ -60,6 +61,17 @@ def test_a_second_team_lives_as_long_as_the_machine_is_busy(monkeypatch: pytest.
     states = watch(monkeypatch, 0.05, 0.8, 0.5, 0.5, 0.02, 0.0, 0.9)
     assert states == [False, True, True, True, False, False, True]
     assert teams == ["second team"] * 2
+
+
+def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some sandboxes have no /proc, and some kernels count nothing there."""
+    monkeypatch.setattr(waiting, "TASKS", tmp_path / "none")
+    assert waiting.seconds_waited() == 0
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2/schedstat").write_text("70 2000000000 9\n", encoding="ascii")
+    monkeypatch.setattr(waiting, "TASKS", tmp_path)
+    assert waiting.seconds_waited() == 2
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -194,7 +195,9 @@ def test_no_other_checkpoint_replaces_the_best() -> None:
         best_step(run)
     shutil.move("elsewhere", step_folder(run, 5))
     (step_folder(run, 15) / METADATA).write_text("damaged", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="only the newest checkpoint records which one is the best, and it is"):
+    with pytest.raises(
+        CheckpointError, match="only the newest checkpoint records which checkpoint is the best, and it is"
+    ):
         best_step(run)
     assert find_checkpoint("a", "last") == step_folder(run, 15)
 
@@ -401,6 +404,9 @@ def test_the_lock_holds_within_a_process_and_ends_with_an_error() -> None:
         _ = 1 / 0
     try_lock(run)
     assert not is_training(run), "although this process lives on"
+    (run / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+    assert not is_training(run), "a killed process had the number of this one"
+    try_lock(run)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x1b[2J\nsecond line"])
@@ -457,9 +463,10 @@ def test_each_start_is_recorded() -> None:
     run = make_run("runs/a")
     environment = Environment(device="cpu", dtype="float32", compile=False, threads=1)
     record_start(run, 0, ["minigpt", "train"], environment)
-    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment)
+    record_start(run, 500, ["minigpt", "train", "--resume", "a"], environment, matmul_speed=1e11)
     first, second = map(json.loads, (run / "environment.jsonl").read_text(encoding="utf-8").splitlines())
     assert (first["step"], second["step"]) == (0, 500)
+    assert (first["matmul_flops_per_second"], second["matmul_flops_per_second"]) == (None, 1e11)
     assert second["command"] == ["minigpt", "train", "--resume", "a"]
     assert {"started", "host", "system", "minigpt", "python", "torch", "threads"} <= first.keys()
 

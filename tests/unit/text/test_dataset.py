@@ -22,7 +22,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.errors import TextMismatchError, UserError
 from minigpt.text import dataset as data
 from minigpt.text import sources as text_sources
-from minigpt.text.corpus import Corpus, scan
+from minigpt.text.corpus import Corpus, Part, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -367,7 +367,83 @@ def test_a_run_on_stories_survives_an_empty_cache(cache: Path) -> None:
     assert after.train.tolist() == before.train.tolist()
     other = DataConfig(source=("builtin:stories:2000:8",))
     with pytest.raises(TextMismatchError, match="builtin:stories:2000:8 is not the text that this run was trained on"):
-        data.reload_dataset(other, before.fingerprint, before.tokenizer)
+        data.reload_dataset(other, before.fingerprint, before.tokenizer, is_named=True)
+
+
+@pytest.mark.parametrize("recorded", [0, 2_500_000, 10**10])
+def test_a_checkpoint_cannot_make_minigpt_generate_a_text_of_any_length(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, recorded: int
+) -> None:
+    """A stranger chooses the source, and how many characters the checkpoint records."""
+    monkeypatch.setattr(data, "MOST_GENERATED", 3_000_000)
+    generated: list[int] = []
+
+    def stories(length: int, seed: int) -> Iterator[str]:
+        for _ in range(length // 1000):
+            generated.append(1000)
+            yield "x" * 1000
+
+    monkeypatch.setattr(text_sources, "stories", stories)
+    config = DataConfig(source=("builtin:stories:10000000000",) * 2)
+    with pytest.raises(TextMismatchError, match=r"the text that this run was trained on|too long to generate"):
+        data.reload_dataset(config, "0" * 64, CharTokenizer("x"), recorded)
+    assert sum(generated) <= 6_000_000
+    assert not cache.exists(), "nothing is written"
+
+
+def test_a_long_text_that_the_user_names_is_generated_and_then_found_in_the_cache(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "MOST_GENERATED", 1000)
+    config = DataConfig(source=("builtin:stories:2000:7",))
+    found = data.load_dataset(config)
+    known = found.fingerprint, found.tokenizer, found.characters_read
+    shutil.rmtree(cache)
+    with pytest.raises(TextMismatchError, match="with 2,000 characters too long to generate"):
+        data.reload_dataset(config, *known)
+    assert data.reload_dataset(config, *known, is_named=True).characters_read == 2000
+    assert data.reload_dataset(config, *known).characters_read == 2000
+
+
+@pytest.mark.parametrize("pattern", ["**/*", "*/*/*.txt", "**/*.nothing", "."])
+def test_a_checkpoint_cannot_make_minigpt_search_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in ("a/b/c.txt", "a/b/d.txt", "e/f/g.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path, "text", name)
+    monkeypatch.setattr(data, "MOST_PATHS", 6)
+    config = DataConfig(source=(str(tmp_path / pattern),))
+    with pytest.raises(TextMismatchError, match="has too many files"):
+        data.reload_dataset(config, "0" * 64, CharTokenizer("text"))
+    with pytest.raises(TextMismatchError, match=r"not the text|no text in"):
+        data.reload_dataset(config, "0" * 64, CharTokenizer("text"), is_named=True)
+
+
+def test_a_text_that_has_grown_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(source=(write(tmp_path, "abcabc"),))
+    found = data.load_dataset(config)
+    write(tmp_path, "abc" * 1_000_000)
+    read: list[int] = []
+
+    def chunks(part: Part, size: int) -> Iterator[bytes]:
+        for chunk in whole(part, size):
+            read.append(len(chunk))
+            yield chunk
+
+    whole = Part.chunks
+    monkeypatch.setattr(Part, "chunks", chunks)
+    with pytest.raises(TextMismatchError, match=r"my.txt is not the text that this run was trained on"):
+        data.reload_dataset(config, found.fingerprint, found.tokenizer, found.characters_read)
+    assert sum(read) < 3_000_000
+
+
+def test_skipped_characters_are_counted_as_read(tmp_path: Path) -> None:
+    config = DataConfig(source=(write(tmp_path, "abcabcx"),), unknown="skip")
+    found = data.load_dataset(config, CharTokenizer("abc"))
+    assert (found.characters, found.characters_read) == (6, 7)
+    again = data.reload_dataset(config, found.fingerprint, found.tokenizer, found.characters_read)
+    assert np.array_equal(again.train, found.train)
 
 
 def test_a_file_added_to_a_folder_is_named_as_a_reason(cache: Path, tmp_path: Path) -> None:

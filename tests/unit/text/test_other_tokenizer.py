@@ -10,7 +10,7 @@ from random_models import checkpoint, excerpt
 
 from minigpt.errors import NoCounterpartError, ViewError
 from minigpt.interop.export import FORMATS, export
-from minigpt.interpret.scores import is_in_word, pattern_keys
+from minigpt.interpret.scores import are_letters, pattern_keys
 from minigpt.model.load import load_model
 from minigpt.notebook import Model
 from minigpt.text import corpus, dataset
@@ -90,8 +90,8 @@ def test_an_excerpt_shows_such_tokens_and_a_page_refuses_them() -> None:
 
 
 def test_words_and_lines_are_those_of_the_tokens() -> None:
-    tokens = ["S", "p", "ea", "k,", "\nS", "\\xC3\\xA9", "e\u0301"]
-    assert [is_in_word(token) for token in tokens] == [True, True, True, False, False, True, True]
+    tokens = ["S", "p", "ea", "k, ", "\nS", "\\xC3\\xA9", "e\u0301"]
+    assert are_letters(tokens) == [True, True, True, False, False, True, True]
     assert pattern_keys(tokens)["word"].nonzero().tolist() == [[1, 0], [2, 0], [6, 5]]
     assert pattern_keys(tokens)["line"].nonzero().tolist() == [[1, 0], [2, 0], [3, 0], [6, 5]]
 

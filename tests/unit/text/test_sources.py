@@ -303,7 +303,7 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
     assert text(["my.txt", "runs"]) == "m"
     assert open_corpus(["my.txt", "runs"]).name == "my.txt"
     assert error("runs") == "no text in runs; runs/: skipped links, runs, pages or binary files (1, first: a)"
-    assert error("runs/a") == "runs/a is a run, not a text"
+    assert error("runs/a") == "runs/a is no text"
     assert text("runs/a/m*") == text("runs/a/metrics.jsonl") == "m", "a run that the user names is read"
     Path("runs/a/environment.jsonl").unlink()
     assert text("runs") == "cm", "a folder with only a configuration is not a run"
@@ -312,10 +312,10 @@ def test_runs_and_pages_of_minigpt_are_skipped_with_a_notice(folder: Path) -> No
 def test_missing_and_empty_sources(folder: Path) -> None:
     Path("notes.txt").touch()
     Path("nothing").mkdir()
-    assert error("note.txt") == "cannot read note.txt: No such file or directory; did you mean notes.txt?"
+    assert error("note.txt") == "no text is named 'note.txt'; did you mean notes.txt?"
     assert error("shakespeare").endswith("did you mean download:shakespeare?")
     assert error("builtins:python").endswith("did you mean builtin:python?")
-    assert error("far/away.txt") == "cannot read far/away.txt: No such file or directory"
+    assert error("far/away.txt") == "no text is named 'far/away.txt'"
     assert error("notes.txt/x") == "cannot read notes.txt/x: Not a directory"
     assert error("notes.txt") == "notes.txt: the text is empty"
     assert error("nothing") == "no text in nothing"
@@ -331,6 +331,10 @@ def test_a_binary_file_named_directly_is_refused() -> None:
     assert caught.value.suggestion == "utf-16"
     Path("a.bin").write_bytes(b"abc\0")
     assert error(["a.bin"]) == "a.bin is a binary file; save it as plain text first"
+    Path("a.pb").write_bytes(b"\x08\x01\x12\xffabc")
+    assert error(["a.pb"]) == "a.pb is a binary file; save it as plain text first"
+    Path("bell.txt").write_bytes("\aé".encode())
+    assert text("bell.txt") == "\aé"
     Path("late.txt").write_bytes(b"x" * 8192 + b"\0")
     assert text("late.txt").endswith("\0"), "only the first 8 KiB decide"
 

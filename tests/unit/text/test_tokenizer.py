@@ -143,13 +143,11 @@ def test_skip_and_replace_change_only_what_is_unknown(text: str, vocabulary: str
     assert tokenizer.decode(tokenizer.encode(text, "skip")) == "".join(char for char in text if char in vocabulary)
 
 
-def test_an_error_names_the_first_unknown_character_and_counts_others() -> None:
+def test_an_error_names_unknown_characters() -> None:
     tokenizer = CharTokenizer("abcde \n")
-    assert error_of(tokenizer, "a bé é") == (
-        "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE), nearest known character 'e'"
-    )
-    assert error_of(tokenizer, "a bé é?").endswith(", and 1 more")
-    assert error_of(tokenizer, "a bé é?!").endswith(", and 2 more")
+    assert error_of(tokenizer, "a bé é") == "outside the vocabulary: 'é' (U+00E9 LATIN SMALL LETTER E WITH ACUTE)"
+    assert error_of(tokenizer, "a bé é?") == "outside the vocabulary: 'é', '?'"
+    assert error_of(tokenizer, "1234567890").endswith(": '1', '2', '3', '4', '5', '6', '7', '8', and 2 more")
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("ab"), ByteTokenizer()])

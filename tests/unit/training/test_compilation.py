@@ -1,5 +1,7 @@
 """If compiling or recording fails or does not pay, training continues without it and ends with the same weights."""
 
+import queue
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -14,7 +16,7 @@ from minigpt.errors import UserError
 from minigpt.model import device
 from minigpt.model.device import Runtime
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.training import preparation
+from minigpt.training import compilation, preparation
 from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
 from minigpt.training.loop import Training, train
 from minigpt.training.preparation import choose_loss
@@ -54,6 +56,25 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
     (warning,) = (line for line in messages if "failed" in line)
     assert "no such instruction" in warning
     assert "\n" not in warning
+
+
+def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = queue.SimpleQueue[str]()
+    monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
+
+    def slow(loss: Loss) -> Loss:
+        assert messages.get(timeout=60).startswith("compiling the network: 15 to 45 s")
+
+        def compiled(x: Tensor, y: Tensor) -> Tensor:
+            assert messages.get(timeout=60).startswith("still compiling after ")
+            return loss(x, y)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", slow)
+    weight = torch.ones(2, requires_grad=True)
+    compile_loss(lambda x, y: (x * weight - y).sum(), (torch.ones(2),) * 2, is_optional=False, log=messages.put)
+    assert not [thread for thread in threading.enumerate() if thread.name == "compiling"]
 
 
 def test_training_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Settings that fit a text and an amount of time."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import example, given
 
-from minigpt.config.resolve import resolve
+from minigpt.config.resolve import flatten, resolve
 from minigpt.config.schema import ModelConfig, RunConfig
-from minigpt.errors import DeviceError, UserError
+from minigpt.errors import ConfigError, DeviceError, UserError
 from minigpt.model import device
 from minigpt.model.size import training_flops
 from minigpt.training import dial
@@ -32,6 +35,45 @@ def test_fitted_settings_are_valid_and_grow_with_the_text(work: float) -> None:
         assert config.train.steps <= most_steps(characters, tokens)
         flops.append(config.train.steps * tokens * config.model.n_layer * config.model.n_embd**2)
     assert flops[0] < flops[-1]
+
+
+@given(
+    family=st.sampled_from(["classic", "modern", "lstm"]),
+    size=st.sampled_from([300, 20_000, 200_000, 10**7]),
+    work=st.sampled_from([1e9, WORK["cpu"], WORK["gpu"]]),
+    user=st.fixed_dictionaries(
+        {},
+        optional={
+            "model.n_embd": st.integers(1, 1000),
+            "model.n_head": st.integers(1, 50),
+            "model.position": st.sampled_from(["rotary", "sinusoidal"]),
+            "model.n_layer": st.integers(1, 10),
+            "model.context": st.integers(1, 2000),
+            "train.batch_size": st.integers(1, 100),
+        },
+    ),
+)
+@example("modern", 200_000, WORK["cpu"], {"model.n_embd": 90})
+@example("modern", 300, WORK["cpu"], {"model.n_embd": 66})
+@example("modern", 300, WORK["cpu"], {"model.n_head": 3})
+def test_fitted_settings_agree_with_any_of_the_user(family: str, size: int, work: float, user: dict[str, Any]) -> None:
+    """Or the error names a setting that does."""
+    if family == "lstm":
+        user = {key: value for key, value in user.items() if key not in ("model.n_head", "model.position")}
+    user |= {"model.family": family}
+    is_free = "model.n_embd" not in user or ("model.n_head" not in user and user["model.n_embd"] % 2 == 0)
+
+    def fitted() -> RunConfig:
+        return resolve(("fitted", fit(size, 65, work, ("user", user))), ("user", user)).config
+
+    try:
+        config = fitted()
+    except ConfigError as error:
+        assert not is_free
+        (width,) = re.findall(r"try model\.n_embd=(\d+)$", str(error))
+        user["model.n_embd"] = int(width)
+        config = fitted()
+    assert user.items() <= flatten(config).items()
 
 
 @pytest.mark.parametrize("characters", [20_000, 200_000, 1_000_000, 20_000_000])
@@ -104,6 +146,27 @@ def test_the_steps_fill_the_time_with_their_evaluations() -> None:
     assert steps_within(60.0, time(0.2), config, 20_000) < steps_within(60.0, time(), config, 20_000)
 
 
+@given(
+    seconds=st.floats(1.0, 60.0),
+    step=st.floats(0.03, 1.0),
+    token=st.floats(0.0, 1e-3),
+    validation=st.integers(1, 50_000),
+    batch_size=st.integers(1, 64),
+    every=st.sampled_from(["auto", "auto", 1, 10, 500]),
+    most=st.integers(1, 2500),
+)
+@example(30.0, 0.005, 0.0, 50_000, 32, "auto", 2500)  # 2111 steps take less time than 1301
+@example(60.0, 0.01, 0.0, 15_360, 8, "auto", 2500)  # evaluations every 100 steps take exactly 5% of the time
+def test_no_longer_run_takes_that_time(
+    seconds: float, step: float, token: float, validation: int, batch_size: int, every: int | str, most: int
+) -> None:
+    settings = {"train.batch_size": batch_size, "model.context": 128, "train.eval_every": every}
+    config, speed = resolve(("test", settings)).config, time(step, token)
+    fitting = [n for n in range(1, 2501) if total_seconds(n, speed, config, validation) <= seconds]
+    assert steps_within(seconds, speed, config, validation, 2500) == max([0, *fitting])
+    assert steps_within(seconds, speed, config, validation, most) == max([0, *(n for n in fitting if n <= most)])
+
+
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(dial, "time_step", lambda *given: time())
@@ -122,7 +185,7 @@ def test_the_dial_is_a_pure_function_of_text_time_and_speeds(prepared: Any) -> N
     first, second = (fit_time(prepared(), 60.0) for _ in range(2))
     assert first.config == second.config
     assert fit_time(prepared(), 120.0).config.train.steps > 1.5 * first.config.train.steps
-    assert first.notices[-1] == "because a step takes 0.1 s here"
+    assert first.notices[-1] == "because a step takes 0.1 s here, and matrix products run at 100 GFLOP/s"
 
 
 def test_dropout_counts_in_the_time_of_a_run_that_has_it(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:

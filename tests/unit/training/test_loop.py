@@ -1,6 +1,7 @@
 """The loop: when a run logs, evaluates, saves and stops, and what it says when it cannot continue."""
 
 import errno
+import itertools
 import json
 import math
 import random
@@ -22,6 +23,7 @@ from torch import Tensor
 import minigpt.storage.checkpoint as storage
 import minigpt.training.learner as learner
 import minigpt.training.loop as loop
+import minigpt.training.schedule as schedule
 import minigpt.training.snapshot as snapshot
 from minigpt.errors import InsufficientMemoryError, RunFinishedError, TrainingError
 from minigpt.model.gpt import GPT
@@ -105,7 +107,7 @@ def test_logging_evaluating_and_saving_change_no_weight(go: Any) -> None:
     calm, _ = go("calm", train__log_every=100, train__eval_every=100, train__save_every=100, **settings)
     busy, _ = go(
         "busy", train__log_every=1, train__eval_every=1, train__save_every=1, train__keep_last=3,
-        train__histograms=True, probes=(use_randomness,), **settings,
+        probes=(use_randomness,), **settings,
     )  # fmt: skip
     assert same(tensors(calm, 12), tensors(busy, 12))
 
@@ -278,21 +280,26 @@ def test_a_system_error_names_its_file(go: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_busy_machine_is_reported_once(go: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_busy: bool) -> None:
     monkeypatch.setattr(loop, "is_busy", lambda: is_busy)
+    times = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(schedule.Clock, "training", property(lambda clock: next(times)))
     go(train__log_every=1)
     assert capsys.readouterr().err.count("other programs keep the processor busy") == is_busy
 
 
-@pytest.mark.parametrize("seconds", [1e-9, 1e9])
+@pytest.mark.parametrize(("seconds", "step", "says_so"), [(1e-9, 10.0, True), (1e9, 10.0, False), (1e-9, 0.01, False)])
 def test_a_run_that_will_take_longer_than_it_should_says_so_early_and_once(
-    go: Any, capsys: Any, seconds: float
+    go: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, step: float, says_so: bool
 ) -> None:
+    """Except in its last second. The clock of this test advances by a `step` at each log line."""
+    times = itertools.count(0.0, step)
+    monkeypatch.setattr(schedule.Clock, "training", property(lambda clock: next(times)))
     go(train__log_every=1, seconds=seconds)
     lines = capsys.readouterr().err.splitlines()
     late = [at for at, line in enumerate(lines) if line.startswith("the machine is slower than when measured: ")]
-    assert len(late) == (seconds < 1)
+    assert len(late) == says_so
     evaluated = [at for at, line in enumerate(lines) if line.startswith("step ")]
     assert all(at < evaluated[1] for at in late)  # evaluated[0] is step 0
-    assert all(lines[at].endswith(": about 0 seconds are left, and the result stays the same") for at in late)
+    assert all(lines[at].endswith(": about 1.8 minutes are left, and the result stays the same") for at in late)
 
 
 def test_the_learning_rate_is_that_of_the_middle_of_a_step(go: Any) -> None:
@@ -380,17 +387,21 @@ def test_training_does_not_import_the_compiler_unless_it_uses_it(tmp_path: Path)
     """Importing it takes nearly a second."""
     (tmp_path / "text.txt").write_text("to be or not to be " * 20)
     code = (
-        "import sys; from minigpt.cli.main import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
+        "import sys; from minigpt.cli.app import app; app(['train', 'text.txt', '-s', 'train.steps=2', '-s', "
         "'runtime.compile=false'], standalone_mode=False); sys.exit('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_start_from_trained_weights_waits_until_its_losses_are_lower() -> None:
-    """A new schedule raises the loss at first, which must not use up the patience."""
-    state = TrainState()
-    for state.step, loss in enumerate((1.0, 1.2, 1.15, 1.1, 1.05, 0.98, 0.99)):
-        state.observe(loss, is_trained=True)
-        assert state.evaluations_since_best == (1 if state.step == 6 else 0)
-    assert (state.best_step, state.best_loss) == (5, 0.98)
+def test_a_start_from_trained_weights_runs_out_of_patience_after_the_warmup(
+    go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the start counts. The first steps of a new schedule may raise it."""
+    start, _ = go("start")
+    script_losses(monkeypatch, [1.0, 1.4, 1.3, 1.2, 1.1, 1.05, 0.9])
+    config = make_config(train__eval_every=1, train__patience=2, optim__warmup=0.25)  # 3 of 12 steps
+    (start.parent / "new").mkdir()
+    outcome = train(config, start.parent / "new", make_data(), start=load_checkpoint(start))
+    assert (outcome.is_early, outcome.state.step) == (True, 5)
+    assert (outcome.state.best_step, outcome.state.best_loss) == (0, 1.0)

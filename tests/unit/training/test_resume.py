@@ -168,7 +168,7 @@ def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> st
 
 def test_without_a_change_nothing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert resumed(tmp_path / "run", capsys) is None
-    more = {"train__eval_every": 3, "train__log_every": 2, "train__histograms": True, "train__keep_last": 3}
+    more = {"train__eval_every": 3, "train__log_every": 2, "train__keep_last": 3}
     assert resumed(tmp_path / "other", capsys, **more) is None
 
 

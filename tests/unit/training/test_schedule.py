@@ -35,7 +35,9 @@ def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
     ],
 )
 def test_evaluations_are_few_enough_and_at_round_steps(steps: int, validation: int, every: int) -> None:
-    assert eval_steps(steps, 32 * 128, validation) == every
+    config = make_config(train__eval_every="auto", train__batch_size=32, model__context=128)
+    assert eval_steps(config, steps, validation) == every
+    assert eval_steps(make_config(train__eval_every=7), steps, validation) == 7
 
 
 CASES = {

@@ -19,7 +19,7 @@ from random_models import TEXT, checkpoint, excerpt, recurrent
 from minigpt.errors import UserError, ViewError
 from minigpt.interpret.effects import CLEAR
 from minigpt.interpret.extract import ablate_heads, extract
-from minigpt.interpret.scores import is_in_word
+from minigpt.interpret.scores import are_letters
 from minigpt.model.load import load_model, load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Origin
@@ -69,7 +69,9 @@ def test_the_page_has_the_weights_and_minigpts_own_logits(exact: bool) -> None:
     assert (change == 0) == exact
 
 
-def test_the_page_starts_where_a_head_matters_most() -> None:
+@pytest.mark.parametrize("threshold", [CLEAR, 0.0])
+def test_the_page_starts_where_a_head_matters_most(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.interpret.effects.CLEAR", threshold)
     loaded = checkpoint(layers=2, heads=3, width=48)
     data = page_data(build_page(loaded, excerpt(loaded)))
     ids, model = loaded.tokenizer.encode(data["text"]).tolist(), load_transformer(rounded(loaded))
@@ -84,12 +86,18 @@ def test_the_page_starts_where_a_head_matters_most() -> None:
             for at in late:
                 drop = usual[at] - without[at, likeliest[at]]
                 drops[at, (layer, head)] = (drop * weights[layer, head, at].max()).item()
-    clear = {at for at in late if usual[at] >= CLEAR}
-    letters = {at for at in clear if is_in_word(loaded.tokenizer.decode([int(likeliest[at])]))}
+    clear = {at for at in late if usual[at] >= threshold}
+    letters = {at for at in clear if are_letters(data["text"][at + 1])[0]}
     chosen = letters or clear or set(late)
     assert (data["selected"], tuple(data["head"])) == max(
         (key for key in drops if key[0] in chosen), key=lambda key: drops[key]
     )
+
+
+@pytest.mark.parametrize("text", ["Spe", "ear", "men", "All", "we ", "any"])
+def test_the_page_never_starts_at_the_last_letter(text: str) -> None:
+    loaded = checkpoint()
+    assert page_data(build_page(loaded, excerpt(loaded, text)))["selected"] == 1
 
 
 def test_a_start_of_ones_own() -> None:

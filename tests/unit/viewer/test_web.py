@@ -14,6 +14,7 @@ import torch
 
 from minigpt.config.resolve import contradictions
 from minigpt.config.schema import FAMILIES, ModelConfig, RunConfig, SampleConfig
+from minigpt.interpret.excerpt import glyph
 from minigpt.interpret.extract import extract
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, build_model
@@ -128,12 +129,27 @@ def test_the_cases_have_every_switch(cases: list[dict[str, Any]]) -> None:
         assert {case["config"][name] for case in cases} == choices
 
 
-def test_the_page_agrees_with_pytorch(cases: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def node() -> str:
     if NODE is None:
         assert "CI" not in os.environ, "node is not installed"
         pytest.skip("node is not installed")
+    return NODE
+
+
+def test_the_page_shows_characters_as_python_does(node: str) -> None:
+    """The marks are of the categories Mn, Mc and Me."""
+    shown = [*map(chr, range(1, 0x180)), *"\u0301\u0903\u20dd\u200f\u2028\u3000\u3164\u2800\ue000\ufeff我😀"]
+    script = "import { glyph } from './src/letters.js';"
+    script += "console.log(JSON.stringify([...process.argv[1]].map(glyph)))"
+    command = [node, "--input-type=module", "-e", script, "".join(shown)]
+    ended = subprocess.run(command, cwd=WEB, capture_output=True, text=True, encoding="utf-8", check=True)
+    assert json.loads(ended.stdout) == [glyph(character) for character in shown]
+
+
+def test_the_page_agrees_with_pytorch(cases: list[dict[str, Any]], node: str, tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    command = [NODE, "test/agree.mjs", str(tmp_path / "cases.json")]
+    command = [node, "test/agree.mjs", str(tmp_path / "cases.json")]
     ended = subprocess.run(command, cwd=WEB, capture_output=True, text=True, encoding="utf-8", timeout=300)
     assert ended.returncode == 0, ended.stderr
     differences = json.loads(ended.stdout)

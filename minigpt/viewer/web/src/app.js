@@ -1,6 +1,7 @@
 /** What the page shows, and what its visitor can do. Panels draw from the state; only this file changes it. */
 
 import { choose, penalize, softmax, weigh } from "./filters.js";
+import { History } from "./history.js";
 import { isUnfinished, windowStart } from "./letters.js";
 import { isRecurrent } from "./weights.js";
 
@@ -31,13 +32,10 @@ import { isRecurrent } from "./weights.js";
  */
 
 export const MAX_LETTERS = 20_000;
-const MAX_UNDO = 200;
-const PAUSE = 30;
 /** Milliseconds between two letters, so that eyes can follow. */
-const TYPING = 1000;
-/** Milliseconds without a key that end a step of Undo. */
-const NOTICE = 6000;
+const PAUSE = 30;
 /** Milliseconds that a message stays. */
+const NOTICE = 6000;
 
 export class App {
   /** @param {import("./types.js").Payload} payload
@@ -49,27 +47,23 @@ export class App {
     this.send = send;
     /** @type {((state: State) => void)[]} */
     this.panels = [];
-    /** @type {{text: string, selected: number}[]} */
-    this.history = [];
-    /** @type {typeof this.history} what Redo brings back */
-    this.future = [];
+    this.history = new History();
     /** @type {string[]} letters that the message names */
     this.unknown = [];
-    this.lastGroup = "";
-    this.lastEdit = 0;
-    this.notice = 0;
+    this.notice = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
     this.requests = 0;
     /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
     this.asked = [];
     /** @type {number | undefined} the request whose answer Step waits for */
     this.due = undefined;
-    /** @type {Map<number, (reply: any) => void>} */
-    this.waiting = new Map();
+    /** @type {{id: number, use: (reply: any) => void} | undefined} the newest request for details */
+    this.details = undefined;
     /** @type {number[]} bytes of an unfinished character that the model is writing */
     this.unfinished = [];
     const { letters, ids } = vocabulary.encode(payload.text);
     /** @type {Head | null} the chosen one, which a model may not have */
     this.head = payload.head && { layer: payload.head[0], head: payload.head[1] };
+    const isShown = this.has(0, this.head);
     this.start = Math.max(0, letters.findIndex((letter) => letter.last >= payload.selected));
     /** @type {State} */
     this.state = {
@@ -79,8 +73,8 @@ export class App {
       selected: this.start,
       model: 0,
       other: null,
-      head: this.head,
-      shade: payload.head ? "head" : "surprise",
+      head: isShown ? this.head : null,
+      shade: isShown ? "head" : "surprise",
       muted: payload.models.map(() => new Set()),
       sampling: { ...payload.sample },
       isWriting: false,
@@ -109,6 +103,11 @@ export class App {
     return layer * this.model.config.n_head + head;
   }
 
+  /** Whether a model has a head. @param {number} model @param {Head | null} head */
+  has(model, head) {
+    return Boolean(head && this.payload.models[model].heads[head.layer]?.[head.head]);
+  }
+
   /** Change the state, and draw it in the next frame. @param {Partial<State>} changes */
   set(changes) {
     Object.assign(this.state, changes);
@@ -124,7 +123,7 @@ export class App {
   say(message) {
     this.unknown = [];
     clearTimeout(this.notice);
-    this.notice = window.setTimeout(() => this.set({ message: "" }), NOTICE);
+    this.notice = setTimeout(() => this.set({ message: "" }), NOTICE);
     this.set({ message });
   }
 
@@ -149,15 +148,14 @@ export class App {
     if (isTooLong) this.say(`The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`);
     if (text === "") this.say("The model needs at least one letter to start from.");
     if (isTooLong || text === "" || text === this.state.text) return this.set({ isWriting: false });
-    const now = performance.now();
-    if (!group || group !== this.lastGroup || (group === "typing" && now - this.lastEdit > TYPING)) {
-      this.history.push({ text: this.state.text, selected: this.state.selected });
-      if (this.history.length > MAX_UNDO) this.history.shift();
-    }
-    this.future = [];
-    this.lastGroup = group;
-    this.lastEdit = now;
+    this.history.record(this.version(), group, performance.now());
     this.show(text, caret);
+  }
+
+  /** The text and the selected letter, as Undo brings them back. */
+  version() {
+    const { text, selected } = this.state;
+    return { text, selected };
   }
 
   /** @param {string} text @param {number} caret */
@@ -170,22 +168,19 @@ export class App {
   }
 
   undo() {
-    this.travel(this.history, this.future, "Nothing to undo.");
+    this.travel(this.history.undo(this.version()), "Nothing to undo.");
   }
 
   redo() {
-    this.travel(this.future, this.history, "Nothing to redo.");
+    this.travel(this.history.redo(this.version()), "Nothing to redo.");
   }
 
-  /** Show the newest text of a list, and keep this one in another list.
-   * @param {typeof this.history} from @param {typeof this.history} to @param {string} nothing */
-  travel(from, to, nothing) {
-    const target = from.pop();
+  /** @param {import("./history.js").Version | undefined} version to show @param {string} nothing if there is none */
+  travel(version, nothing) {
     this.set({ isWriting: false });
-    if (!target) return this.say(nothing);
-    to.push({ text: this.state.text, selected: this.state.selected });
-    this.show(target.text, 0);
-    this.select(target.selected);
+    if (!version) return this.say(nothing);
+    this.show(version.text, 0);
+    this.select(version.selected);
   }
 
   /** Go back to the text and the letter that the page started with. */
@@ -197,7 +192,7 @@ export class App {
   /** Select a letter. @param {number} index */
   select(index) {
     const selected = Math.min(Math.max(0, index), this.state.letters.length - 1);
-    this.lastGroup = "";
+    this.history.endGroup();
     this.unfinished = [];
     this.set({ selected, isWriting: false });
     this.ask();
@@ -227,7 +222,7 @@ export class App {
   /** Start or stop writing. */
   write() {
     const isWriting = !this.state.isWriting;
-    this.lastGroup = "";
+    this.history.endGroup();
     this.session = `write ${this.requests}`;
     this.set({ isWriting });
     if (isWriting) this.step(this.session);
@@ -264,18 +259,17 @@ export class App {
   /** Switch these heads off, and all others on. @param {Iterable<number>} heads layer * n_head + head */
   mute(heads) {
     const { model, muted } = this.state;
+    this.history.endGroup();
     this.set({ muted: muted.map((set, index) => (index === model ? new Set(heads) : set)) });
     this.ask();
   }
 
   /** @param {number} model @param {number | null} other */
   compare(model, other) {
-    const { n_layer, n_head } = this.payload.models[model].config;
-    const { head } = this;
     const before = this.state.model;
-    const exists = head && head.layer < n_layer && head.head < n_head && this.payload.models[model].heads.length;
     if (other === model) other = before === model ? null : before;
-    this.set({ model, other, head: exists ? head : null });
+    this.history.endGroup();
+    this.set({ model, other, head: this.has(model, this.head) ? this.head : null });
     this.ask();
   }
 
@@ -309,21 +303,21 @@ export class App {
     return { id: this.requests++, model: index, ids: seen, selected: at, at, from, muted: [...muted[index]] };
   }
 
-  /** Ask once, and give the reply, and what was asked about, to a panel that shows details.
+  /** Ask once, and give the reply, and what was asked about, to a panel that shows details. A later request cancels it.
    * @param {object} request @param {(reply: any, position: ReturnType<App["position"]>) => void} use */
   askOnce(request, use) {
     const position = this.position(this.state.model);
-    this.waiting.set(position.id, (reply) => {
-      if (!document.querySelector("dialog")) use(reply, position); // an earlier click may have opened one
-    });
+    this.details = { id: position.id, use: (reply) => use(reply, position) };
     this.send({ ...position, ...request });
   }
 
   /** Receive a reply of the engine. @param {any} reply */
   receive(reply) {
-    const use = this.waiting.get(reply.id);
-    this.waiting.delete(reply.id);
-    if (use) return use(reply);
+    const { details } = this;
+    if (details && reply.id === details.id) {
+      this.details = undefined;
+      return details.use(reply);
+    }
     if (reply.kind === "error") {
       if (reply.model === this.state.model) this.set({ isWriting: false });
       this.say(reply.message);
@@ -350,7 +344,7 @@ export class App {
   /** Write the next letter. Without a pause, or with a byte that does not end a letter, at once. */
   follow() {
     if (this.state.isWriting) setTimeout(() => this.state.isWriting && this.step(this.session), PAUSE);
-    else if (this.unfinished.length) this.step(this.lastGroup);
+    else if (this.unfinished.length) this.step(this.history.group);
     else if (this.due === this.look?.id) this.step();
   }
 }

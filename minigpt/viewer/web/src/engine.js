@@ -2,46 +2,58 @@
 
 import source from "worker:source";
 
-import { Session } from "./session.js";
+import { isLook, Session } from "./session.js";
 
 /**
  * @typedef {import("./session.js").Request} Request
+ * @typedef {import("./session.js").Reply} Reply
  * @param {import("./weights.js").Model[]} models
- * @param {(reply: import("./session.js").Reply) => void} onReply
+ * @param {(reply: Reply) => void} onReply
  * @returns {{send: (request: Request) => void}}
  */
 export function connect(models, onReply) {
   const needed = models.map(({ config, weights }) => ({ config, weights }));
-  /** @type {Worker | Session | undefined} */
-  let target;
-  let waiting = /** @type {Request[]} */ ([]);
+  /** @type {((request: Request) => void) | undefined} */
+  let pass;
+  /** Requests without their last reply, by id: a worker that dies leaves them to its successor. */
+  const unanswered = /** @type {Map<number, Request>} */ (new Map());
 
-  const start = (/** @type {Worker | Session} */ ready) => {
-    target = ready;
-    for (const request of waiting) send(request);
-    waiting = [];
+  const receive = (/** @type {Reply} */ reply) => {
+    if (!["look", "whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
+    onReply(reply);
+  };
+  const start = (/** @type {(request: Request) => void} */ to) => {
+    pass = to;
+    for (const request of unanswered.values()) pass(request);
+  };
+  const startHere = () => {
+    const session = new Session(needed, receive);
+    start((request) => session.send(request));
   };
   const send = (/** @type {Request} */ request) => {
-    if (target instanceof Session) target.send(request);
-    else if (target) target.postMessage(request);
-    else waiting.push(request);
+    for (const [id, other] of unanswered) { // a new look cancels the last one of its model
+      if (isLook(request) && isLook(other) && other.model === request.model) unanswered.delete(id);
+    }
+    unanswered.set(request.id, request);
+    pass?.(request);
   };
 
   try {
     const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
     worker.onmessage = ({ data }) => {
-      if (data !== "ready") return onReply(data);
+      if (data !== "ready") return receive(data);
       worker.postMessage(needed);
-      start(worker);
+      start((request) => worker.postMessage(request));
     };
     // A policy that blocks the worker is an event, not an exception. Later, the worker has run out of memory.
     worker.onerror = (event) => {
       event.preventDefault();
+      worker.onmessage = worker.onerror = null;
       worker.terminate();
-      start(new Session(needed, onReply));
+      startHere();
     };
   } catch { // some browsers refuse workers to pages from a file
-    start(new Session(needed, onReply));
+    startHere();
   }
   return { send };
 }

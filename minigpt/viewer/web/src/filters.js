@@ -21,7 +21,7 @@ export function penalize(logits, seen, penalty) {
  * most likely token, the first of equals, and 0 for all others.
  * @param {ArrayLike<number>} logits (V) @param {Filters} settings @returns {Float64Array} (V) */
 export function weigh(logits, { temperature, top_k, top_p, min_p }) {
-  const highest = Math.max(...Array.from(logits)), weights = new Float64Array(logits.length);
+  const highest = largest(logits), weights = new Float64Array(logits.length);
   if (temperature === 0) {
     weights[Array.prototype.indexOf.call(logits, highest)] = 1;
     return weights;
@@ -39,7 +39,7 @@ export function weigh(logits, { temperature, top_k, top_p, min_p }) {
     }
   }
   if (min_p > 0) { // Nguyen et al. 2024, https://arxiv.org/abs/2407.01082
-    const least = min_p * Math.max(...weights);
+    const least = min_p * largest(weights);
     for (let i = 0; i < weights.length; i++) if (weights[i] < least) weights[i] = 0;
   }
   return weights;
@@ -82,7 +82,14 @@ export function softmax(logits) {
 
 /** @param {ArrayLike<number>} values @returns {number} the index of the largest value, the first of equals */
 export function argmax(values) {
-  return Array.prototype.indexOf.call(values, Math.max(...Array.from(values)));
+  return Array.prototype.indexOf.call(values, largest(values));
+}
+
+/** The largest value. `Math.max(...values)` fails for a large vocabulary. @param {ArrayLike<number>} values */
+export function largest(values) {
+  let most = -Infinity;
+  for (let i = 0; i < values.length; i++) most = Math.max(most, values[i]);
+  return most;
 }
 
 /** @param {ArrayLike<number>} logits (V) @param {number} id @returns {number} the probability of this token alone */

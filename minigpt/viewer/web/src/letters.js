@@ -4,7 +4,9 @@
  * `start` and `end` are offsets in the string, `first` and `last` the indices of its tokens. */
 /** @typedef {{letters: Letter[], ids: number[]}} Encoded */
 
-const GLYPHS = /** @type {Record<string, string>} */ ({ " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽" });
+const GLYPHS = /** @type {Record<string, string>} */ ({
+  " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u007f": "␡", "\u00a0": "⍽",
+});
 
 export class Vocabulary {
   /** @param {string} tokenizer "char" or "byte" @param {string[]} [tokens] the characters of a "char" tokenizer */
@@ -41,7 +43,8 @@ export class Vocabulary {
 
   /** The text of tokens. Bytes that are not UTF-8 become U+FFFD. @param {number[]} ids */
   decode(ids) {
-    return this.isByte ? new TextDecoder().decode(new Uint8Array(ids)) : ids.map((id) => this.tokens[id]).join("");
+    if (!this.isByte) return ids.map((id) => this.tokens[id]).join("");
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(ids)); // true: keep a byte order mark
   }
 
   /** A token in visible form. @param {number} id */
@@ -71,6 +74,21 @@ export function glyph(letter) {
   return /^[\p{C}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/u.test(letter)
     ? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`
     : letter;
+}
+
+/** A text as a text field holds it: the field would turn carriage returns into newlines. @param {string} text */
+export function toField(text) {
+  return text.replaceAll("\r", GLYPHS["\r"]);
+}
+
+/** The text after an edit: carriage returns outside the edited part stay.
+ * @param {string} value of the field @param {string} before the text before the edit */
+export function fromField(value, before) {
+  const old = toField(before), most = Math.min(value.length, old.length);
+  let start = 0, end = 0;
+  while (start < most && value[start] === old[start]) start++;
+  while (end < most - start && value.at(-1 - end) === old.at(-1 - end)) end++;
+  return before.slice(0, start) + value.slice(start, value.length - end) + before.slice(before.length - end);
 }
 
 /** The index of the first token that the model sees, when it predicts what follows `length` tokens.

@@ -4,7 +4,7 @@ import { App } from "./app.js";
 import { openCompute } from "./compute.js";
 import { h, named, setText, term } from "./dom.js";
 import { connect } from "./engine.js";
-import { argmax, normalize } from "./filters.js";
+import { argmax, largest, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
 import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
@@ -35,11 +35,9 @@ function fail(message) {
 function start(payload) {
   const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
-  let isChecked = !models[0].weights;
   const recorded = { ids: vocabulary.encode(payload.text).ids, selected: payload.selected };
   /** @type {App} */
   const app = new App(payload, vocabulary, (request) => {
-    if (!isChecked && !request.kind) return; // a look now would cancel the check, after which the page asks
     if (models[request.model].weights) return engine.send(request);
     const replies = recall(models[request.model], vocabulary.size, request, recorded);
     for (const reply of replies) app.receive(reply);
@@ -69,20 +67,17 @@ function start(payload) {
   listen(app, compute);
   const { ids, logits } = models[0].check;
   if (models[0].weights) {
-    engine.send({ id: CHECK, model: 0, ids, selected: ids.length - 1, muted: [], effects: false });
+    engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
   } else {
     setText(check, "The model is too large to run in this page: these are recorded numbers. See --max-weights.");
-    app.ask();
   }
+  app.ask();
   app.set({});
 
-  /** The first reply: compare it with minigpt's logits. @param {any} reply */
+  /** Compare the page's logits with minigpt's. @param {any} reply */
   function showCheck(reply) {
-    if (reply.kind === "error") fail(reply.message);
-    if (reply.kind !== "look") return;
-    isChecked = true;
-    app.ask();
-    const difference = Math.max(...logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
+    if (reply.kind === "error") return fail(reply.message);
+    const difference = largest(logits.map((logit, i) => Math.abs(logit - reply.logits[i])));
     const points = (100 * Math.max(...models.map((model) => model.rounding))).toFixed(1);
     const rounded = `; 8-bit weights change the probabilities here by at most ${points} points`;
     const checked = models.length > 1 ? `${named(models[0])}, ` : "";
@@ -105,7 +100,8 @@ function header(app) {
     const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
     const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
     title.replaceChildren(h("bdi", name));
-    const size = `A ${kind} of ${parameters.toLocaleString("en")} `;
+    const article = /^[LR]/.test(kind) ? "An" : "A"; // an LSTM, an RNN
+    const size = `${article} ${kind} of ${parameters.toLocaleString("en")} `;
     about.replaceChildren(size, term("parameters"), `, ${summary}. ${live}`);
   });
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");

@@ -10,22 +10,30 @@ import { isRecurrent, unpack } from "./weights.js";
  *   effects: boolean}} LookRequest   muted: layer * H + head
  * @typedef {{id: number, kind: "detail" | "matrix", model: number, ids: number[], selected: number, muted: number[],
  *   layer: number, head: number}} HeadRequest
- * @typedef {LookRequest | HeadRequest} Request
+ * @typedef {{id: number, kind: "logits", model: number, ids: number[], selected: number, muted: number[]}}
+ *   LogitsRequest   for the logits alone; a look does not cancel it
+ * @typedef {LookRequest | HeadRequest | LogitsRequest} Request
  * @typedef {{id: number, kind: "look", model: number, logits: Float32Array, surprise: Float32Array,
  *   attention: Float32Array}} LookReply   logits (V) after the selected token; the probability (T) that the model gave
  *   to each token, NaN for the first; the attention (L, H, selected + 1) of the selected position
  * @typedef {{id: number, kind: "whole", model: number, logits: Float32Array}} WholeReply   if no head were muted
  * @typedef {{id: number, kind: "effect", model: number, layer: number, head: number, logits: Float32Array}} EffectReply
+ * @typedef {{id: number, kind: "logits", logits: Float32Array}} LogitsReply
  * @typedef {{id: number, kind: "detail"} & ReturnType<Transformer["detail"]>} DetailReply
  * @typedef {{id: number, kind: "matrix"} & ReturnType<Transformer["matrix"]>} MatrixReply
  * @typedef {{id: number, model: number} & ({kind: "done"} | {kind: "error", message: string})} EndReply
- * @typedef {LookReply | WholeReply | EffectReply | DetailReply | MatrixReply | EndReply} Reply
+ * @typedef {LookReply | WholeReply | EffectReply | LogitsReply | DetailReply | MatrixReply | EndReply} Reply
  * @typedef {Generator<void, void, void>} Work
  * @typedef {{model: import("./weights.js").Model, engine?: Transformer | Recurrent, run?: any}} Entry
  */
 
 /** Milliseconds of work before other events have their turn. */
 const SLICE = 8;
+
+/** @param {Request} request @returns {request is LookRequest} */
+export function isLook(request) {
+  return (request.kind ?? "look") === "look";
+}
 
 export class Session {
   /** @param {import("./weights.js").Model[]} models @param {(reply: Reply) => void} onReply */
@@ -41,11 +49,11 @@ export class Session {
 
   /** Answer a request later. A new look cancels the last one of its model, and all effects. @param {Request} request */
   send(request) {
-    if (request.kind === "detail" || request.kind === "matrix") {
-      this.inspections.push(this.guarded(request, this.inspect(request)));
-    } else {
-      this.looks.set(request.model, this.guarded(request, this.lookAt(/** @type {LookRequest} */ (request))));
+    if (isLook(request)) {
+      this.looks.set(request.model, this.guarded(request, this.lookAt(request)));
       this.effects = undefined;
+    } else {
+      this.inspections.push(this.guarded(request, this.inspect(request)));
     }
     if (!this.working) void this.drive();
   }
@@ -119,9 +127,11 @@ export class Session {
     this.reply({ id, kind: "done", model });
   }
 
-  /** @param {HeadRequest} request @returns {Work} */
+  /** @param {HeadRequest | LogitsRequest} request @returns {Work} */
   *inspect(request) {
-    const { id, kind, layer, head, selected } = request, { engine, run } = yield* this.compute(request);
+    const { id, selected } = request, { engine, run } = yield* this.compute(request);
+    if (request.kind === "logits") return this.reply({ id, kind: "logits", logits: run.logits(selected).slice() });
+    const { kind, layer, head } = request;
     if (!(engine instanceof Transformer)) throw new Error("this model has no heads");
     if (kind === "detail") this.reply({ id, kind, ...engine.detail(run, layer, head, selected) });
     else this.reply({ id, kind, ...engine.matrix(run, layer, head) });

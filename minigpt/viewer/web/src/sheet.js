@@ -1,4 +1,4 @@
-/** Sheets: what opens over the workbench and closes again. */
+/** Sheets: what opens over the workbench and closes again. There is one at most. */
 
 import { h, table } from "./dom.js";
 
@@ -11,6 +11,7 @@ export function openSheet(title, ...content) {
   const dialog = h("dialog.sheet", { "aria-label": title }, inside);
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  document.querySelector("dialog")?.close();
   document.body.append(dialog);
   dialog.showModal();
   return { close: () => dialog.close() };

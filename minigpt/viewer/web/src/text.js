@@ -1,7 +1,7 @@
 /** The text panel: an editable text over a drawn copy that shows the selected letter and what a head attends to. */
 
 import { argmax } from "./filters.js";
-import { glyph } from "./letters.js";
+import { fromField, glyph, toField } from "./letters.js";
 import { h, percent, setText, term } from "./dom.js";
 
 /** The maximum number of letters to draw apart. */
@@ -48,8 +48,8 @@ export function textPanel(app) {
     if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) area.focus();
   });
   function typed() {
-    app.edit(area.value, area.selectionStart, "typing");
-    if (!area.value) area.setRangeText(app.state.text, 0, 0, "select"); // what is typed next replaces it
+    app.edit(fromField(area.value, app.state.text), area.selectionStart, "typing");
+    if (!area.value) area.setRangeText(toField(app.state.text), 0, 0, "select"); // what is typed next replaces it
   }
   let isComposing = false; // an input method, such as pinyin, writes letters that it will replace
   area.addEventListener("compositionstart", () => {
@@ -63,7 +63,7 @@ export function textPanel(app) {
   });
   area.addEventListener("input", () => isComposing || typed());
   area.addEventListener("beforeinput", (event) => {
-    if (area.selectionStart !== area.selectionEnd) app.lastGroup = ""; // to replace a selection is a step of Undo
+    if (area.selectionStart !== area.selectionEnd) app.history.endGroup(); // to replace a selection is a step of Undo
     if (!event.inputType.startsWith("history")) return;
     event.preventDefault();
     if (event.inputType === "historyUndo") app.undo();
@@ -85,8 +85,8 @@ export function textPanel(app) {
       area.setSelectionRange(end, end);
   }
   document.addEventListener("selectionchange", () => {
-    if (document.activeElement !== area || area.selectionStart !== area.selectionEnd || area.value !== app.state.text)
-      return;
+    const isCaret = document.activeElement === area && area.selectionStart === area.selectionEnd;
+    if (!isCaret || area.value !== toField(app.state.text)) return;
     const at = app.state.letters.findIndex((letter) => letter.end >= area.selectionStart);
     if (at !== app.state.selected && area.selectionStart !== app.state.letters[app.state.selected].end) app.select(at);
   });
@@ -100,19 +100,20 @@ export function textPanel(app) {
     if (isComposing) return;
     const { text, letters, selected } = state;
     const look = app.look;
-    if (area.value !== text) area.value = text;
+    const value = toField(text);
+    if (area.value !== value) area.value = value;
     moveCaret();
     const { from } = app.position(state.model);
     const unseen = letters.findIndex((letter) => letter.last >= from);
     const first = Math.max(unseen, selected - DRAWN + 1);
     const last = Math.min(letters.length, first + Math.min(app.context(state.model), DRAWN));
-    setText(before, text.slice(0, letters[first].start));
-    setText(after, text.slice(last ? letters[last - 1].end : 0));
+    setText(before, value.slice(0, letters[first].start));
+    setText(after, value.slice(last ? letters[last - 1].end : 0));
     while (spans.length > last - first) spans.pop()?.remove();
     while (spans.length < last - first) spans.push(windowed.appendChild(h("span")));
     const shares = shading(state, look);
     for (let i = 0; i < spans.length; i++) drawLetter(spans[i], letters[first + i], first + i, selected, shares);
-    const top = look ? look.logits.indexOf(Math.max(...look.logits)) : -1;
+    const top = look ? argmax(look.logits) : -1;
     ghost.hidden = top < 0 || selected < letters.length - 1 || isRecorded;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
     if (spans[selected + 1 - first] && top >= 0) {
@@ -124,8 +125,8 @@ export function textPanel(app) {
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
     write.disabled = step.disabled = !app.model.weights;
-    undo.disabled = app.history.length === 0;
-    redo.disabled = app.future.length === 0;
+    undo.disabled = app.history.past.length === 0;
+    redo.disabled = app.history.future.length === 0;
     setText(message, state.message);
     message.hidden = !state.message;
     const count = app.muted.size;
@@ -176,7 +177,7 @@ export function textPanel(app) {
 /** @param {HTMLSpanElement} span @param {import("./letters.js").Letter} letter @param {number} index
  * @param {number} selected @param {number[]} shares */
 function drawLetter(span, letter, index, selected, shares) {
-  setText(span, letter.text);
+  setText(span, toField(letter.text));
   span.dataset.index = String(index);
   const share = Math.max(0, shares[index]);
   const kind = letter.text === " " ? "space" : letter.text === "\n" ? "newline" : "";

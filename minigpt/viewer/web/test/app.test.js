@@ -1,59 +1,227 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 
-import { App } from "../src/app.js";
+import { App, MAX_LETTERS } from "../src/app.js";
 import { Vocabulary } from "../src/letters.js";
 import { recall } from "../src/recorded.js";
 
-const VOCABULARY = new Vocabulary("char", ["a", "b"]);
+globalThis.requestAnimationFrame = /** @type {any} */ (() => 0); // no panel draws
+mock.timers.enable({ apis: ["setTimeout"] });
+
+const LETTERS = new Vocabulary("char", ["a", "b", "c", "\n"]);
+const BYTES = new Vocabulary("byte");
 
 /** @param {object} config @param {string} text @returns {any} */
 const payload = (config, text) => ({
-  models: [{ config: { n_layer: 1, n_head: 1, context: 4, ...config }, heads: [] }],
+  models: [{ config: { family: "modern", n_layer: 1, n_head: 2, context: 64, ...config }, heads: [[{}, {}]] }],
   text,
   selected: text.length - 1,
   head: null,
-  sample: {},
+  sample: { temperature: 0, repetition_penalty: 1 },
 });
+
+/** An app that has asked about the last letter of a text. @param {string} text @param {Vocabulary} [vocabulary] */
+function started(text, vocabulary = LETTERS) {
+  const app = new App(payload({}, text), vocabulary, () => {});
+  app.ask();
+  return app;
+}
+
+/** Answer the newest request of the first model: this token is next. @param {App} app @param {number} next */
+function answer(app, next) {
+  const logits = new Float32Array(app.vocabulary.size);
+  logits[next] = 1000;
+  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits, surprise: [], attention: [] });
+}
+
+/** Type at the end of the text. @param {App} app @param {string} letters */
+function type(app, letters) {
+  for (const letter of letters) app.edit(app.state.text + letter, app.state.text.length + 1, "typing");
+}
+
+/** Undo until nothing is left, and return the texts. @param {App} app */
+function undone(app) {
+  const texts = [];
+  while (app.history.past.length) {
+    app.undo();
+    texts.push(app.state.text);
+  }
+  return texts;
+}
 
 test("a GPT sees a window of the text, and a recurrent network sees all of it", () => {
   const position = (/** @type {string} */ family) =>
-    new App(payload({ family }, "abababab" + "a"), VOCABULARY, () => {}).position(0);
+    new App(payload({ family, context: 4 }, "abababab" + "a"), LETTERS, () => {}).position(0);
   assert.deepEqual([position("modern").from, position("modern").ids.length], [6, 3]);
   assert.deepEqual([position("lstm").from, position("lstm").ids.length], [0, 9]);
 });
 
 test("what interrupts a model inside a character drops its bytes, and Step waits for its letter", () => {
-  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
-  const bytes = new Vocabulary("byte");
-  const app = new App(payload({ family: "modern", context: 64 }, "abc def"), bytes, () => {});
-  app.set({ sampling: /** @type {any} */ ({ temperature: 0, repetition_penalty: 1 }) });
-  app.ask();
+  const app = started("abc def", BYTES);
   app.continueWith(0xe4); // the first of three bytes
   app.select(2);
   assert.deepEqual([app.unfinished, app.state.text], [[], "abc def"]);
-  const logits = new Float32Array(256);
-  logits[0x21] = 1000;
-  const look = { kind: "look", model: 0, logits, surprise: [], attention: [] };
-  const answer = () => app.receive({ ...look, id: app.asked[0].id });
-  answer();
+  answer(app, 0x21);
   app.select(4);
   app.step();
   app.select(3);
-  answer();
+  answer(app, 0x21);
   assert.equal(app.state.text, "abc def");
   app.select(6);
   app.step();
-  answer();
-  answer();
+  answer(app, 0x21);
+  answer(app, 0x21);
   assert.equal(app.state.text, "abc def!");
 });
 
+test("Step before the first answer writes a letter once it comes", () => {
+  const app = started("ab");
+  app.step();
+  answer(app, 2);
+  assert.equal(app.state.text, "abc");
+});
+
+test("a byte model writes a byte order mark", () => {
+  const app = started("ab", BYTES);
+  app.step();
+  for (const byte of [0xef, 0xbb, 0xbf]) answer(app, byte);
+  assert.deepEqual([app.state.text, app.state.ids.length], ["ab\ufeff", 5]);
+});
+
+test("what a model writes until it pauses is one step of Undo", () => {
+  const app = started("a");
+  type(app, "b");
+  answer(app, 0);
+  app.write();
+  for (const token of [0, 1, 2]) {
+    answer(app, token);
+    mock.timers.tick(100);
+  }
+  app.write();
+  answer(app, 0);
+  mock.timers.tick(100);
+  assert.equal(app.state.text, "abaabc");
+  app.write();
+  assert.equal(app.state.text, "abaabca");
+  app.write();
+  assert.deepEqual(undone(app), ["abaabc", "ab", "a"]);
+});
+
+test("typing is one step of Undo, which a pause, a selection, a head or a model ends", (t) => {
+  let now = 0;
+  t.mock.method(performance, "now", () => now);
+  const ends = {
+    nothing: () => {},
+    pause: () => (now += 1001),
+    select: (/** @type {App} */ app) => app.select(2),
+    head: (/** @type {App} */ app) => app.toggle({ layer: 0, head: 1 }),
+    model: (/** @type {App} */ app) => app.compare(0, null),
+  };
+  for (const [name, end] of Object.entries(ends)) {
+    const app = started("a");
+    type(app, "bc");
+    now += 999;
+    end(app);
+    type(app, "ab");
+    assert.equal(app.state.text, "abcab");
+    assert.deepEqual(undone(app), name === "nothing" ? ["a"] : ["abc", "a"], name);
+  }
+});
+
+test("Undo and Redo bring back texts and their letters, until the next change", () => {
+  const app = started("abc");
+  app.select(1);
+  app.edit("abca", 4);
+  app.undo();
+  assert.deepEqual([app.state.text, app.state.selected], ["abc", 1]);
+  app.redo();
+  assert.deepEqual([app.state.text, app.state.selected], ["abca", 3]);
+  app.redo();
+  assert.equal(app.state.message, "Nothing to redo.");
+  app.restart();
+  assert.deepEqual([app.state.text, app.state.selected], ["abc", 2]);
+  app.undo();
+  assert.equal(app.state.text, "abca");
+  type(app, "b");
+  app.redo();
+  assert.equal(app.state.text, "abcab");
+  undone(app);
+  app.undo();
+  assert.equal(app.state.message, "Nothing to undo.");
+});
+
+test("a letter that replaces the rest of the text says so", () => {
+  const app = started("abc");
+  app.select(0);
+  app.continueWith(0);
+  assert.deepEqual([app.state.text, app.state.selected], ["aa", 1]);
+  assert.match(app.state.message, /replaced the rest of the text/);
+  assert.deepEqual(undone(app), ["abc"]);
+});
+
+test("unknown letters are left out and named together, and the caret stays behind its letter", () => {
+  const app = started("ab");
+  app.edit("xaxcb", 4, "typing");
+  assert.deepEqual([app.state.text, app.state.selected], ["acb", 1]);
+  for (const letter of "yz") app.edit(app.state.text + letter, 4, "typing");
+  assert.equal(app.state.message, "This model has never seen “x”, “y”, “z”: left out.");
+  app.redo(); // another message
+  app.edit(`${app.state.text}é`, 4, "typing");
+  assert.equal(app.state.message, "This model has never seen “é”: left out.");
+  app.edit("uvwxyz", 0);
+  assert.match(app.state.message, /at least one letter/);
+  assert.equal(app.state.text, "acb");
+  mock.timers.tick(10_000);
+  assert.equal(app.state.message, "");
+});
+
+test("the text has a limit, and more stops the writing", () => {
+  const app = started("a".repeat(MAX_LETTERS));
+  answer(app, 0);
+  app.write();
+  assert.deepEqual([app.state.letters.length, app.state.isWriting], [MAX_LETTERS, false]);
+  assert.match(app.state.message, /limited to 20,000 letters/);
+});
+
+test("the penalty counts the letters up to the selected one", () => {
+  const app = started("abc");
+  app.set({ sampling: { ...app.state.sampling, temperature: 1, repetition_penalty: 2, top_k: 0, top_p: 1, min_p: 0 } });
+  app.select(1);
+  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits: Float32Array.of(2, 2, 2, 2) });
+  const look = /** @type {import("../src/app.js").Look} */ (app.look);
+  assert.deepEqual(Array.from(app.weights(look), (weight) => weight === 1), [false, false, true, true]);
+});
+
+test("only the newest request counts, and its error stops the writing", () => {
+  const app = started("abc");
+  const old = app.asked[0].id;
+  app.select(1);
+  app.receive({ kind: "look", model: 0, id: old, logits: new Float32Array(4) });
+  assert.equal(app.state.looks[0], null);
+  answer(app, 2);
+  const { id } = app.asked[0], logits = new Float32Array(4);
+  app.receive({ kind: "effect", model: 0, id, layer: 0, head: 1, logits });
+  app.receive({ kind: "whole", model: 0, id, logits });
+  app.receive({ kind: "done", model: 0, id });
+  const look = /** @type {import("../src/app.js").Look | null} */ (app.look);
+  assert.deepEqual([look?.effects.get(1), look?.whole, look?.done], [logits, logits, true]);
+  app.write();
+  app.receive({ kind: "error", model: 0, id: app.asked[0].id, message: "no memory" });
+  assert.deepEqual([app.look, app.state.isWriting, app.state.message], [null, false, "no memory"]);
+});
+
+test("the newest request for details gets its answer, once", () => {
+  const app = started("abc");
+  const used = /** @type {string[]} */ ([]);
+  for (const name of ["first", "second"]) app.askOnce({ kind: "detail" }, () => used.push(name));
+  for (const id of [1, 2, 2]) app.receive({ id, kind: "detail" });
+  assert.deepEqual(used, ["second"]);
+});
+
 test("a comparison stays when its models change places", () => {
-  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
-  const two = payload({ family: "modern" }, "ab");
+  const two = payload({}, "ab");
   two.models.push(two.models[0]);
-  const app = new App(two, VOCABULARY, () => {});
+  const app = new App(two, LETTERS, () => {});
   app.compare(0, 1);
   app.compare(1, 1);
   assert.deepEqual([app.state.model, app.state.other], [1, 0]);
@@ -62,15 +230,21 @@ test("a comparison stays when its models change places", () => {
 });
 
 test("the chosen head comes back after a look at a model without it", () => {
-  globalThis.requestAnimationFrame = /** @type {any} */ (() => 0);
-  const two = payload({ family: "modern" }, "ab");
-  two.models[0].heads = [[{}]];
+  const two = payload({}, "ab");
   two.models.push({ config: { family: "lstm" }, heads: [] });
-  const app = new App({ ...two, head: [0, 0] }, VOCABULARY, () => {});
+  const app = new App({ ...two, head: [0, 1] }, LETTERS, () => {});
+  assert.equal(app.state.shade, "head");
   app.compare(1, null);
   assert.equal(app.state.head, null);
   app.compare(0, null);
-  assert.deepEqual(app.state.head, { layer: 0, head: 0 });
+  assert.deepEqual(app.state.head, { layer: 0, head: 1 });
+});
+
+test("a chosen head that no model has is ignored", () => {
+  for (const head of [[99, -1], [0, 2], [1, 0], [-1, 0]]) {
+    const { state } = new App({ ...payload({}, "ab"), head }, LETTERS, () => {});
+    assert.deepEqual([state.head, state.shade], [null, "surprise"]);
+  }
 });
 
 test("recorded numbers answer for the text of the page, and for no other text", () => {

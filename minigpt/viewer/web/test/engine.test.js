@@ -14,10 +14,10 @@ const KINDS = ["look", "whole", "effect", "effect", "effect", "effect", "done"];
 const script = await bundle("src/engine.js", [workerSource], "page");
 
 /**
- * Connect in a browser with this Worker and send a request. Return the kinds of replies.
- * @param {unknown} Worker @param {Record<string, unknown>} [more] globals
+ * Connect in a browser with this Worker and send requests. Return the kinds of replies, until the last is done.
+ * @param {unknown} Worker @param {Record<string, unknown>} [more] globals @param {object[]} [requests]
  */
-async function connected(Worker, more = {}) {
+async function connected(Worker, more = {}, requests = [LOOK]) {
   const context = vm.createContext({ Blob, URL, MessageChannel, performance, atob, Worker, ...more });
   const { connect } = vm.runInContext(`${script}; page`, context);
   const kinds = /** @type {string[]} */ ([]);
@@ -26,7 +26,7 @@ async function connected(Worker, more = {}) {
       kinds.push(reply.kind);
       if (reply.kind === "done") resolve(undefined);
     });
-    engine.send(LOOK);
+    for (const request of requests) engine.send(request);
   });
   return kinds;
 }
@@ -71,4 +71,32 @@ test("a worker that the policy blocks after its start is replaced", async () => 
     terminate() {}
   }
   assert.deepEqual(await connected(Blocked), KINDS);
+});
+
+test("a worker that dies leaves its unanswered requests to the page", async () => {
+  const head = { ...LOOK, layer: 0, head: 1 };
+  const looks = [2, 4].map((id) => ({ ...LOOK, id }));
+  const requests = [{ ...LOOK, kind: "logits" }, looks[0], { ...head, id: 3, kind: "matrix" }, looks[1]];
+  const posted = /** @type {number[]} */ ([]);
+  let ends = 0;
+  class Mortal {
+    onmessage = /** @type {((event: any) => void) | null} */ (null);
+    onerror = /** @type {((event: any) => void) | null} */ (null);
+    constructor() {
+      setTimeout(() => this.onmessage?.({ data: "ready" }), 1);
+    }
+    /** @param {any} data the models, then requests */
+    postMessage(data) {
+      posted.push(data.id);
+      if (data.kind === "logits") this.onmessage?.({ data: { id: data.id, kind: "logits" } });
+      if (data.id !== 4) return;
+      this.onmessage?.({ data: { id: 4, kind: "look" } }); // without what follows it
+      for (let errors = 0; errors < 2; errors++) this.onerror?.({ preventDefault() {} });
+    }
+    terminate() {
+      ends++;
+    }
+  }
+  assert.deepEqual(await connected(Mortal, {}, requests), ["logits", "look", "look", "matrix", ...KINDS.slice(1)]);
+  assert.deepEqual([posted, ends], [[undefined, 1, 3, 4], 1], "the second look cancels the first");
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { choose, entropy, penalize, softmax, weigh } from "../src/filters.js";
+import { argmax, choose, entropy, penalize, softmax, weigh } from "../src/filters.js";
 
 const ALL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 
@@ -46,4 +46,11 @@ test("choose inverts the cumulative distribution", () => {
   const weights = Float64Array.of(0, 1, 0, 3);
   assert.deepEqual([0, 0.2499, 0.25, 0.999999].map((uniform) => choose(weights, uniform)), [1, 1, 3, 3]);
   assert.throws(() => choose(new Float64Array(2), 0.5), /no token has a positive weight/);
+});
+
+test("a vocabulary may be large", () => {
+  const logits = new Float32Array(200_000);
+  logits[150_000] = 1000;
+  assert.equal(argmax(logits), 150_000);
+  assert.equal(choose(weigh(logits, { ...ALL, min_p: 0.5 }), 0.5), 150_000);
 });

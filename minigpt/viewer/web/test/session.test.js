@@ -50,6 +50,14 @@ test("a new look cancels the last one and its effects, but not details", async (
   assert.equal(found.filter(({ kind }) => kind === "effect").length, 4);
 });
 
+test("logits come after the look, which does not cancel them, also from a recurrent model", async () => {
+  for (const model of [MODEL, randomModel({ family: "gru" })]) {
+    const found = await replies([model], [{ ...LOOK, kind: "logits" }, { ...LOOK, id: 2, effects: false }]);
+    assert.deepEqual(found.map(({ id, kind }) => `${id} ${kind}`), ["2 look", "2 done", "1 logits"]);
+    assert.deepEqual(found[2].logits, found[0].logits);
+  }
+});
+
 test("work stops for other events, and a later look cancels effects in the middle", async () => {
   const large = randomModel({ n_layer: 4, n_embd: 64, context: 128 });
   const ids = Array.from({ length: 128 }, (_, i) => i % 5);

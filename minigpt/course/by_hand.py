@@ -7,11 +7,6 @@ Four words, vectors of five components, one head with a mask: small enough for p
 import math
 from dataclasses import dataclass
 
-import torch
-
-from minigpt.course.claims.claim import Claim, Finding, fmt, max_abs
-from minigpt.course.claims.small_models import EXACT, small_attention
-
 Matrix = list[list[float]]
 
 WORDS = ("The", "quick", "brown", "fox")
@@ -52,32 +47,3 @@ def compute(x: Matrix = X, divisor: float = math.sqrt(5)) -> Steps:
     weights = [[value / sum(row) for value in row] for row in exponentials]
     outputs = [matmul([row], v[: len(row)])[0] for row in weights]
     return Steps(q, k, v, scores, scaled, exponentials, weights, outputs)
-
-
-def one_head_by_hand() -> Finding:
-    """Compute the attention of "The quick brown fox" in plain Python. The model's layer gives the same outputs.
-
-    The components of a word say what it is: article, adjective, noun, color, animal. With these matrices, a noun looks
-    for adjectives and an animal for colors, so "fox" attends to "brown" most.
-    """
-    steps, layer = compute(), small_attention(40, n_embd=5, n_head=1)
-    x, *matrices = (torch.tensor(matrix, dtype=torch.float64) for matrix in (X, W_Q, W_K, W_V))
-    with torch.no_grad():
-        layer.qkv.weight.copy_(torch.cat([matrix.T for matrix in matrices]))
-        layer.proj.weight.copy_(torch.eye(5))
-    error = max_abs(layer(x[None])[0] - torch.tensor(steps.outputs, dtype=torch.float64))
-    measured = (
-        f"'fox' has the scores {fmt(steps.scores[3])}, the weights {fmt(steps.weights[3])} and the output "
-        f"{fmt(steps.outputs[3])}; the model differs by {fmt(error)}"
-    )
-    return Finding(error < EXACT and max(steps.weights[3]) == steps.weights[3][2], measured)
-
-
-CLAIMS = (
-    Claim(
-        40,
-        "One head projects, compares, takes a softmax and adds up: The quick brown fox, by hand",
-        ("000", "001"),
-        one_head_by_hand,
-    ),
-)

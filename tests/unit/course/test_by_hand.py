@@ -1,0 +1,17 @@
+"""The example that readers compute by hand is what the model's attention layer computes."""
+
+import pytest
+import torch
+
+from minigpt.course.by_hand import W_K, W_Q, W_V, X, compute
+from minigpt.course.small_models import EXACT, small_attention
+
+
+def test_the_example_is_the_attention_of_the_model() -> None:
+    steps, layer = compute(), small_attention(40, n_embd=5, n_head=1)
+    x, *matrices = (torch.tensor(matrix, dtype=torch.float64) for matrix in (X, W_Q, W_K, W_V))
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.cat([matrix.T for matrix in matrices]))
+        layer.proj.weight.copy_(torch.eye(5))
+        assert layer(x[None])[0].tolist() == [pytest.approx(row, abs=EXACT) for row in steps.outputs]
+    assert max(steps.weights[3]) == steps.weights[3][2], '"fox" attends to "brown" most'
