@@ -106,7 +106,7 @@ def without_scale(patch: Patch) -> None:
 
 
 def _replace_sdpa(patch: Patch, sdpa: kernels.SDPA) -> None:
-    patch.setattr(kernels, "CPU", replace(kernels.CPU, sdpa=sdpa))
+    everywhere(patch, "CPU", replace(kernels.CPU, sdpa=sdpa))
 
 
 def kernel_without_mask(patch: Patch) -> None:
