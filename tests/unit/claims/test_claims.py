@@ -107,6 +107,7 @@ def without_scale(patch: Patch) -> None:
 
 def _replace_sdpa(patch: Patch, sdpa: kernels.SDPA) -> None:
     everywhere(patch, "CPU", replace(kernels.CPU, sdpa=sdpa))
+    patch.setattr(Attention, "kernels", model.CPU)  # of a new layer
 
 
 def kernel_without_mask(patch: Patch) -> None:
