@@ -15,6 +15,7 @@ from minigpt.cli.excerpt import (
     choose_excerpt,
     notice_checkpoint,
     notice_skipped,
+    validation_split,
 )
 from minigpt.cli.input import load_run
 from minigpt.cli.options import (
@@ -48,7 +49,9 @@ def attention(
 ) -> None:
     """Show what each attention head attends to.
 
-    Each score comes with its baseline: the score of uniform attention.
+    Each score comes with its baseline: the score of uniform attention. The names of the heads are those
+    of the page of `minigpt inspect`: they come from scores over windows of the validation split. The
+    table shows these scores, or with --text, --file or --val, those of the chosen text.
 
     Examples:
       minigpt attention
@@ -56,8 +59,8 @@ def attention(
       minigpt attention mine --layer 2 --head 1 --json
     """
     from minigpt.interpret import export, images
+    from minigpt.interpret.descriptions import describe_heads, score_model
     from minigpt.interpret.extract import extract
-    from minigpt.interpret.scores import head_scores
     from minigpt.model.load import load_transformer
 
     check_writable(npz, png, read=file, force=force)
@@ -66,8 +69,13 @@ def attention(
     config = loaded.config.model
     check_index("--layer", layer, config.n_layer, "layers")
     check_index("--head", head, config.n_head, "heads")
-    activations = extract(load_transformer(loaded), excerpt.ids)
-    scores = head_scores(activations.weights, excerpt.characters)
+    model = load_transformer(loaded)
+    activations = extract(model, excerpt.ids)
+    measured = (model, loaded.tokenizer, loaded.config.data, excerpt.ids)
+    scores = score_model(*measured, validation_split(loaded))
+    descriptions = describe_heads(scores)
+    if (text, file, val) != (None, None, None):
+        scores = score_model(*measured, None)
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
     selected = list(product(layers, heads))
@@ -80,10 +88,10 @@ def attention(
         )
         write_bytes(images.to_png(images.draw(weights, layers, heads, excerpt.characters, title)), png)
     if as_json:
-        write(json_text(export.to_json(loaded, activations, excerpt, scores, selected)))
+        write(json_text(export.to_json(loaded, activations, excerpt, descriptions, scores, selected)))
         return
     notice_skipped(excerpt)
     notice_checkpoint(loaded)
     notice(f"{count(len(excerpt.ids), 'token')}, {excerpt.source}")
     rows = export.table_rows if all_scores else export.summary_rows
-    table(*rows(scores, selected))
+    table(*rows(descriptions, scores, selected))

@@ -2,21 +2,27 @@
 
 import webbrowser
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from minigpt.cli.excerpt import FileOption, MaxTokensOption, TextOption, ValOption, choose_excerpt, notice_skipped
-from minigpt.cli.input import load_other, load_run, run_dataset
+from minigpt.cli.excerpt import (
+    FileOption,
+    MaxTokensOption,
+    TextOption,
+    ValOption,
+    choose_excerpt,
+    notice_skipped,
+    validation_split,
+)
+from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
-    from minigpt.text.tokenizer import Ids
 
 MAX_SIZE = 16_000_000
 """Size of a page in bytes above which --force is required."""
@@ -72,7 +78,7 @@ def inspect(
         loaded,
         excerpt,
         others=_others(loaded, compare, _checkpoints(loaded, steps), out),
-        split=_split(loaded),
+        split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
         max_weights=max_weights,
         exact=exact,
@@ -85,13 +91,6 @@ def inspect(
     notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
-
-
-def _split(loaded: "Checkpoint") -> "Ids | None":
-    """Return the validation tokens, which describe the heads, or None if they are missing: the excerpt will do."""
-    with suppress(UserError):
-        return run_dataset(loaded).validation
-    return None
 
 
 def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path], out: Path) -> "Iterator[Checkpoint]":

@@ -1,7 +1,7 @@
 """Describe what each head attends to in a phrase, computed from its scores, with the scores as evidence."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,7 +13,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import extract
 from minigpt.interpret.links import is_on_stories, link_scores, linked_windows
-from minigpt.interpret.scores import Score, clearness, head_kinds, head_scores
+from minigpt.interpret.scores import Score, clearness, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import Ids, Tokenizer
 
@@ -26,7 +26,7 @@ PHRASES = {
     "first": "the first letter of the text",
     "self": "this letter itself",
 }
-"""What a head of this kind attends to (`head_kinds`)."""
+"""What a head attends to if it follows this pattern of `PATTERNS`."""
 LINK_PHRASES = {
     "she": "the girl's name, after She",
     "he": "the boy's name, after He",
@@ -37,6 +37,8 @@ LINK_PHRASES = {
 BOTH = 0.75
 """A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
+BROAD = 0.9
+"""A head without a pattern attends to many letters if its entropy is at least this fraction of the uniform."""
 NEARBY = 0.25
 """A head without a pattern attends to nearby letters if its mean distance is at most this fraction of the uniform."""
 WINDOWS, LINKED_WINDOWS, MAX_LENGTH = 4, 8, 256
@@ -69,6 +71,16 @@ def describe_model(
     model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
 ) -> list[list[Description]]:
     """Describe all heads over the start of the validation `split`, or over the `excerpt` if there is no split."""
+    return describe_heads(score_model(model, tokenizer, data, excerpt, split))
+
+
+def score_model(
+    model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
+) -> dict[str, Score]:
+    """Score all heads over the start of the validation `split`, or over the `excerpt` if there is no split.
+
+    A model of `builtin:stories` also has scores of links.
+    """
     length = min(model.config.context, MAX_LENGTH)
     starts = range(0, 0 if split is None else len(split) - length + 1, length)
     windows = [excerpt] if split is None or not starts else (np.asarray(split[at : at + length]) for at in starts)
@@ -79,22 +91,25 @@ def describe_model(
     if is_on_stories(data):
         for window, text in islice(linked_windows(windows, tokenizer), LINKED_WINDOWS):
             linked.append((extract(model, window).weights, text))
-    return describe_heads(seen, linked)
+    return mean_scores(seen, linked)
 
 
-def describe_heads(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> list[list[Description]]:
-    """Describe each head, (L, H), by the mean of its scores over the windows.
+def mean_scores(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> dict[str, Score]:
+    """Return the mean of each score over the windows.
 
     Args:
-        seen: Windows for the scores of patterns.
+        seen: Windows for the scores of patterns, and for the measures.
         linked: Windows of `builtin:stories` for the scores of links.
     """
-    scores = _mean([head_scores(weights, text) for weights, text in seen])
-    links = _mean([link_scores(weights, "".join(text)) for weights, text in linked])
-    return [
-        [_describe(scores, links, kind, (layer, head)) for head, kind in enumerate(kinds)]
-        for layer, kinds in enumerate(head_kinds(scores))
-    ]
+    patterns = _mean([head_scores(weights, text) for weights, text in seen])
+    return patterns | _mean([link_scores(weights, "".join(text)) for weights, text in linked])
+
+
+def describe_heads(scores: Mapping[str, Score]) -> list[list[Description]]:
+    """Describe each head, (L, H), by its scores."""
+    layers, heads = scores["entropy"].values.shape
+    scores = {name: score for name, score in scores.items() if not math.isnan(score.uniform)}
+    return [[_describe(scores, (layer, head)) for head in range(heads)] for layer in range(layers)]
 
 
 def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
@@ -107,31 +122,29 @@ def _mean(windows: Sequence[dict[str, Score]]) -> dict[str, Score]:
     return means
 
 
-def _describe(scores: dict[str, Score], links: dict[str, Score], kind: str, at: tuple[int, int]) -> Description:
-    scores = {name: score for name, score in (scores | links).items() if not math.isnan(score.uniform)}
+def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
     shares = {name: (score.values[at].item(), score.uniform) for name, score in scores.items()}
     for name in {"she", "he"} & shares.keys():  # not a name at all, but the one that the pronoun means
         shares[name] = shares[name][0], max(shares[name][1], shares[f"not {name}"][0])
     phrases = {name: phrase for name, phrase in (PHRASES | LINK_PHRASES).items() if name in shares}
     leads = {name: shares[name][0] - shares[name][1] for name in phrases}
     order = sorted(phrases, key=lambda name: -leads[name])
-    followed = [name for name in order if name in links and clearness(*map(torch.tensor, shares[name])) >= 0]
-    if followed:
-        is_both = {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]
-        phrase = "the name that He or She means" if is_both else LINK_PHRASES[followed[0]]
+    followed = [name for name in order if clearness(*map(torch.tensor, shares[name])) >= 0]
+    followed.sort(key=lambda name: name not in LINK_PHRASES)  # links come first
+    if {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]:
+        phrase = "the name that He or She means"
     else:
-        phrase = PHRASES.get(kind) or _measured_phrase(scores, kind, at)
+        phrase = phrases[followed[0]] if followed else _measured_phrase(scores, at)
     evidence = [_evidence(f"attention to {phrases[name]}", scores[name], at) for name in order]
     evidence += [_evidence(label, scores[name], at) for name, label in MEASURES.items() if name in scores]
     return Description(phrase, evidence)
 
 
-def _measured_phrase(scores: dict[str, Score], kind: str, at: tuple[int, int]) -> str:
+def _measured_phrase(scores: Mapping[str, Score], at: tuple[int, int]) -> str:
     """Return a phrase for a head without a pattern."""
-    distance = scores.get("distance")
-    if kind == "broad":
+    if scores and scores["entropy"].values[at] >= BROAD * scores["entropy"].uniform:
         return "many letters at once"
-    if distance and distance.values[at] <= NEARBY * distance.uniform:
+    if scores and scores["distance"].values[at] <= NEARBY * scores["distance"].uniform:
         return "nearby letters"
     return "no clear pattern"
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from minigpt.errors import escape
+from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, Description
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.extract import Activations
-from minigpt.interpret.scores import MEASURES, PATTERNS, Score, head_kinds
+from minigpt.interpret.scores import MEASURES, Score
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
@@ -50,11 +51,11 @@ def to_json(
     checkpoint: Checkpoint,
     activations: Activations,
     excerpt: Excerpt,
+    descriptions: Sequence[Sequence[Description]],
     scores: Mapping[str, Score],
     selected: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
     """Return the excerpt and the scores of the `selected` (layer, head) pairs. Include the weights of a single head."""
-    kinds = head_kinds(scores)
     document = {
         "checkpoint": escape(checkpoint.path),
         "step": checkpoint.metadata.step,
@@ -68,7 +69,7 @@ def to_json(
             {
                 "layer": layer,
                 "head": head,
-                "kind": kinds[layer][head],
+                "attends_to": descriptions[layer][head].phrase,
                 "scores": {name: _score(score, layer, head) for name, score in scores.items()},
             }
             for layer, head in selected
@@ -89,33 +90,32 @@ def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
 
 
 def summary_rows(
-    scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
+    descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and rows of a table with the strongest pattern of each head, beside its uniform baseline."""
-    kinds, rows = head_kinds(scores), []
-    patterns = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
+    """Return the header and rows of a table with the strongest score of each head, beside its uniform baseline."""
+    rows = []
+    shares = [name for name in scores if name in PHRASES | LINK_PHRASES and not math.isnan(scores[name].uniform)]
     for layer, head in selected:
-        found = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in patterns]
+        found = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in shares]
         nothing = (math.nan, math.nan, "-")  # a text of one token
         weight, uniform, best = max(found, key=lambda one: one[0] - one[1], default=nothing)
         numbers = (weight, uniform, scores["distance"].values[layer, head].item())
-        rows.append((f"{layer}.{head}", kinds[layer][head], best, *map(_number, numbers)))
-    return ("head", "kind", "strongest pattern", "weight", "if uniform", "distance"), rows
+        rows.append((f"{layer}.{head}", descriptions[layer][head].phrase, best, *map(_number, numbers)))
+    return ("head", "attends to", "strongest", "weight", "if uniform", "distance"), rows
 
 
 def table_rows(
-    scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
+    descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and rows of a table of the selected heads. The first row is the uniform baseline.
 
     Pattern scores show their lift, such as ×1.5.
     """
-    kinds = head_kinds(scores)
     rows = [("uniform", "", *(_number(score.uniform) for score in scores.values()))]
     for layer, head in selected:
         values = (_with_lift(name, scores[name], layer, head) for name in scores)
-        rows.append((f"{layer}.{head}", kinds[layer][head], *values))
-    return ("head", "kind", *scores), rows
+        rows.append((f"{layer}.{head}", descriptions[layer][head].phrase, *values))
+    return ("head", "attends to", *scores), rows
 
 
 def _with_lift(name: str, score: Score, layer: int, head: int) -> str:

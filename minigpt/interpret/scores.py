@@ -5,7 +5,7 @@ Scores skip the first query, because it can only attend to itself.
 
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,6 @@ MIN_SHARE, MIN_MARGIN = 0.4, 0.15
 """A head follows a pattern if it gets this share of its attention, and this much more than the baseline."""
 SPACING = 16
 """A text has words if it has at least one space per this number of characters. Chinese and Thai have fewer."""
-BROAD = 0.9
-"""A head without a pattern is broad if its entropy reaches this fraction of the maximum."""
 
 
 @dataclass(frozen=True)
@@ -168,19 +166,3 @@ def clearness(share: Tensor, baseline: Tensor | float) -> Tensor:
         baseline: The share that uniform attention gives them, or a rival gets.
     """
     return torch.minimum(share - MIN_SHARE, share - baseline - MIN_MARGIN)
-
-
-def head_kinds(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return a name for each head, (L, H): the pattern that it follows most clearly, or `broad`, or `mixed`."""
-    names = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
-    entropy = scores["entropy"]
-
-    def kind(layer: int, head: int) -> str:
-        shares = {name: (scores[name].values[layer, head], scores[name].uniform) for name in names}
-        leads = {name: float(share - base) for name, (share, base) in shares.items() if clearness(share, base) >= 0}
-        if leads:
-            return max(leads, key=lambda name: leads[name])
-        return "broad" if entropy.values[layer, head] >= BROAD * entropy.uniform else "mixed"
-
-    layers, heads = entropy.values.shape
-    return [[kind(layer, head) for head in range(heads)] for layer in range(layers)]

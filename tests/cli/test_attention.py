@@ -1,6 +1,7 @@
 """`minigpt attention`, and the attention that `minigpt train` logs to TensorBoard."""
 
 import io
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import VERSE, Cli
+from pages import page_data
 from PIL import Image
 from random_models import cells
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -34,10 +36,10 @@ def split_activations(folder: Path, checkpoint: str | None = None) -> Activation
 
 def test_the_table_has_a_row_per_head_below_the_baseline(cli: Cli) -> None:
     head, uniform, *heads = cli("attention", "--scores").out.splitlines()
-    assert head.split()[:3] == ["head", "kind", "previous"]
+    assert head.split()[:4] == ["head", "attends", "to", "previous"]
     assert uniform.split()[0] == "uniform"
     assert [line.split()[0] for line in heads] == ["0.0", "0.1", "1.0", "1.1"]
-    value, lift = heads[0].split()[2:4]
+    value, lift = re.split("  +", heads[0])[2].split()
     assert float(lift.removeprefix("×")) == pytest.approx(float(value) / float(uniform.split()[1]), rel=0.3)
 
 
@@ -54,12 +56,12 @@ def test_the_summary_names_the_strongest_pattern_beside_its_baseline(cli: Cli) -
     head, *rows = cli("attention").out.splitlines()
     assert head.split("  ")[0] == "head"
     for row in rows:
-        place, kind, pattern, weight, uniform, distance = row.split()
+        place, phrase, pattern, weight, uniform, distance = re.split("  +", row)
         layer, number = map(int, place.split("."))
         found = scores[layer, number]
         patterns = [name for name in PATTERNS if found[name]["value"] is not None]
         best = max(patterns, key=lambda name: found[name]["value"] - found[name]["uniform"])
-        assert (pattern, weight) == (best, f"{found[best]['value']:.2f}"), kind
+        assert (pattern, weight) == (best, f"{found[best]['value']:.2f}"), phrase
         assert uniform == f"{found[best]['uniform']:.2f}"
         assert distance == f"{found['distance']['value']:.2f}"
 
@@ -69,7 +71,24 @@ def test_a_text_too_short_for_a_pattern(cli: Cli, text: str) -> None:
     rows = [row.split() for row in cli("attention", "--text", text).out.splitlines()[1:]]
     assert len(rows) == 4
     if text == "a":
-        assert {tuple(row[2:]) for row in rows} == {("-", "-", "-", "-")}
+        assert {tuple(row[-4:]) for row in rows} == {("-", "-", "-", "-")}
+
+
+def test_heads_have_the_names_of_the_page(cli: Cli, empty_folder: Path) -> None:
+    cli("import", "stories")
+    text = ("--text", 'Jakob has a new boat. She says: "I am ')
+    cli("inspect", "stories-1", *text)
+    names = [
+        head["phrase"] for layer in page_data(Path("inspect.html").read_text())["models"][0]["heads"] for head in layer
+    ]
+    assert "the girl's name, after She" in names
+    for words in ([], text):
+        assert [head["attends_to"] for head in cli("attention", *words, "--json").json["heads"]] == names
+        for option in ([], ["--scores"]):
+            rows = cli("attention", *words, *option).out.splitlines()[-len(names) :]
+            assert [re.split("  +", row)[1] for row in rows] == names
+    (she,) = cli("attention", "--layer", 2, "--head", 2).out.splitlines()[1:]
+    assert re.split("  +", she)[1:3] == ["the girl's name, after She", "she"]
 
 
 def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Path) -> None:

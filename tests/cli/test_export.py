@@ -82,10 +82,6 @@ def test_the_shipped_model_is_a_run_like_any_other(cli: Cli, empty_folder: Path)
     assert "minigpt train TEXT --from stories-1" in cli("train", "--resume", "stories-1").error
     small = ("-s", "train.steps=1", "-s", "runtime.compile=false", "-s", "train.attention=false")
     assert cli("train", "builtin:stories:5000", "--from", "stories-1", *small).code == 0
-    assert cli("attention", "stories-1").code == cli("inspect", "stories-1").code == 0
-    done = cli("claims", "37", "stories-1", "--json")
-    assert [row["verdict"] for row in done.json] == ["SUPPORTED"]
-    assert "more training" not in done.err
 
 
 def test_every_format_is_an_option() -> None:

@@ -31,12 +31,6 @@ def test_the_same_seed_twice_is_no_second_seed() -> None:
     assert [group.name for group in compare(runs).groups] == ["a-2", "a-1, a-3"]
 
 
-@pytest.mark.parametrize(("parameters", "is_noted"), [(1090, False), (1110, True)])
-def test_sizes_that_differ_by_more_than_a_tenth_are_noted(parameters: int, is_noted: bool) -> None:
-    runs = measured("a"), measured("b", parameters=parameters, n_layer=3)
-    assert any("the sizes differ" in note for note in compare(runs).notes) == is_noted
-
-
 def test_losses_are_ranked_on_one_text() -> None:
     comparison = compare([measured("worse", loss=2.0), measured("better", loss=1.0, n_layer=1)])
     assert [group.name for group in comparison.groups] == ["better", "worse"]

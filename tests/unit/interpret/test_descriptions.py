@@ -5,7 +5,7 @@ import pytest
 import torch
 from random_models import checkpoint
 
-from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, describe_model
+from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, describe_model, mean_scores
 from minigpt.interpret.scores import pattern_keys, uniform_attention
 from minigpt.model.load import load_transformer
 from minigpt.text.stories import links, stories
@@ -23,7 +23,7 @@ def head_on(keys: torch.Tensor, share: float = 0.6) -> torch.Tensor:
 
 
 def phrase_of(*heads: torch.Tensor, text: str = TEXT) -> list[str]:
-    (described,) = describe_heads([(torch.stack(heads)[None].float(), list(text))])
+    (described,) = describe_heads(mean_scores([(torch.stack(heads)[None].float(), list(text))]))
     return [description.phrase for description in described]
 
 
@@ -68,7 +68,9 @@ def test_a_head_on_the_start_of_a_chinese_sentence_is_not_on_a_word() -> None:
 
 
 def test_the_evidence_has_the_scores_and_their_baselines() -> None:
-    ((description,),) = describe_heads([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
+    ((description,),) = describe_heads(
+        mean_scores([(head_on(pattern_keys(list(TEXT))["previous"])[None, None], list(TEXT))])
+    )
     first = description.evidence[0]
     uniform = sum(1 / (t + 1) for t in range(1, len(TEXT))) / (len(TEXT) - 1)
     assert first.label == "attention to the previous letter"
@@ -82,9 +84,9 @@ def test_scores_are_means_over_windows() -> None:
     keys = pattern_keys(list(TEXT))
     previous, itself = (head_on(keys[name])[None, None] for name in ("previous", "self"))
     text = list(TEXT)
-    ((mixed,),) = describe_heads([(previous, text), (previous, text), (itself, text)])
+    ((mixed,),) = describe_heads(mean_scores([(previous, text), (previous, text), (itself, text)]))
     assert mixed.phrase == PHRASES["previous"]
-    ((alone,),) = describe_heads([(previous, text)])
+    ((alone,),) = describe_heads(mean_scores([(previous, text)]))
     assert mixed.evidence[0].value < alone.evidence[0].value
 
 
@@ -105,7 +107,7 @@ def test_links_of_stories_come_before_patterns() -> None:
     heads.append((on("she", "he") + on("she")) / 2)  # He half as clearly
     heads.append(0.35 * on("she") + 0.65 * on())  # too small a share
     weights = torch.stack(heads)[None]
-    (described,) = describe_heads([(weights, list(text))], [(weights, text)])
+    (described,) = describe_heads(mean_scores([(weights, list(text))], [(weights, text)]))
     assert [description.phrase for description in described] == [
         LINK_PHRASES["she"], LINK_PHRASES["he"], "the name that He or She means", LINK_PHRASES["pronoun"],
         LINK_PHRASES["copy"], PHRASES["previous"], LINK_PHRASES["she"], PHRASES["previous"],
@@ -118,7 +120,7 @@ def test_links_of_stories_come_before_patterns() -> None:
         if link.kind == "she":  # as much on the other name
             to_both[link.query] = 0
             to_both[link.query, [link.keys[0], link.rivals[0]]] = 0.5
-    ((both,),) = describe_heads([(to_both[None, None], list(text))], [(to_both[None, None], text)])
+    ((both,),) = describe_heads(mean_scores([(to_both[None, None], list(text))], [(to_both[None, None], text)]))
     assert both.phrase == "many letters at once"
 
 
