@@ -95,9 +95,9 @@ def summary_rows(
     kinds, rows = head_kinds(scores), []
     patterns = [name for name in PATTERNS if not math.isnan(scores[name].uniform)]
     for layer, head in selected:
-        found = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in patterns]
+        candidates = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in patterns]
         nothing = (math.nan, math.nan, "-")  # a text of one token
-        weight, uniform, best = max(found, key=lambda one: one[0] - one[1], default=nothing)
+        weight, uniform, best = max(candidates, key=lambda one: one[0] - one[1], default=nothing)
         numbers = (weight, uniform, scores["distance"].values[layer, head].item())
         rows.append((f"{layer}.{head}", kinds[layer][head], best, *map(_number, numbers)))
     return ("head", "kind", "strongest pattern", "weight", "if uniform", "distance"), rows
