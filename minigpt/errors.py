@@ -209,7 +209,7 @@ def escape(name: object) -> str:
 
 def sanitize_terminal(text: str) -> str:
     """Escape terminal control characters in `text` in the form \\u001b. Keep newlines and tabs."""
-    return _TERMINAL_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _TERMINAL_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def reason(error: Exception) -> str:
@@ -227,6 +227,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
     `word` may omit the part of a name before its last dot or colon.
     """
-    known = {part: name for name in names if name != word for part in (re.split("[.:]", name)[-1], name)}
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return f"; did you mean {escape(known[near[0]])}?" if near else ""
+    endings = {part: name for name in names if name != word for part in (re.split("[.:]", name)[-1], name)}
+    near = difflib.get_close_matches(word, endings, n=1, cutoff=0.75)
+    return f"; did you mean {escape(endings[near[0]])}?" if near else ""

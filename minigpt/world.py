@@ -51,8 +51,8 @@ def system_table(path: str) -> str:
 
 def bytes_in(table: str, name: str) -> int | None:
     """Return the bytes in an entry of a /proc file, such as "VmHWM:  1234 kB". None if there is no such entry."""
-    found = re.search(rf"{name}:\s+(\d+)", system_table(table))
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"{name}:\s+(\d+)", system_table(table))
+    return int(match[1]) * 1024 if match else None
 
 
 def python_command(module: str) -> list[str]:

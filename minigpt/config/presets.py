@@ -10,11 +10,11 @@ from minigpt.paths import resource_path
 
 def presets() -> dict[str, str]:
     """Return the description of each shipped preset by name."""
-    found = {}
+    titles = {}
     for path in sorted(resource_path("configs").glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
-        found[path.stem] = next(line[2:] for line in lines if line.startswith("# ") and "$schema" not in line)
-    return found
+        titles[path.stem] = next(line[2:] for line in lines if line.startswith("# ") and "$schema" not in line)
+    return titles
 
 
 def read_preset(name: str, *, only_shipped: bool = False) -> tuple[ConfigSource, ...]:

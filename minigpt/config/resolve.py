@@ -89,14 +89,14 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
         raise ConfigError(f"{escape(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
-        found = {}
+        entry = {}
         if isinstance(entries, dict):
-            found = {f"{section}.{key}": value for key, value in entries.items()}
+            entry = {f"{section}.{key}": value for key, value in entries.items()}
         elif entries is not None or section not in RunConfig.model_fields:
-            found = {str(section): entries}
-        if twice := values.keys() & found.keys():
+            entry = {str(section): entries}
+        if twice := values.keys() & entry.keys():
             raise ConfigError(f"{escape(origin)}: {escape(min(twice))} appears twice")
-        values |= found
+        values |= entry
     return values
 
 
@@ -105,12 +105,12 @@ def parse_overrides(assignments: Iterable[str]) -> ConfigSource:
 
     Values are YAML, but the values of text settings are taken literally.
     """
-    values, known = {}, fields()
+    values, settings = {}, fields()
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"expected KEY=VALUE such as model.n_layer=6, got {escape(assignment)!r}")
-        annotation = known[key].annotation if key in known else None
+        annotation = settings[key].annotation if key in settings else None
         is_list = annotation == tuple[str, ...] and text.startswith("[") and text.endswith("]")
         is_text = annotation in (str, tuple[str, ...]) and not is_list
         values[key] = text if is_text else plain_yaml.parse(text, key)
@@ -141,8 +141,8 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
         defaults["optim.muon_lr"] = RECURRENT[family]
     chosen: dict[str, tuple[Any, str]] = {}
     problems = []
-    kept, notices = _without_other_texts(sources)
-    for label, values in ((f"family {family}", defaults), *kept):
+    matching, notices = _without_other_texts(sources)
+    for label, values in ((f"family {family}", defaults), *matching):
         lengths = [key for key in LENGTHS if values.get(key) is not None]
         if len(lengths) > 1:
             problems.append(f"{' and '.join(lengths)} cannot be set together; set only one of them")
@@ -157,7 +157,8 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
     problems += wrong.values()
     # A wrong value has its default here, which contradicts nothing that the user wrote.
-    problems += [one for one in contradictions(config) if not any(key in one for key in wrong)] if complete else []
+    if complete:
+        problems += [problem for problem in contradictions(config) if not any(key in problem for key in wrong)]
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
@@ -167,15 +168,15 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
     """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
     texts = [one_or_many(values.get("data.source")) for _, values in sources]
-    text = next((own for own in reversed(texts) if own is not None), None)
-    kept, notices = list[ConfigSource](), list[str]()
-    for (label, values), own in zip(sources, texts, strict=True):
-        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and own != text]
-        kept.append((label, {key: value for key, value in values.items() if key not in lost}))
+    text = next((text_of_source for text_of_source in reversed(texts) if text_of_source is not None), None)
+    remaining, notices = list[ConfigSource](), list[str]()
+    for (label, values), text_of_source in zip(sources, texts, strict=True):
+        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and text_of_source != text]
+        remaining.append((label, {key: value for key, value in values.items() if key not in lost}))
         if lost:
             settings = ", ".join(f"{key}={values[key]!r}" for key in lost)
             notices.append(f"left out of {label}, because they fit only its own text: {settings}")
-    return kept, tuple(notices)
+    return remaining, tuple(notices)
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
@@ -194,18 +195,18 @@ def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
 def _problems(error: ValidationError) -> dict[str, str]:
     """Return the problem with each key."""
     problems: dict[str, str] = {}
-    for one in error.errors():
-        is_section = len(one["loc"]) == 1  # an unknown section, whose input is a dictionary
-        key = ".".join(map(str, (*one["loc"], *(one["input"] if is_section else ()))[:2])).rstrip(".")
-        if one["type"] == "extra_forbidden":
+    for details in error.errors():
+        is_section = len(details["loc"]) == 1  # an unknown section, whose input is a dictionary
+        key = ".".join(map(str, (*details["loc"], *(details["input"] if is_section else ()))[:2])).rstrip(".")
+        if details["type"] == "extra_forbidden":
             problems[key] = _unknown_key(key)
-        elif key in problems and one["type"] == "literal_error":  # an alternative to the first type
-            problems[key] += f" or {in_words(one)}"
+        elif key in problems and details["type"] == "literal_error":  # an alternative to the first type
+            problems[key] += f" or {in_words(details)}"
         elif key not in problems:
             examples = fields()[key].examples if key in fields() else None
-            allowed = f"{', '.join(examples[:-1])} or {examples[-1]}" if examples else in_words(one)
-            value, shown = one["input"], show(one["input"])[:60]
-            if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(one["type"], ()):
+            allowed = f"{', '.join(examples[:-1])} or {examples[-1]}" if examples else in_words(details)
+            value, shown = details["input"], show(details["input"])[:60]
+            if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(details["type"], ()):
                 shown = f"the text '{shown}' (write {shown} without quotes)"
             problems[key] = f"{escape(key)} is {shown}, but should be {allowed}"
     return problems
@@ -222,7 +223,7 @@ def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
     section, _, name = key.rpartition(".")
-    same = [known for known in fields() if known.endswith(f".{name}")]  # in another section
+    same = [setting for setting in fields() if setting.endswith(f".{name}")]  # in another section
     hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""
     hint = hint or did_you_mean(key, [*fields(), *({} if section else RunConfig.model_fields)])
     return f"{escape(key)}: unknown setting{hint or did_you_mean(name, fields())}"
@@ -230,9 +231,9 @@ def _unknown_key(key: str) -> str:
 
 def contradictions(config: RunConfig) -> list[str]:
     """Return a problem for each group of settings that contradict each other."""
-    model, train, found = config.model, config.train, []
+    model, train, problems = config.model, config.train, list[str]()
     if model.is_recurrent:
-        found += [
+        problems += [
             f"model.{key} does not apply to model.family {model.family}; remove it"
             for key, value in NO_ATTENTION.items()
             if getattr(model, key) != value
@@ -244,22 +245,22 @@ def contradictions(config: RunConfig) -> list[str]:
             problem = f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}"
         else:
             problem = f"model.position {model.position} needs an even model.n_embd, got {model.n_embd}"
-        found.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
+        problems.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
     shards, micro = train.shards, train.micro_batch_size
     if train.batch_size % shards:
         batch = f"train.batch_size ({train.batch_size})"
-        found.append(f"{batch} must be a multiple of train.shards ({shards}), by default the number of processes")
+        problems.append(f"{batch} must be a multiple of train.shards ({shards}), by default the number of processes")
     elif micro and train.batch_size // shards % train.sequences_at_once:
         what = "train.batch_size / train.shards" if shards > 1 else "train.batch_size"
         size = train.batch_size // shards
-        found.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({micro})")
+        problems.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({micro})")
     if config.runtime.activation_checkpointing and model.is_recurrent:
-        found.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
+        problems.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
     if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
-        found.append("optim.warmup and optim.decay must not add up to more than 1")
+        problems.append("optim.warmup and optim.decay must not add up to more than 1")
     if config.runtime.parallel == "fsdp" and model.is_recurrent:
-        found.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
-    return found
+        problems.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
+    return problems
 
 
 def width_unit(n_head: int, position: str) -> int:

@@ -67,9 +67,9 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def load(reader: nn.Module, own: nn.Module) -> nn.Module:
+def load(reader: nn.Module, model: nn.Module) -> nn.Module:
     """Copy the parameters of minigpt's module into the reader's. Raises Mistake if names or shapes differ."""
-    theirs, ours = (dict(module.named_parameters()) for module in (reader, own))
+    theirs, ours = (dict(module.named_parameters()) for module in (reader, model))
     for name in (*ours, *theirs):
         if name not in theirs:
             raise Mistake(f"has no parameter {name}")

@@ -87,13 +87,13 @@ def guess(seed: int) -> dict[str, float]:
 
 def average(seed: int) -> dict[str, float]:
     """Measure chapter 2: an average of all earlier letters, alone and beside the last letter."""
-    found = {"pairs": loss_of_pairs()}
+    numbers = {"pairs": loss_of_pairs()}
     for name, with_last in (("average", False), ("both", True)):
         torch.manual_seed(seed)
         model = Average(text()[0].vocab_size, with_last)
         train(model, STEPS)
-        found[name] = loss_of(model)
-    return found
+        numbers[name] = loss_of(model)
+    return numbers
 
 
 def fox(seed: int) -> dict[str, float]:
@@ -106,14 +106,14 @@ def fox(seed: int) -> dict[str, float]:
 def scale(seed: int) -> dict[str, float]:
     """Measure chapter 4: random queries and keys, with and without the scale."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for D in SIZES:
         q, k = torch.randn(2, KEYS, D, generator=generator)
         scores = q @ k.T
-        found[f"spread {D}"] = scores.std().item()
-        found[f"raw {D}"] = keys_in_use(scores.softmax(-1))
-        found[f"scaled {D}"] = keys_in_use((scores / math.sqrt(D)).softmax(-1))
-    return found
+        numbers[f"spread {D}"] = scores.std().item()
+        numbers[f"raw {D}"] = keys_in_use(scores.softmax(-1))
+        numbers[f"scaled {D}"] = keys_in_use((scores / math.sqrt(D)).softmax(-1))
+    return numbers
 
 
 def keys_in_use(weights: Tensor) -> float:
@@ -188,16 +188,16 @@ def one_head(seed: int) -> dict[str, float]:
     tokenizer, _, _ = text()
     torch.manual_seed(seed)
     model = OneHead(tokenizer.vocab_size)
-    found = {"pairs": loss_of_pairs(), "untrained": loss_of(model)}
+    numbers = {"pairs": loss_of_pairs(), "untrained": loss_of(model)}
     train(model, EARLY)
-    found["early"] = loss_of(model)
+    numbers["early"] = loss_of(model)
     train(model, STEPS - EARLY)
-    found["trained"] = loss_of(model)
+    numbers["trained"] = loss_of(model)
     with torch.no_grad():
         weights = model.weights(torch.from_numpy(tokenizer.encode(PROMPT))[None])[0, -1]
-    found["speech"] = sum(w for letter, w in zip(PROMPT, weights.tolist(), strict=True) if letter in 'I:"')
+    numbers["speech"] = sum(w for letter, w in zip(PROMPT, weights.tolist(), strict=True) if letter in 'I:"')
     torch.manual_seed(seed)
     frozen = OneHead(tokenizer.vocab_size)
     frozen.value.requires_grad_(False)
     train(frozen, STEPS)
-    return {**found, "frozen": loss_of(frozen)}
+    return {**numbers, "frozen": loss_of(frozen)}

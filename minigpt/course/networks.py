@@ -58,11 +58,11 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
             outcome = train(prepared.config, run, prepared.data)
     else:
         with lock(RUNS / name):
-            found = prepare_resume(RUNS / name, [])
-            if found.config != prepared.config:
+            earlier = prepare_resume(RUNS / name, [])
+            if earlier.config != prepared.config:
                 raise UserError(f"runs/{name} has other settings than this chapter needs; rename it, then try again")
             try:
-                outcome = train(found.config, RUNS / name, found.data, resume=found.checkpoint)
+                outcome = train(earlier.config, RUNS / name, earlier.data, resume=earlier.checkpoint)
             except RunFinishedError:
                 return load_checkpoint(name, "last")
     if outcome.signal:
@@ -72,27 +72,27 @@ def trained(name: str, seed: int, changes: Mapping[str, Any], preset: str = "sto
 
 def loss(checkpoint: Checkpoint) -> float:
     """Return the validation loss of a checkpoint, in nats per letter."""
-    found = checkpoint.metadata.state.validation_loss
-    assert found is not None, "each run ends with an evaluation"
-    return found
+    value = checkpoint.metadata.state.validation_loss
+    assert value is not None, "each run ends with an evaluation"
+    return value
 
 
 def positions(seed: int) -> dict[str, float]:
     """Measure chapter 6: four layers and one layer, with and without positional encodings."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     shapes = (("", "", LAYERS, ("rotary", "learned", "none")), (", one layer", "-one-layer", 1, ("rotary", "none")))
     for label, suffix, layers, kinds in shapes:
         for kind in kinds:
             changes = {"model.n_layer": layers, "model.position": kind, "train.steps": 250}
-            found[kind + label] = loss(trained(f"6-{kind}{suffix}", seed, changes))
-        found[f"cost{label}"] = found[f"none{label}"] - found[f"rotary{label}"]
-    return found
+            numbers[kind + label] = loss(trained(f"6-{kind}{suffix}", seed, changes))
+        numbers[f"cost{label}"] = numbers[f"none{label}"] - numbers[f"rotary{label}"]
+    return numbers
 
 
 def heads(seed: int) -> dict[str, float]:
     """Measure chapter 7: one wide head or several narrow ones, with the same width and number of weights."""
-    found = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, {"model.n_head": n})) for n in HEADS}
-    return {**found, "gain": found["heads 1"] - found["heads 4"]}
+    numbers = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, {"model.n_head": n})) for n in HEADS}
+    return {**numbers, "gain": numbers["heads 1"] - numbers["heads 4"]}
 
 
 def block(seed: int) -> dict[str, float]:
@@ -100,23 +100,23 @@ def block(seed: int) -> dict[str, float]:
     changes = {"model.family": "classic", "model.n_layer": LAYERS, "train.steps": 600}
     checkpoint = trained("8", seed, changes)
     model, spread = load_transformer(checkpoint), windows(checkpoint)
-    whole = _loss_without(model, spread)
-    found = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": whole}
+    loss_of_all = _loss_without(model, spread)
+    numbers = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": loss_of_all}
     for part in ("attention", "mlp"):
-        found |= {f"{part} {n}": _loss_without(model, spread, (part, n)) - whole for n in range(LAYERS)}
-    return found
+        numbers |= {f"{part} {n}": _loss_without(model, spread, (part, n)) - loss_of_all for n in range(LAYERS)}
+    return numbers
 
 
 @torch.no_grad()
 def _loss_without(model: GPT, windows: Tensor, part: tuple[str, int] = ("", 0), stop: int | None = None) -> float:
     """Return the loss on windows (B, T + 1) without a part of a layer, or if the model stops after `stop` layers."""
     x = model.embed(windows[:, :-1])
-    for layer, one in enumerate(list(model.blocks)[:stop]):
-        assert isinstance(one, Block)
+    for layer, block in enumerate(list(model.blocks)[:stop]):
+        assert isinstance(block, Block)
         if part != ("attention", layer):
-            x = x + one.attention(one.norm1(x), model.cos_sin)
+            x = x + block.attention(block.norm1(x), model.cos_sin)
         if part != ("mlp", layer):
-            x = x + one.mlp(one.norm2(x))
+            x = x + block.mlp(block.norm2(x))
     return F.cross_entropy(model.unembed(x).flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
@@ -155,13 +155,13 @@ def replaced(seed: int) -> dict[str, float]:
     """Measure chapter 10: an LSTM and a GPT of about the same number of parameters."""
     lstm = trained("10-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
     gpt = trained("10-gpt", seed, HALVES)
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)
         gradient = gradient_by_distance(load_model(checkpoint), windows(checkpoint))
-        found |= {
+        numbers |= {
             name: loss(checkpoint),
             f"{name} early": loss(early),
             f"{name} far": (gradient[FAR] / gradient[1]).item(),
         }
-    return found
+    return numbers

@@ -149,8 +149,8 @@ def _check_free(folder: Path, force: bool) -> None:
         return
     written = _written(folder)
     for path in sorted(folder.iterdir()):
-        found = _hash(path)
-        if not written or not found or (path.name != ABOUT and written.get(path.name) != found):
+        digest = _hash(path)
+        if not written or not digest or (path.name != ABOUT and written.get(path.name) != digest):
             whose = "is not part of the export there, or has changed since"
             raise FolderNotEmptyError(f"{escape(folder)} is not empty: {escape(path.name)} {whose}")
     if not force:

@@ -111,8 +111,8 @@ def architecture(model: ModelConfig) -> Architecture:
     rotary = QWEN3 if model.activation == "swiglu" else APERTUS
     nearest = GPT2 if model.position == "learned" else rotary
     for key, value in nearest.needs.items():
-        if (found := getattr(model, key)) != value:
-            problem = f"model.{key}={json.dumps(found)} with model.position={model.position}"
+        if (actual := getattr(model, key)) != value:
+            problem = f"model.{key}={json.dumps(actual)} with model.position={model.position}"
             raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
     if model.activation not in nearest.activations:
         problem = f"model.activation={model.activation} with model.position={model.position}"

@@ -42,8 +42,8 @@ def last_tokens(checkpoint: Checkpoint, ids: Ids, source: str, max_tokens: int |
     """Return the last tokens of `ids`, as many as the context and `max_tokens` allow."""
     if len(ids) == 0:
         raise TextError("the text is empty")
-    kept = ids[-min(max_tokens or MAX_TOKENS, checkpoint.config.model.context) :]
-    return Excerpt(kept, characters(checkpoint.tokenizer, kept), source, len(ids) - len(kept))
+    last = ids[-min(max_tokens or MAX_TOKENS, checkpoint.config.model.context) :]
+    return Excerpt(last, characters(checkpoint.tokenizer, last), source, len(ids) - len(last))
 
 
 def validation_excerpt(checkpoint: Checkpoint, tokens: Ids, offset: int, max_tokens: int | None = None) -> Excerpt:
@@ -61,11 +61,11 @@ def opening_excerpt(checkpoint: Checkpoint, tokens: Ids, max_tokens: int) -> Exc
     breaks = [i + 1 for i, character in enumerate(ahead) if "\n" in character]
     paragraphs = [i for i in breaks if ahead[i - 2 : i] == ["\n", "\n"]]
     offset = next(iter(paragraphs or breaks), 0) % len(tokens)
-    found = validation_excerpt(checkpoint, tokens, offset, max_tokens)
-    T = len(found.ids)
-    ends = [[i + 1 for i in range(T // 2, T) if separator in found.characters[i]] for separator in ("\n", " ")]
+    excerpt = validation_excerpt(checkpoint, tokens, offset, max_tokens)
+    T = len(excerpt.ids)
+    ends = [[i + 1 for i in range(T // 2, T) if separator in excerpt.characters[i]] for separator in ("\n", " ")]
     end = next((positions[-1] for positions in ends if positions), T)
-    return replace(found, ids=found.ids[:end], characters=found.characters[:end])
+    return replace(excerpt, ids=excerpt.ids[:end], characters=excerpt.characters[:end])
 
 
 def generated_excerpt(checkpoint: Checkpoint, max_tokens: int | None = None) -> Excerpt:

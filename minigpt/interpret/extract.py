@@ -125,8 +125,8 @@ def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[
     layers = attention_layers(model)
     before = [attention.kernels for attention in layers]
     try:
-        for layer, (attention, own) in enumerate(zip(layers, before, strict=True)):
-            attention.kernels = replace(own, sdpa=patch(layer, own.sdpa))
+        for layer, (attention, kernels) in enumerate(zip(layers, before, strict=True)):
+            attention.kernels = replace(kernels, sdpa=patch(layer, kernels.sdpa))
         yield
     finally:
         for attention, kernels in zip(layers, before, strict=True):

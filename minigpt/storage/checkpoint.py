@@ -207,12 +207,12 @@ def _load(path: Path) -> Checkpoint:
     config = read_settings(path, metadata)
     tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
     weights = _read_arrays(path, MODEL, metadata)
-    needed = parameter_shapes(config.model, tokenizer.vocab_size)
-    found = {name: array.shape for name, array in weights.items()}
-    for name in sorted(needed | found):
-        if needed.get(name) != found.get(name):
-            has = f"has shape {found[name]}" if name in found else "is missing"
-            needs = f"expected shape {needed[name]}" if name in needed else "it is not part of the model"
+    expected = parameter_shapes(config.model, tokenizer.vocab_size)
+    actual = {name: array.shape for name, array in weights.items()}
+    for name in sorted(expected | actual):
+        if expected.get(name) != actual.get(name):
+            has = f"has shape {actual[name]}" if name in actual else "is missing"
+            needs = f"expected shape {expected[name]}" if name in expected else "it is not part of the model"
             problem = f"the weights of {escape(path)} do not fit its configuration"
             raise CheckpointError(f"{problem}: {escape(name)[:80]} {has}; {needs}")
     return Checkpoint(config, tokenizer, metadata, weights, path)
@@ -244,7 +244,7 @@ def _read_arrays(path: Path, name: str, metadata: Metadata) -> Arrays:
         if len(parts) == 1:
             return parts[0]
         rows = {key: [part[key] for part in parts if key in part] for key in parts[0]}
-        return {key: np.concatenate(found) if len(found) > 1 else found[0] for key, found in rows.items()}
+        return {key: np.concatenate(pieces) if len(pieces) > 1 else pieces[0] for key, pieces in rows.items()}
     except ValueError as error:
         raise CheckpointError(f"the parts of {escape(path / name)} do not fit together: {reason(error)}") from error
     except MemoryError as error:

@@ -158,7 +158,7 @@ def part_name(name: str, part: int, parts: int) -> str:
 
 def array_files(name: str, metadata: "Metadata") -> list[str]:
     """Return the names of the files that make up the array file `name`: one, or its parts in order."""
-    counts = [int(found[3]) for found in map(PART.fullmatch, metadata.sha256) if found and name.startswith(found[1])]
+    counts = [int(match[3]) for match in map(PART.fullmatch, metadata.sha256) if match and name.startswith(match[1])]
     parts = 1 if name in metadata.sha256 else max([1, *counts])
     return [part_name(name, part + 1, parts) for part in range(parts)]
 

@@ -53,12 +53,12 @@ LOCKED: dict[Path, os.stat_result] = {}
 
 def all_runs(root: Path = RUNS) -> list[Path]:
     """Return the runs in `root` that can be read, with the most recently trained last."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for name in names_in(root):
         with suppress(OSError):  # such as lost+found, or the run of another user
             if is_run(root / name):
-                found.append(root / name)
-    return sorted(found, key=last_trained)
+                folders.append(root / name)
+    return sorted(folders, key=last_trained)
 
 
 def last_trained(run: Path) -> float:
@@ -107,11 +107,11 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         return step_folder(run, best_step(run))
     if which == "last":
         return step_folder(run, steps[-1])
-    found = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
-    if not found:
+    named = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
+    if not named:
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
-    return step_folder(run, found[0])
+    return step_folder(run, named[0])
 
 
 # --- the checkpoints of a run ------------------------------------------------------------------------
@@ -213,18 +213,28 @@ def new_run(name: str | None, stem: str) -> Iterator[Path]:
         try:
             yield folder
         except BaseException as error:
-            metrics = folder / "metrics.jsonl"
-            is_trained = (metrics.exists() and metrics.stat().st_size) or newest_step(folder)
-            is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
-            if not (has_moved(folder) or is_trained or is_resumable):
-                for own in filter(is_run_file, names_in(folder)):
-                    if own != CHECKPOINTS:
-                        remove(folder / own)
-                with suppress(OSError):  # someone has added or opened a file
-                    withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
-                    remove(folder / CHECKPOINTS)
-                    folder.rmdir()
+            if not _is_worth_keeping(folder, error):
+                _discard(folder)
             raise
+
+
+def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
+    """Return whether the start of a run, which ended with `error`, has left anything to resume."""
+    metrics = folder / "metrics.jsonl"
+    is_trained = (metrics.exists() and metrics.stat().st_size) or newest_step(folder)
+    is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
+    return bool(has_moved(folder) or is_trained or is_resumable)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a run, but no file that someone has added to it."""
+    for name in filter(is_run_file, names_in(folder)):
+        if name != CHECKPOINTS:
+            remove(folder / name)
+    with suppress(OSError):  # someone has added or opened a file
+        withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
+        remove(folder / CHECKPOINTS)
+        folder.rmdir()
 
 
 def create_numbered(stem: str) -> Path:

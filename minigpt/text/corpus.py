@@ -174,8 +174,8 @@ def scan(corpus: Corpus, most: int | None = None) -> Scan:
     """Count the characters of a text and compute its fingerprint. Stop after the block with character `most` + 1."""
     counts, fingerprint, characters = np.zeros(sys.maxunicode + 1, dtype=np.int64), Fingerprint(), 0
     for block in fingerprint.read(corpus):
-        found = np.bincount(code_points(block))
-        counts[: len(found)] += found
+        block_counts = np.bincount(code_points(block))
+        counts[: len(block_counts)] += block_counts
         characters += len(block)
         if most is not None and characters > most:
             break

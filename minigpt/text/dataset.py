@@ -72,11 +72,11 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
         UnknownCharacterError: The text has characters outside the vocabulary of `tokenizer`, and `config` skips none.
     """
     scans = _scan(config)
-    files = [{os.path.realpath(part.path) for part in found.corpus.parts} for found in scans]
+    files = [{os.path.realpath(part.path) for part in text.corpus.parts} for text in scans]
     if len(scans) == 2 and (files[0] & files[1] or scans[0].fingerprint == scans[1].fingerprint):
         raise TextError("data.val_source shares text with data.source, so its loss says nothing about new text")
-    tokenizer = tokenizer or make_tokenizer(config.tokenizer, (char for found in scans for char in found.counts))
-    notices = [notice for found in scans for notice in found.corpus.notices]
+    tokenizer = tokenizer or make_tokenizer(config.tokenizer, (char for text in scans for char in text.counts))
+    notices = [notice for text in scans for notice in text.corpus.notices]
     data = from_scans(config, scans, tokenizer)
     return replace(data, notices=(*notices, *data.notices))
 
@@ -110,8 +110,8 @@ def reload_dataset(
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):
-            known = sum(map(tokenizer.characters, encoded))
-            data = _make_dataset(config, encoded, tokenizer, fingerprint, known)
+            total = sum(map(tokenizer.characters, encoded))
+            data = _make_dataset(config, encoded, tokenizer, fingerprint, total)
             return replace(data, characters_read=characters)
     most = characters or None
     if is_builtin:
@@ -126,8 +126,8 @@ def reload_dataset(
         origin = "it came from standard input and is no longer in the cache; " if is_lost else ""
         raise TextMismatchError(f"the text of this run is not available: {origin}{error}") from error
     if _join(scans) != fingerprint:
-        names = " or ".join(found.corpus.name for found in scans)
-        files = sum(len(found.corpus.parts) for found in scans)
+        names = " or ".join(text.corpus.name for text in scans)
+        files = sum(len(text.corpus.parts) for text in scans)
         why = f" (one of {files} files was added, removed or changed)" if files > len(scans) else ""
         raise TextMismatchError(f"{names} is not the text that this run was trained on{why}")
     return from_scans(config, scans, tokenizer)
@@ -140,21 +140,21 @@ def _scan(config: DataConfig, most: int | None = None, most_paths: int | None = 
 
 
 def _join(scans: Sequence[Scan]) -> str:
-    return "+".join(found.fingerprint for found in scans)
+    return "+".join(text.fingerprint for text in scans)
 
 
 def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) -> TokenDataset:
     """Return the dataset of a text, and of a validation text if there is one. Raises UnknownCharacterError."""
-    counts = sum((Counter(found.counts) for found in scans), Counter[str]())
-    known = set(tokenizer.decode(tokenizer.encode("".join(counts), "skip")))
-    unknown = Counter({char: count for char, count in counts.items() if char not in known})
+    counts = sum((Counter(text.counts) for text in scans), Counter[str]())
+    vocabulary = set(tokenizer.decode(tokenizer.encode("".join(counts), "skip")))
+    unknown = Counter({char: count for char, count in counts.items() if char not in vocabulary})
     several = f"{len(unknown):,} characters" if len(unknown) > 1 else "a character"
     shown = ", ".join(repr(char) for char, _ in unknown.most_common(SHOWN)) + ", ..." * (len(unknown) > SHOWN)
     notices = [f"skipped {unknown.total():,} of {counts.total():,} characters: not in the vocabulary are {shown}"]
     if unknown and config.unknown == "error":
         raise UnknownCharacterError(f"the text has {several} outside the vocabulary of the run: {shown}")
     # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
-    encoded = [encode_cached(found, tokenizer, config.unknown) for found in scans]
+    encoded = [encode_cached(text, tokenizer, config.unknown) for text in scans]
     data = _make_dataset(config, encoded, tokenizer, _join(scans), counts.total() - unknown.total())
     return replace(data, notices=tuple(notices) if unknown else (), characters_read=counts.total())
 

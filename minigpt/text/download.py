@@ -65,10 +65,10 @@ def download(name: str) -> Path:
     """Return the path of a named download. Fetch it on first use, or if it is damaged."""
     from tqdm import tqdm  # imported here, so that `minigpt sample` need not import it
 
-    known = downloads()
-    if name not in known:
-        raise DownloadError(f"no download is named {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
-    item = known[name]
+    items = downloads()
+    if name not in items:
+        raise DownloadError(f"no download is named {name!r}{did_you_mean(name, items)} (known: {', '.join(items)})")
+    item = items[name]
     if not item.is_cached:
         digest, size = hashlib.sha256(), 0
         bar = tqdm(total=item.bytes, unit="B", unit_scale=True, desc=name, disable=None, leave=False)

@@ -67,14 +67,14 @@ def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8", most_path
     entries = [sources] if isinstance(sources, str) else list(sources)
     codec = _codec_name(encoding)
     numbers = count() if most_paths is None else iter(range(most_paths))
-    found = [_find(entry, codec, numbers) for entry in entries]
-    notices = tuple(notice for corpus in found for notice in corpus.notices)
-    found = [corpus for corpus in found if corpus.parts]
-    if not found:
+    corpora = [_find(entry, codec, numbers) for entry in entries]
+    notices = tuple(notice for corpus in corpora for notice in corpus.notices)
+    corpora = [corpus for corpus in corpora if corpus.parts]
+    if not corpora:
         where = escape(entries[0]) if len(entries) == 1 else f"{len(entries)} sources"
         raise TextError("; ".join([f"no text in {where}", *notices]))
-    name = found[0].name if len(found) == 1 else f"{len(found)} texts"
-    corpus = Corpus(name, tuple(part for one in found for part in one.parts), notices)
+    name = corpora[0].name if len(corpora) == 1 else f"{len(corpora)} texts"
+    corpus = Corpus(name, tuple(part for corpus in corpora for part in corpus.parts), notices)
     if next(corpus.blocks(), None) is None:
         raise TextError(f"{name}: the text is empty")
     return corpus
@@ -263,16 +263,16 @@ def _builtin(name: str) -> Corpus:
     elif name.partition(":")[0] == "stories":
         texts = partial(stories, *_length_and_seed(name))
     else:
-        known = ", ".join(BUILTINS)
-        raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {known})")
+        names = ", ".join(BUILTINS)
+        raise TextError(f"no built-in text is named {name!r}{did_you_mean(name, BUILTINS)} (known: {names})")
     return Corpus(f"builtin:{name}", (Part(f"builtin:{name}", Path(f"builtin:{name}"), texts=texts),))
 
 
 def _length_and_seed(name: str) -> tuple[int, int]:
     """Return the parameters of `stories`, `stories:LENGTH` or `stories:LENGTH:SEED`."""
-    found = re.fullmatch("stories(?::([0-9]{1,20}))?(?::([0-9]{1,20}))?", name)
-    if found:
-        length, seed = int(found[1] or STORIES[0]), int(found[2] or STORIES[1])
+    match = re.fullmatch("stories(?::([0-9]{1,20}))?(?::([0-9]{1,20}))?", name)
+    if match:
+        length, seed = int(match[1] or STORIES[0]), int(match[2] or STORIES[1])
         if 0 < length <= MAX_STORIES and seed <= MAX_SEED:
             return length, seed
     raise TextError(

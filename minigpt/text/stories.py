@@ -151,8 +151,8 @@ def links(text: str) -> Iterator[Link]:
     """Yield all links in a part of the stories. The part may start and end anywhere."""
     copies, names = defaultdict[str, list[int]](list), {GIRLS: list[int](), BOYS: list[int]()}
     meant, pronoun = None, (0, 0)
-    for found in WORDS.finditer(text):
-        word, first, who = found[0], found.start(), WHO.get(found[0])
+    for match in WORDS.finditer(text):
+        word, first, who = match[0], match.start(), WHO.get(match[0])
         if word == "\n\n":
             copies.clear()
             names = {GIRLS: [], BOYS: []}
@@ -163,10 +163,10 @@ def links(text: str) -> Iterator[Link]:
                 yield Link("copy", first + offset, tuple(copy + offset + 1 for copy in copies[word]))
             copies[word].append(first)
         elif word not in who:
-            meant, pronoun = who, found.span()
+            meant, pronoun = who, match.span()
         else:
-            own, other = names[who], names[BOYS if who is GIRLS else GIRLS]
-            if meant is who and own and other:
+            spans, other = names[who], names[BOYS if who is GIRLS else GIRLS]
+            if meant is who and spans and other:
                 kind: Literal["she", "he"] = "she" if who is GIRLS else "he"
-                yield Link(kind, first - 1, tuple(own), tuple(other), tuple(range(*pronoun)))
-            own += range(first, found.end())
+                yield Link(kind, first - 1, tuple(spans), tuple(other), tuple(range(*pronoun)))
+            spans += range(first, match.end())
