@@ -58,8 +58,9 @@ def _run(arguments: Sequence[str]) -> int:
         finally:
             print(end="", flush=True)
     except SystemExit as error:
-        is_broken = isinstance(error.__context__, BrokenPipeError)  # for which Typer and Rich exit with code 1
-        code = BROKEN_PIPE if is_broken else error.code
+        if not isinstance(error.__context__, BrokenPipeError):  # for which Typer and Rich exit with code 1
+            raise
+        code = BROKEN_PIPE
     except Exception as error:
         line = error_line(error, _command_name(arguments))
         if line is None:

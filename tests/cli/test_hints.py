@@ -128,7 +128,7 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
         ("train vers.txt", "did you mean verse.txt?"),
         *(
             (f"{command} verse.txt", "it is a text; train on it first: minigpt train verse.txt")
-            for command in ("sample", "inspect", "attention", "compare", "runs", "claims", "train --resume")
+            for command in ("sample", "inspect", "attention", "compare", "runs", "train --resume")
         ),
     ],
 )
