@@ -9,6 +9,8 @@ from pages import page_data
 
 import minigpt
 from minigpt.errors import NoAttentionError
+from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.viewer.packing_weights import packed_size
 
 pytestmark = pytest.mark.usefixtures("at_lstm")
 
@@ -40,13 +42,26 @@ def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> N
     assert problem in done.error
 
 
-@pytest.mark.parametrize("command", ["inspect lstm", "inspect gpt --compare lstm", "inspect lstm --max-weights 0"])
+@pytest.mark.parametrize("command", ["inspect lstm", "inspect gpt --compare lstm"])
 def test_a_page_shows_a_recurrent_network_without_heads(cli: Cli, tmp_path: Path, command: str) -> None:
     page = tmp_path / "page.html"
     assert cli(*command.split(), "-o", page).code == 0
     shown = page_data(page.read_text(encoding="utf-8"))["models"][-1]
     assert (shown["config"]["family"], shown["heads"]) == ("lstm", [])
     assert "no layers of heads" in cli("inspect", "lstm", "--head", 0, "-o", page).error
+
+
+def test_a_recurrent_network_that_is_too_large_for_a_page(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lstm, gpt = (packed_size(load_checkpoint(trained / "runs" / name).weights, exact=False) for name in ("lstm", "gpt"))
+    shutil.copytree(trained / "runs", tmp_path / "runs")  # without the text of the runs: an excerpt would be generated
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", gpt)
+    assert lstm > gpt
+    done = cli("inspect", "gpt", "--compare", "lstm")
+    assert done.err == f"minigpt: {done.error}\n"
+    assert done.error.endswith("to see how it uses its past: minigpt eval lstm --by-position")
 
 
 def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> None:

@@ -31,12 +31,12 @@ export function headsPanel(app, strip, open) {
 
   /** @param {number} model */
   function build(model) {
-    const { config, heads, weights } = app.payload.models[model];
+    const { config, heads } = app.payload.models[model];
     built = model;
     tiles = [];
     grid.replaceChildren();
     intro.hidden = !heads.length;
-    setText(intro, `Bars: where each one looks.${weights ? " Switch one off to see what it is for." : ""}`);
+    setText(intro, "Bars: where each one looks. Switch one off to see what it is for.");
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
       const why = "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.";
@@ -72,12 +72,12 @@ export function headsPanel(app, strip, open) {
     const { phrase, evidence } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
     const rows = evidence.map(({ label, value, uniform }) => [label, figure(value, label), figure(uniform, label)]);
-    const buttons = app.model.weights && [
+    const buttons = [
       h("button", { onclick: open.compute }, "Compute this letter"),
       h("button", { onclick: open.matrix }, "At all letters"),
     ];
     chosen.replaceChildren(
-      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...(buttons || [])), h("p.note", EXPLANATION)),
+      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...buttons), h("p.note", EXPLANATION)),
       table("scores", ["on average", "this head", "uniform"], rows),
     );
   }
@@ -110,7 +110,6 @@ function tile(app, head, phrase) {
   });
   const element = h("div.tile", button, power);
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
-  power.hidden = !app.model.weights;
 
   /** @param {import("./app.js").State} state
    * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain */
@@ -138,7 +137,7 @@ function tile(app, head, phrase) {
   function effect(out, state, look, plain, isMuted) {
     const logits = look.effects.get(index);
     if (isMuted) return setText(out, "switched off");
-    if (!logits) return setText(out, state.isWriting || look.done ? "" : "without it: …");
+    if (!logits) return setText(out, state.isWriting ? "" : "without it: …");
     const changed = app.probabilities(logits);
     const best = argmax(plain);
     const top = argmax(look.whole ?? plain);

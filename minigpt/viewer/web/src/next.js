@@ -75,8 +75,7 @@ export function nextPanel(app) {
       if (index < shown.length) bar.draw(shown[index], plain, chosen, other, shown[index] === came);
     });
     const nats = entropy(chosen);
-    const click = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
-    const hint = app.model.weights ? click : "";
+    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
     note.replaceChildren(
       other ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[state.other ?? 0])}.` : hint,
       " Entropy ",
@@ -117,7 +116,6 @@ function row(app) {
     element.classList.toggle("filtered", chosen[id] === 0);
     const cameToo = came ? ", the letter that came" : "";
     button.setAttribute("aria-label", `Continue with ${name}, ${percent(chosen[id])}${cameToo}`);
-    button.disabled = !app.model.weights;
   }
   return { element, draw };
 }
