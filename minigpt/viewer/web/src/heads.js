@@ -6,8 +6,9 @@ import { color, h, paint, percent, setText, table, term } from "./dom.js";
 import { attentionRow } from "./text.js";
 
 const STRIP = 34;
+/** A fall of a probability that is shown in red. */
 const LARGE = 0.1;
-/** A change of a probability that is shown in red. */
+/** A change of a probability that counts as none. */
 const SMALL = 0.01;
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
@@ -132,23 +133,24 @@ function tile(app, head, phrase) {
     effect(without, state, look, plain, isMuted);
   }
 
-  /** @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
-   * @param {Float64Array} plain @param {boolean} isMuted */
+  /** Say what the model would expect without this head: how likely the letter that the whole model expects would be,
+   * and which letter would be the most likely instead.
+   * @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
+   * @param {Float64Array} plain the probabilities with the heads that are on @param {boolean} isMuted */
   function effect(out, state, look, plain, isMuted) {
     const logits = look.effects.get(index);
     if (isMuted) return setText(out, "switched off");
     if (!logits) return setText(out, state.isWriting ? "" : "without it: …");
-    const changed = app.probabilities(logits);
-    const best = argmax(plain);
-    const top = argmax(look.whole ?? plain);
-    const winner = argmax(changed);
-    const isOther = winner !== top && winner !== best;
-    const difference = changed[top] - plain[top];
-    if (Math.abs(difference) < SMALL && !isOther) return setText(out, "without it: no change");
-    const share = h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed[top]));
-    const before = `${app.vocabulary.show(top)} ${percent(plain[top])} → `;
+    const without = app.probabilities(logits);
+    const expected = argmax(look.whole ?? plain);
+    const winner = argmax(without);
+    const isOther = ![expected, argmax(plain)].includes(winner);
+    const change = without[expected] - plain[expected];
+    if (Math.abs(change) < SMALL && !isOther) return setText(out, "without it: no change");
+    const share = h("b", { class: change < -LARGE ? "large" : "" }, percent(without[expected]));
+    const before = `${app.vocabulary.show(expected)} ${percent(plain[expected])} → `;
     out.replaceChildren("without it: ", h("span", before, share, isOther && ","), " ");
-    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(changed[winner])}`));
+    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(without[winner])}`));
   }
   return { element, draw };
 }

@@ -5,10 +5,10 @@ import { glyph } from "./letters.js";
 import { h, named, percent, setText, term } from "./dom.js";
 
 const ROWS = 7;
-const BEST = 3;
 /** Letters to name where the bars are out of view. */
-const SMALL = 0.005;
+const BEST = 3;
 /** A probability below which an outline would be as wide as its border. */
+const SMALL = 0.005;
 const SLIDERS = /** @type {const} */ ([
   ["temperature", "temperature", 0, 2, 0.05, "Pale bars: at temperature 1, without filters."],
   ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
