@@ -28,6 +28,12 @@ test("a look comes first, then the effect of each head from the last layer to th
   assert.ok(found.every(({ id }) => id === 1));
 });
 
+test("a longer text with other heads off reuses what is still right", () => {
+  const ids = [...LOOK.ids, 0, 1, 2, 3, 4, 0];
+  const reused = finish(engine.run(ids, { muted: [0], previous: run }));
+  assert.deepEqual(reused.allLogits, finish(engine.run(ids, { muted: [0] })).allLogits);
+});
+
 test("a look has logits, attention, and the probability of each token", async () => {
   const [look, done] = await replies([MODEL], [{ ...LOOK, effects: false }]);
   assert.deepEqual(look.logits, run.logits(2).slice());
