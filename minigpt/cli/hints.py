@@ -26,6 +26,7 @@ from minigpt.errors import (
     InsufficientMemoryError,
     JoinError,
     MissingPackageError,
+    ModelTooLargeError,
     NoAttentionError,
     NoCounterpartError,
     NoOptimizerError,
@@ -254,9 +255,12 @@ def _run_hint(error: UserError, command: str) -> str:
 def _model_hint(error: UserError, command: str) -> str:
     """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
     match error:
-        case NoAttentionError(checkpoint=path):
-            name = checkpoint_argument(path)
-            return f"to see how it uses its past: minigpt eval {name} --by-position"
+        case ModelTooLargeError(fits_rounded=True):
+            return "leave out --exact, which takes four times as much"
+        case ModelTooLargeError(checkpoint=path, is_recurrent=False):
+            return f"to see what its heads attend to: minigpt attention {checkpoint_argument(path)}"
+        case NoAttentionError(checkpoint=path) | ModelTooLargeError(checkpoint=path):
+            return f"to see how it uses its past: minigpt eval {checkpoint_argument(path)} --by-position"
         case NoCounterpartError():
             return "every model fits --to safetensors"
         case MissingPackageError(extra=extra):

@@ -1,7 +1,7 @@
 """`minigpt inspect`."""
 
 import webbrowser
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,10 +44,6 @@ def inspect(
         int | None, Option(help="Open the page at a head of this layer. The first is 0.", metavar="N")
     ] = None,
     head: Annotated[int | None, Option(help="Open the page at this head. The first is 0.", metavar="N")] = None,
-    max_weights: Annotated[
-        float,
-        Option(help="Record numbers instead of adding a model whose weights take more than this.", metavar="MB", min=0),
-    ] = 8,
     exact: Annotated[bool, Option("--exact", help="Keep float32 weights. Default: round them to 8 bits.")] = False,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
@@ -59,7 +55,8 @@ def inspect(
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
-    The page is one file and works offline. It contains the weights of the model.
+    The page is one file and works offline. It contains the weights of the model, rounded to 8 bits: at most
+    12 million.
 
     Examples:
       minigpt inspect --open
@@ -68,36 +65,37 @@ def inspect(
       minigpt inspect mine --steps all           how the heads formed
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
-    from minigpt.viewer.page import Start, build_page
+    from minigpt.viewer.page import Start, build_page, check_size
 
     check_writable(out, read=file, force=force)
     loaded = load_run(run, checkpoint, [out])
+    compared = [] if compare is None else [load_other(compare, [out])]
+    for model in (loaded, *compared):
+        check_size(model, exact)  # before anything is computed
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens, whole_lines=True)
     notice_skipped(excerpt)
+    earlier = (load_other(path, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
     page = build_page(
         loaded,
         excerpt,
-        others=_others(loaded, compare, _checkpoints(loaded, steps), out),
+        others=chain(earlier, compared),
         split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
-        max_weights=max_weights,
         exact=exact,
     ).encode()
+    _write_page(page, out, force, open_)
+
+
+def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
+    """Write the page and open it if `open_`. Raises UserError if it is too large without `force`."""
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
-        raise UserError(f"the page takes {size}, more than 16 MB; use fewer --steps, a lower --max-weights, or --force")
+        raise UserError(f"the page takes {size}, more than 16 MB; show fewer models, or add --force")
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
     notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
-
-
-def _others(loaded: "Checkpoint", compare: str | None, steps: list[Path], out: Path) -> "Iterator[Checkpoint]":
-    """Load the other models of the page, one at a time."""
-    yield from (load_other(path, [out]) for path in steps if path != loaded.path)
-    if compare is not None:
-        yield load_other(compare, [out])
 
 
 def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:

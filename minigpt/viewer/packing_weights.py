@@ -38,6 +38,15 @@ def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[st
     return packed
 
 
+def packed_size(weights: Mapping[str, Array], exact: bool) -> int:
+    """Return the size in bytes of what `pack_weights(weights, exact)` packs, before base64."""
+    size = 0
+    for weight in weights.values():
+        is_rounded = weight.ndim > 1 and not exact
+        size += weight.size + 4 * len(weight) if is_rounded else 4 * weight.size
+    return size
+
+
 def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights as the page has them after `pack_weights(weights, exact=False)`, bit by bit."""
     page: dict[str, Array] = {}

@@ -3,7 +3,6 @@
 Python packs the weights and computes what the page starts with. JavaScript, built from `web/`, does the rest.
 """
 
-import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.config.schema import ModelConfig, SampleConfig
-from minigpt.errors import UserError, ViewError, count, escape
+from minigpt.errors import ModelTooLargeError, UserError, ViewError, count, escape
 from minigpt.interpret.descriptions import describe_model
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters, glyph
@@ -30,12 +29,10 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
-from minigpt.viewer.packing_weights import dequantized, pack_weights
+from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
-MAX_WEIGHTS = 8.0
-"""Maximum size of the packed weights of a model, in MB. Above it, the page has recorded numbers instead."""
-TOP = 20
-"""Number of next tokens to record for each position."""
+MAX_WEIGHTS = 12_000_000
+"""Maximum size of the packed weights of a model, in bytes. As base64, they take a third more: 16 MB."""
 THUMBNAIL, CELL = 32, 96
 """Side length of the picture of a head without JavaScript, in weights and in pixels."""
 CONFIG = ("family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias")
@@ -62,7 +59,6 @@ def build_page(
     others: Iterable[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
-    max_weights: float = MAX_WEIGHTS,
     exact: bool = False,
 ) -> str:
     """Return the page as HTML. The same checkpoints and texts give the same bytes.
@@ -73,10 +69,10 @@ def build_page(
         others: Models with the same vocabulary to compare it with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
-        max_weights: Maximum size of the packed weights of a model, in MB. Record numbers of larger models instead.
         exact: Keep float32 weights instead of rounding them to 8 bits.
 
     Raises:
+        ModelTooLargeError: The weights of one of the models are too large for the page.
         ViewError: The page cannot show one of the models.
     """
     tokenizer = checkpoint.tokenizer
@@ -85,16 +81,14 @@ def build_page(
     text, ids = _whole_characters(tokenizer, excerpt.ids)
     first = _Shown(checkpoint, ids, exact)
     selected, head = _choose_start(first, start or Start())
-    if tokenizer.kind == "byte":  # the page selects whole characters
-        selected += int(np.argmin(np.append(first.ids[selected + 1 :] >> 6, 0) == 0b10))
-    models = [first.data(selected, split, max_weights)]
+    if tokenizer.kind == "byte":
+        selected = _end_of_character(first.ids, selected)
+    models = [first.data(selected, split)]
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
-        models.append(_Shown(other, ids, exact, selected).data(selected, split, max_weights))
-    warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
-    if excerpt.skipped:
-        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
+        models.append(_Shown(other, ids, exact, selected).data(selected, split))
+    warnings = _warnings(checkpoint, excerpt)
     data: Data = {
         "version": __version__,
         "models": models,
@@ -110,13 +104,31 @@ def build_page(
     return assemble(
         data,
         title=f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}",
-        summary=_sentence(checkpoint, is_live=models[0]["weights"] is not None),
+        summary=_sentence(checkpoint),
         warnings=warnings,
         letters=characters(tokenizer, ids),
         selected=selected,
         expected=first.expected(selected),
         image=first.image(),
     )
+
+
+def _warnings(checkpoint: Checkpoint, excerpt: Excerpt) -> list[str]:
+    warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
+    if excerpt.skipped:
+        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
+    return warnings
+
+
+def check_size(checkpoint: Checkpoint, exact: bool) -> None:
+    """Raise ModelTooLargeError if the weights of a model are too large for the page."""
+    size = packed_size(checkpoint.weights, exact)
+    if size > MAX_WEIGHTS:
+        problem = f"the weights of {checkpoint.run_name} take {size / 1e6:.1f} MB"
+        limit = f"the page has room for {MAX_WEIGHTS / 1e6:.0f} MB per model"
+        fits_rounded = packed_size(checkpoint.weights, exact=False) <= MAX_WEIGHTS
+        is_recurrent = checkpoint.config.model.is_recurrent
+        raise ModelTooLargeError(f"{problem}, and {limit}", checkpoint.path, is_recurrent, fits_rounded)
 
 
 def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:
@@ -129,10 +141,18 @@ def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:
     return text, tokenizer.encode(text)
 
 
+def _end_of_character(ids: Ids, index: int) -> int:
+    """Return the index of the last byte of a character, given the index of one of its bytes: UTF-8."""
+    while index + 1 < len(ids) and ids[index + 1] >> 6 == 0b10:  # bytes that continue a character start with these bits
+        index += 1
+    return index
+
+
 class _Shown:
     """A model with the weights that the page has, and its predictions for the text."""
 
     def __init__(self, checkpoint: Checkpoint, ids: Ids, exact: bool, selected: int = 0) -> None:
+        check_size(checkpoint, exact)
         self.checkpoint, self.exact = checkpoint, exact
         self.model = load_model(checkpoint)
         context = len(ids) if checkpoint.config.model.is_recurrent else checkpoint.config.model.context
@@ -147,7 +167,7 @@ class _Shown:
         self.probabilities = self.logits.softmax(-1)
         self.rounding = (self.probabilities - before).abs().max().item()
 
-    def data(self, selected: int, split: Ids | None, max_weights: float) -> Data:
+    def data(self, selected: int, split: Ids | None) -> Data:
         """Return what the page knows of this model. `selected` is a position in the whole text."""
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
         heads: list[list[Data]] = []
@@ -155,44 +175,17 @@ class _Shown:
             described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
             heads = [[asdict(description) for description in layer] for layer in described]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
-        weights = pack_weights(in_order, self.exact)
-        size = sum(len(part.get(name, "")) for part in weights.values() for name in ("data", "scale"))
-        fits = size <= max_weights * 1e6
         return {
             "name": escape(checkpoint.run_name),
             "step": checkpoint.metadata.step,
             "parameters": checkpoint.metadata.parameters,
             "summary": _summary(checkpoint),
             "config": _fields(checkpoint.config.model, CONFIG),
-            "weights": weights if fits else None,
+            "weights": pack_weights(in_order, self.exact),
             "check": {"ids": self.ids[: at + 1].tolist(), "logits": self.logits[at].tolist()},
             "rounding": self.rounding,
             "heads": heads,
-            "recorded": None if fits else self._recorded(at),
         }
-
-    def _recorded(self, at: int) -> Data:
-        """Return the numbers that replace a model that is too large for the page.
-
-        `skipped` is the number of tokens of the text before those that the model reads: T tokens. `top` has pairs of
-        an id and its probability, the most likely next tokens at each position. `actual` is the probability of each
-        token from those before it. `attention` has the lower triangles of all heads, (L, H, T (T + 1) / 2), as base64:
-        a byte is 255 times the square root of a weight. `effects` is `top` at the selected token without each head.
-        """
-        actual = self.probabilities[:-1].gather(-1, torch.from_numpy(self.ids[1:].astype("int64"))[:, None])[:, 0]
-        recorded: Data = {
-            "skipped": self.skipped,
-            "top": _top(self.probabilities),
-            "actual": [None, *_rounded(actual)],
-            "attention": "",
-            "effects": [],
-        }
-        if isinstance(self.model, GPT):
-            rows, columns = np.tril_indices(len(self.ids))
-            roots = extract(self.model, self.ids).weights.sqrt()[..., rows, columns]
-            recorded["attention"] = base64.b64encode((255 * roots).round().byte().numpy().tobytes()).decode("ascii")
-            recorded["effects"] = _top(probabilities_without(self.model, self.ids[: at + 1], at)[1:, 0])
-        return recorded
 
     def expected(self, selected: int) -> str:
         """Return a sentence with the most likely next letter."""
@@ -214,17 +207,6 @@ class _Shown:
 def _logits(model: Model, ids: Ids) -> Tensor:
     logits: Tensor = model(torch.from_numpy(ids.astype("int64"))[None])[0]  # (T, V)
     return logits
-
-
-def _top(probabilities: Tensor) -> list[list[tuple[int, float]]]:
-    """Return pairs of an id and its probability for each row (N, V), the most likely first."""
-    found = probabilities.topk(min(TOP, probabilities.size(-1)))
-    rows = zip(found.indices.tolist(), found.values, strict=True)
-    return [list(zip(ids, _rounded(values), strict=True)) for ids, values in rows]
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return [round(value, 4) for value in values.tolist()]
 
 
 def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | None]:
@@ -272,9 +254,8 @@ def _summary(checkpoint: Checkpoint) -> str:
     return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)
 
 
-def _sentence(checkpoint: Checkpoint, is_live: bool) -> str:
+def _sentence(checkpoint: Checkpoint) -> str:
     """Return a line that says what the page shows."""
-    family = checkpoint.config.model.family
-    kind = f"recurrent network ({family.upper()})" if checkpoint.config.model.is_recurrent else "GPT"
-    live = "It runs inside this page." if is_live else "It is too large for this page, which has recorded numbers."
-    return f"A {kind} of {checkpoint.metadata.parameters:,} weights, {_summary(checkpoint)}. {live}"
+    config, weights = checkpoint.config.model, checkpoint.metadata.parameters
+    kind = f"recurrent network ({config.family.upper()})" if config.is_recurrent else "GPT"
+    return f"A {kind} of {weights:,} weights, {_summary(checkpoint)}. It runs inside this page."

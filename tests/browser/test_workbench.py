@@ -597,37 +597,6 @@ def test_a_recurrent_model_has_no_heads(opened: Opener, family: Any, kind: str) 
     shown.assert_quiet()
 
 
-def test_a_large_model_shows_recorded_numbers(made: Made, opened: Opener) -> None:
-    content = build_page(made.loaded, excerpt(made.loaded, START), max_weights=0, exact=True, start=Start(at_end=True))
-    shown = opened(content)
-    assert_shows(shown, made, START)
-    assert "recorded" in shown.tab.inner_text("footer")
-    shown.press("ArrowLeft")
-    assert_shows(shown, made, START[:-1])
-    assert shown.tab.locator(".primary").count() == 0
-    assert "Switch one off" not in shown.tab.inner_text(".heads")
-    shown.assert_quiet()
-
-
-def test_recorded_numbers_beside_a_live_model_are_those_of_the_first_text(made: Made, opened: Opener) -> None:
-    big = checkpoint(layers=3, heads=2, width=96, context=64, seed=3, name="big")
-    content = build_page(
-        made.loaded, excerpt(made.loaded, START), others=[big], max_weights=0.2, start=Start(at_end=True)
-    )
-    shown = opened(content)
-    shown.tab.select_option('select[aria-label="Compare with"]', "1")
-    shown.until("() => document.querySelector('.track .other:not([hidden])') !== null")
-    shown.tab.locator("#text").press("a")
-    shown.tab.get_by_text("big is too large for this page").wait_for()
-    assert len(bar(shown)[0]) == 1, "the live model still answers"
-    shown.tab.select_option('select[aria-label="Model"]', "1")
-    shown.tab.wait_for_selector(".bars", state="hidden")
-    assert shown.tab.locator(".primary").is_disabled()
-    shown.press("ArrowLeft")
-    shown.tab.wait_for_selector(".bars")
-    shown.assert_quiet()
-
-
 def test_damaged_weights_are_one_line(made: Made, opened: Opener) -> None:
     content = made.content.replace('"shape":[', '"shape":[7,', 1)
     shown = opened(content, wait="#app > .message:only-child")

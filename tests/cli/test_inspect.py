@@ -27,7 +27,7 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert page.read_bytes() == before
     data = page_data(page)
     (model,) = data["models"]
-    assert (model["name"], model["step"], model["recorded"]) == ("verse", 4, None)
+    assert (model["name"], model["step"]) == ("verse", 4)
     assert model["summary"].startswith("trained in ")
     assert " on " in model["summary"]
     assert data["text"] in VERSE
@@ -66,16 +66,12 @@ def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
     assert [model["step"] for model in page_data(page)["models"]] == [4, 2]
 
 
-def test_weights_can_be_exact_or_left_out(cli: Cli, tmp_path: Path) -> None:
+def test_weights_can_be_exact(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert cli("inspect", "--exact", "-o", page).code == 0
     (model,) = page_data(page)["models"]
     assert model["rounding"] == 0
     assert not [name for name, packed in model["weights"].items() if "scale" in packed]
-    assert cli("inspect", "--max-weights", "0", "-o", page).code == 0
-    (model,) = page_data(page)["models"]
-    assert model["weights"] is None
-    assert model["recorded"]["attention"]
 
 
 def test_without_its_text_a_run_is_shown_on_generated_text(
@@ -111,6 +107,32 @@ def test_a_huge_page_needs_force(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     assert not page.exists()
     assert cli("inspect", "-o", page, "--force").code == 0
     assert page.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "hint", "command"),
+    [
+        ([], 1_000, "minigpt attention verse", "attention verse"),
+        (["--exact"], 10_000, "leave out --exact", "inspect verse"),
+    ],
+)
+def test_a_model_that_is_too_large_is_one_line_before_any_work(
+    cli: Cli,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    limit: int,
+    hint: str,
+    command: str,
+) -> None:
+    shutil.copytree(folder / "runs", tmp_path / "runs")  # without the text of the run: an excerpt would be generated
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", limit)
+    done = cli("inspect", "verse", *options)
+    assert done.err == f"minigpt: {done.error}\n"
+    assert hint in done.error
+    assert cli(*command.split()).code == 0
 
 
 def test_many_checkpoints_are_thinned_out() -> None:

@@ -8,7 +8,6 @@ from command_line import SMALL, VERSE, Cli, called
 from pages import page_data
 
 import minigpt
-from minigpt.errors import NoAttentionError
 
 pytestmark = pytest.mark.usefixtures("at_lstm")
 
@@ -29,9 +28,8 @@ def at_lstm(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
 
 
-@pytest.mark.parametrize("command", ["attention lstm", "claims lstm"])
-def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> None:
-    done = cli(*command.split())
+def test_attention_says_what_to_use_instead(cli: Cli) -> None:
+    done = cli("attention", "lstm")
     assert done.error.startswith("runs/lstm/checkpoints/step-")
     assert len(done.err.splitlines()) == 1
     problem = (
@@ -40,13 +38,31 @@ def test_views_of_attention_say_what_to_use_instead(cli: Cli, command: str) -> N
     assert problem in done.error
 
 
-@pytest.mark.parametrize("command", ["inspect lstm", "inspect gpt --compare lstm", "inspect lstm --max-weights 0"])
+@pytest.mark.parametrize("command", ["inspect lstm", "inspect gpt --compare lstm"])
 def test_a_page_shows_a_recurrent_network_without_heads(cli: Cli, tmp_path: Path, command: str) -> None:
     page = tmp_path / "page.html"
     assert cli(*command.split(), "-o", page).code == 0
     shown = page_data(page.read_text(encoding="utf-8"))["models"][-1]
     assert (shown["config"]["family"], shown["heads"]) == ("lstm", [])
     assert "no layers of heads" in cli("inspect", "lstm", "--head", 0, "-o", page).error
+
+
+@pytest.mark.parametrize(
+    ("command", "limit", "hint"),
+    [
+        ("inspect lstm", 3_000, "minigpt eval lstm --by-position"),
+        ("inspect lstm --compare gpt", 4_000, "minigpt attention gpt"),
+    ],
+)
+def test_a_model_that_is_too_large_for_a_page_is_one_line(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, limit: int, hint: str
+) -> None:
+    shutil.copytree(trained / "runs", tmp_path / "runs")  # without the text of the runs: an excerpt would be generated
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", limit)
+    done = cli(*command.split())
+    assert done.err == f"minigpt: {done.error}\n"
+    assert done.error.endswith(hint)
 
 
 def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> None:
@@ -77,12 +93,11 @@ def test_heads_are_refused_in_one_line(cli: Cli) -> None:
     assert error == "configuration: model.n_head does not apply to model.family gru; remove it"
 
 
-def test_python_gives_text_and_losses_but_no_attention() -> None:
+def test_python_gives_text_losses_and_a_page() -> None:
     model = minigpt.load("lstm")
     assert len(model.generate("and ", length=40).text) == 40
     assert 0 < model.loss(VERSE[:50]).mean < 5
-    with pytest.raises(NoAttentionError, match="is a recurrent network and has no attention"):
-        model.attention("May")
+    assert "recurrent network" in model.inspect("May").html
 
 
 def test_copied_works_with_a_state_in_place_of_a_context(cli: Cli) -> None:

@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 
-from minigpt.viewer.packing_weights import dequantized, pack_weights
+from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 
 def _weights() -> dict[str, np.ndarray]:
@@ -25,6 +25,14 @@ def test_rounded_weights_are_integers_times_the_scale_of_their_row() -> None:
     assert (error <= scale[:, None] * 0.5001 + 1e-44).all()
     assert (page["matrix"][3] == 0).all()
     assert np.isfinite(page["matrix"]).all()
+
+
+def test_the_size_is_known_before_the_weights_are_packed() -> None:
+    weights = _weights()
+    for exact in (False, True):
+        parts = pack_weights(weights, exact).values()
+        data = [base64.b64decode(part[name]) for part in parts for name in ("data", "scale") if name in part]
+        assert packed_size(weights, exact) == sum(map(len, data))
 
 
 def test_vectors_and_exact_weights_keep_their_bits() -> None:

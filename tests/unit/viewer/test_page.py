@@ -16,7 +16,10 @@ from pages import Elements, page_data, page_json, unpack
 from PIL import Image
 from random_models import TEXT, checkpoint, excerpt, recurrent
 
-from minigpt.errors import UserError, ViewError
+from minigpt.config.presets import presets, read_preset
+from minigpt.config.resolve import resolve
+from minigpt.config.shapes import parameter_shapes
+from minigpt.errors import ModelTooLargeError, UserError, ViewError
 from minigpt.interpret.effects import CLEAR
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.scores import are_letters
@@ -25,7 +28,7 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Origin
 from minigpt.viewer import document
 from minigpt.viewer import page as viewer_page
-from minigpt.viewer.packing_weights import dequantized
+from minigpt.viewer.packing_weights import dequantized, packed_size
 from minigpt.viewer.page import Start, build_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -135,45 +138,43 @@ def test_other_models_share_the_vocabulary() -> None:
         ("made", 100, 2), ("made", 1, 2), ("other", 100, 3),
     ]  # fmt: skip
     assert models[2]["check"]["ids"] == models[0]["check"]["ids"][-16:]
-    recorded = page_data(build_page(loaded, text, others=[short], max_weights=0))["models"][1]["recorded"]
-    assert recorded["skipped"] + 16 == len(models[0]["check"]["ids"])
     with pytest.raises(ViewError, match="cannot compare with made: its vocabulary is different"):
         build_page(loaded, text, others=[checkpoint("abc")])
 
 
-def test_a_model_that_is_too_large_leaves_recorded_numbers() -> None:
-    loaded = checkpoint(layers=2, heads=3, width=48)
-    page = build_page(loaded, excerpt(loaded), max_weights=0.01)
-    data = page_data(page)
-    (model,) = data["models"]
-    assert model["weights"] is None
-    assert "too large for this page" in text_of(page)
-    recorded, torch_model, at = model["recorded"], load_transformer(rounded(loaded)), data["selected"]
-    ids = loaded.tokenizer.encode(data["text"])
-    expected, T = probabilities(torch_model, ids.tolist()), len(ids)
-    for position in (0, at, T - 1):
-        for i, share in recorded["top"][position]:
-            assert share == pytest.approx(expected[position, i].item(), abs=1e-4)
-    assert len(recorded["top"][0]) == 20
-    assert recorded["actual"][0] is None
-    assert recorded["actual"][9] == pytest.approx(expected[8, int(ids[9])].item(), abs=1e-4)
-    attention = np.frombuffer(base64.b64decode(recorded["attention"]), np.uint8).reshape(2, 3, T * (T + 1) // 2)
-    rows, columns = np.tril_indices(T)
-    roots = extract(torch_model, ids).weights.sqrt().numpy()[..., rows, columns]
-    assert np.abs(attention / 255 - roots).max() <= 0.5 / 255 + 1e-5
-    with ablate_heads(torch_model, {(1, 2)}):
-        without = probabilities(torch_model, ids.tolist())[at]
-    assert recorded["effects"][5][0][0] == int(without.argmax())
-    assert recorded["effects"][5][0][1] == pytest.approx(without.max().item(), abs=1e-4)
+def test_a_model_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = checkpoint(), checkpoint(width=48, name="large")
+    limit = packed_size(small.weights, exact=True)
+    assert packed_size(large.weights, exact=False) < limit < packed_size(large.weights, exact=True)
+    monkeypatch.setattr(viewer_page, "MAX_WEIGHTS", limit)
+    build_page(small, excerpt(small), exact=True)
+    build_page(large, excerpt(large))
+    monkeypatch.setattr(viewer_page, "load_model", lambda checkpoint: pytest.fail("computed something"))
+    with pytest.raises(ModelTooLargeError, match="the weights of large take") as error:
+        build_page(large, excerpt(large), exact=True)
+    assert error.value.fits_rounded
 
 
-@pytest.mark.parametrize("max_weights", [0.0, 8.0])
-def test_a_recurrent_network_has_no_heads(max_weights: float) -> None:
+def test_a_large_model_beside_a_small_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = checkpoint(), checkpoint(width=48, name="large")
+    monkeypatch.setattr(viewer_page, "MAX_WEIGHTS", packed_size(small.weights, exact=False))
+    with pytest.raises(ModelTooLargeError, match="the weights of large") as error:
+        build_page(small, excerpt(small), others=[small, large])
+    assert not error.value.fits_rounded
+
+
+def test_every_preset_fits() -> None:
+    for name in presets():
+        shapes = parameter_shapes(resolve(*read_preset(name)).config.model, 65)
+        weights = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+        assert packed_size(weights, exact=False) < viewer_page.MAX_WEIGHTS, name
+
+
+def test_a_recurrent_network_has_no_heads() -> None:
     loaded = recurrent()
-    data = page_data(page := build_page(loaded, excerpt(loaded), max_weights=max_weights))
+    data = page_data(page := build_page(loaded, excerpt(loaded)))
     (model,) = data["models"]
     assert (data["head"], model["heads"], model["config"]["family"]) == (None, [], "lstm")
-    assert (model["recorded"] is None) == (max_weights > 0)
     assert "A recurrent network (LSTM) of " in text_of(page)
     assert "<img" not in page
 
@@ -182,7 +183,7 @@ def test_a_recurrent_network_has_no_heads(max_weights: float) -> None:
 @pytest.mark.parametrize("vocabulary", ["", TEXT])
 def test_the_smallest_texts_and_vocabularies_work(text: str, vocabulary: str) -> None:
     loaded = checkpoint(text[0] + vocabulary if vocabulary else text, context=8)
-    data = page_data(build_page(loaded, excerpt(loaded, text), max_weights=0))
+    data = page_data(build_page(loaded, excerpt(loaded, text)))
     assert data["text"] == text
     assert 0 <= data["selected"] < len(text)
 

@@ -20,7 +20,6 @@ import { isRecurrent } from "./weights.js";
  * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
  * @property {Float32Array} [whole] logits of the next token with all heads on
- * @property {boolean} done whether all effects are known
  * @property {number} id of the request
  */
 /**
@@ -329,14 +328,13 @@ export class App {
       looks[reply.model] = null;
       delete this.asked[reply.model]; // nothing more will come
     }
-    if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map(), done: false };
+    if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map() };
     const look = looks[reply.model];
     if (!look) return this.set({ looks });
     if (reply.kind === "effect") {
       look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
     }
     if (reply.kind === "whole") look.whole = reply.logits;
-    if (reply.kind === "done") look.done = true;
     this.set({ looks });
     if (reply.kind === "look" && reply.model === this.state.model) this.follow();
   }

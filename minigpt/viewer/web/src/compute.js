@@ -5,8 +5,8 @@ import { glyph } from "./letters.js";
 import { color, h, paint, percent, table, term } from "./dom.js";
 import { openSheet } from "./sheet.js";
 
-const ROWS = 12;
 /** Letters to list, the most attended ones. */
+const ROWS = 12;
 
 /** @param {import("./app.js").App} app */
 export function openCompute(app) {

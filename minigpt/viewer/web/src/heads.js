@@ -6,8 +6,9 @@ import { color, h, paint, percent, setText, table, term } from "./dom.js";
 import { attentionRow } from "./text.js";
 
 const STRIP = 34;
+/** A fall of a probability that is shown in red. */
 const LARGE = 0.1;
-/** A change of a probability that is shown in red. */
+/** A change of a probability that counts as none. */
 const SMALL = 0.01;
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
@@ -31,12 +32,12 @@ export function headsPanel(app, strip, open) {
 
   /** @param {number} model */
   function build(model) {
-    const { config, heads, weights } = app.payload.models[model];
+    const { config, heads } = app.payload.models[model];
     built = model;
     tiles = [];
     grid.replaceChildren();
     intro.hidden = !heads.length;
-    setText(intro, `Bars: where each one looks.${weights ? " Switch one off to see what it is for." : ""}`);
+    setText(intro, "Bars: where each one looks. Switch one off to see what it is for.");
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
       const why = "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.";
@@ -72,12 +73,12 @@ export function headsPanel(app, strip, open) {
     const { phrase, evidence } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
     const rows = evidence.map(({ label, value, uniform }) => [label, figure(value, label), figure(uniform, label)]);
-    const buttons = app.model.weights && [
+    const buttons = [
       h("button", { onclick: open.compute }, "Compute this letter"),
       h("button", { onclick: open.matrix }, "At all letters"),
     ];
     chosen.replaceChildren(
-      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...(buttons || [])), h("p.note", EXPLANATION)),
+      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...buttons), h("p.note", EXPLANATION)),
       table("scores", ["on average", "this head", "uniform"], rows),
     );
   }
@@ -110,7 +111,6 @@ function tile(app, head, phrase) {
   });
   const element = h("div.tile", button, power);
   element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
-  power.hidden = !app.model.weights;
 
   /** @param {import("./app.js").State} state
    * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain */
@@ -133,23 +133,24 @@ function tile(app, head, phrase) {
     effect(without, state, look, plain, isMuted);
   }
 
-  /** @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
-   * @param {Float64Array} plain @param {boolean} isMuted */
+  /** Say what the model would expect without this head: how likely the letter that the whole model expects would be,
+   * and which letter would be the most likely instead.
+   * @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
+   * @param {Float64Array} plain the probabilities with the heads that are on @param {boolean} isMuted */
   function effect(out, state, look, plain, isMuted) {
     const logits = look.effects.get(index);
     if (isMuted) return setText(out, "switched off");
-    if (!logits) return setText(out, state.isWriting || look.done ? "" : "without it: …");
-    const changed = app.probabilities(logits);
-    const best = argmax(plain);
-    const top = argmax(look.whole ?? plain);
-    const winner = argmax(changed);
-    const isOther = winner !== top && winner !== best;
-    const difference = changed[top] - plain[top];
-    if (Math.abs(difference) < SMALL && !isOther) return setText(out, "without it: no change");
-    const share = h("b", { class: difference < -LARGE ? "large" : "" }, percent(changed[top]));
-    const before = `${app.vocabulary.show(top)} ${percent(plain[top])} → `;
+    if (!logits) return setText(out, state.isWriting ? "" : "without it: …");
+    const without = app.probabilities(logits);
+    const expected = argmax(look.whole ?? plain);
+    const winner = argmax(without);
+    const isOther = ![expected, argmax(plain)].includes(winner);
+    const change = without[expected] - plain[expected];
+    if (Math.abs(change) < SMALL && !isOther) return setText(out, "without it: no change");
+    const share = h("b", { class: change < -LARGE ? "large" : "" }, percent(without[expected]));
+    const before = `${app.vocabulary.show(expected)} ${percent(plain[expected])} → `;
     out.replaceChildren("without it: ", h("span", before, share, isOther && ","), " ");
-    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(changed[winner])}`));
+    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(without[winner])}`));
   }
   return { element, draw };
 }

@@ -25,22 +25,22 @@ export function listen(app, compute) {
 function actions(app, compute) {
   const { selected, head, model, other } = app.state;
   const count = app.payload.models.length;
-  const { config, heads, weights } = app.model;
+  const { config, heads } = app.model;
   const next = (/** @type {number} */ layer) => (head?.layer === layer ? (head.head + 1) % config.n_head : 0);
   const layers = heads.map((_, layer) => [layer, () => app.choose({ layer, head: next(layer) })]);
   return {
     ...Object.fromEntries(layers),
     arrowleft: () => app.select(selected - 1),
     arrowright: () => app.select(selected + 1),
-    m: weights && head && (() => app.toggle(head)),
+    m: head && (() => app.toggle(head)),
     a: () => app.mute([]),
-    " ": weights && (() => app.write()),
-    s: weights && (() => app.step()),
+    " ": () => app.write(),
+    s: () => app.step(),
     ",": count > 1 && (() => app.compare((model + count - 1) % count, other)),
     ".": count > 1 && (() => app.compare((model + 1) % count, other)),
     z: () => app.undo(),
     y: () => app.redo(),
-    c: weights && head && compute,
+    c: head && compute,
     "?": openHelp,
   };
 }

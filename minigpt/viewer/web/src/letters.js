@@ -13,7 +13,6 @@ export class Vocabulary {
   constructor(tokenizer, tokens = []) {
     this.isByte = tokenizer === "byte";
     this.tokens = tokens;
-    this.size = this.isByte ? 256 : tokens.length;
     /** @type {Map<string, number>} */
     this.ids = new Map(tokens.map((token, id) => [token, id]));
   }

@@ -10,7 +10,6 @@ import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
 import { openMatrix } from "./matrix.js";
 import { nextPanel } from "./next.js";
-import { recall } from "./recorded.js";
 import { openHelp } from "./sheet.js";
 import { textPanel } from "./text.js";
 import { isRecurrent } from "./weights.js";
@@ -35,13 +34,8 @@ function fail(message) {
 function start(payload) {
   const { models } = payload;
   const vocabulary = new Vocabulary(payload.tokenizer, payload.vocabulary);
-  const recorded = { ids: vocabulary.encode(payload.text).ids, selected: payload.selected };
   /** @type {App} */
-  const app = new App(payload, vocabulary, (request) => {
-    if (models[request.model].weights) return engine.send(request);
-    const replies = recall(models[request.model], vocabulary.size, request, recorded);
-    for (const reply of replies) app.receive(reply);
-  });
+  const app = new App(payload, vocabulary, (request) => engine.send(request));
   const engine = connect(models, (reply) => (reply.id === CHECK ? showCheck(reply) : app.receive(reply)));
   const compute = () => openCompute(app);
   const text = textPanel(app);
@@ -66,11 +60,7 @@ function start(payload) {
   addEventListener("resize", () => app.set({}));
   listen(app, compute);
   const { ids, logits } = models[0].check;
-  if (models[0].weights) {
-    engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
-  } else {
-    setText(check, "The model is too large to run in this page: these are recorded numbers. See --max-weights.");
-  }
+  engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
   app.ask();
   app.set({});
 
@@ -96,17 +86,15 @@ function header(app) {
   app.panels.push(({ model }) => {
     if (model === described) return;
     described = model;
-    const { name, parameters, summary, config, weights } = models[model];
+    const { name, parameters, summary, config } = models[model];
     const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
-    const live = weights ? "It runs inside this page." : "It is too large for this page, which has recorded numbers.";
     title.replaceChildren(h("bdi", name));
     const article = /^[LR]/.test(kind) ? "An" : "A"; // an LSTM, an RNN
     const size = `${article} ${kind} of ${parameters.toLocaleString("en")} `;
-    about.replaceChildren(size, term("parameters"), `, ${summary}. ${live}`);
+    about.replaceChildren(size, term("parameters"), `, ${summary}. It runs inside this page.`);
   });
   const keys = h("button.quiet", { onclick: openHelp }, "Keys");
-  const isLive = models.some(({ weights }) => weights);
-  const restart = isLive && h("button.quiet", { onclick: () => app.restart() }, "Start text");
+  const restart = h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
   const choices = models.length > 1 ? chooseModels(app) : [];
   return h(

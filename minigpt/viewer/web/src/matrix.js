@@ -5,12 +5,12 @@ import { color, h, paint, percent, setText } from "./dom.js";
 import { openSheet } from "./sheet.js";
 
 const STAGES = /** @type {const} */ ({ weights: "attention weights", scaled: "scores ÷ √D", scores: "scores q · k" });
-const LETTER = 10;
 /** Pixels of a letter beside the matrix. Where cells are smaller, letters take turns in several lanes. */
-const AROUND = 240;
+const LETTER = 10;
 /** Pixels of the window above and below the matrix. */
-const FINGER = 8;
+const AROUND = 240;
 /** Pixels around a touch in which the largest value is read. */
+const FINGER = 8;
 /** @type {Record<string, number[]>} rows and columns that a key moves by */
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 

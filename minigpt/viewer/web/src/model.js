@@ -47,43 +47,62 @@ export class Transformer {
    * @returns {Generator<void, Run, void>}
    */
   *run(ids, { muted = [], previous = null, lastOnly = false } = {}) {
-    const { n_layer: L, n_head: H, n_embd: C } = this.config, T = ids.length, V = this.vocabulary;
-    const run = newRun(ids, new Set(muted), V);
+    const { n_layer: L, n_head: H, n_embd: C } = this.config, T = ids.length;
+    const run = newRun(ids, new Set(muted), this.vocabulary);
     const prefix = previous ? commonPrefix(ids, previous.ids) : 0;
     const changed = previous ? firstDifference(run.muted, previous.muted, H, L) : 0;
     run.x.push(extend(previous?.x[0], prefix, T * C, C));
     for (let t = prefix; t < T; t++) run.x[0].set(this.inputs(ids[t], t).sum, t * C);
     for (let layer = 0; layer < L; layer++) {
-      const attended = layer <= changed ? prefix : 0; // positions whose attention is known
-      const mixed = layer < changed ? prefix : 0; // positions whose output is known
-      const first = lastOnly && layer === L - 1 ? T - 1 : 0; // the first position whose output is needed
-      for (const name of /** @type {const} */ (["q", "k", "v", "outputs"])) {
-        run[name].push(extend(previous?.[name][layer], attended, T * C, C));
-      }
-      run.weights.push(extend(previous?.weights[layer], rowStart(H, attended), rowStart(H, T)));
-      run.x.push(extend(previous?.x[layer + 1], mixed, T * C, C));
-      for (let from = attended; from < first; from += CHUNK) {
-        this.project(run, layer, from, Math.min(from + CHUNK, first), true);
-        yield;
-      }
-      for (let from = Math.max(first, mixed), to; from < T; from = to) {
-        to = Math.min(from + CHUNK, from < attended ? Math.min(attended, T) : T);
-        if (from >= attended) {
-          this.project(run, layer, from, to, false);
-          this.attend(run, layer, from, to);
-        }
-        this.mix(run, layer, from, to);
-        yield;
-      }
+      const attended = layer <= changed ? prefix : 0;
+      const mixed = layer < changed ? prefix : 0;
+      const first = lastOnly && layer === L - 1 ? T - 1 : 0;
+      yield* this.runLayer(run, layer, previous, attended, mixed, first);
     }
-    const known = changed >= L ? prefix : 0;
+    yield* this.readLogits(run, previous, changed >= L ? prefix : 0, lastOnly);
+    return run;
+  }
+
+  /** Compute a layer, except for what is known from `previous`.
+   * @param {Run} run @param {number} layer @param {Run | null} previous
+   * @param {number} attended the number of positions whose queries, keys, values and attention are known
+   * @param {number} mixed the number of positions whose output is known too
+   * @param {number} first the first position whose output is needed
+   * @returns {Generator<void, void, void>} */
+  *runLayer(run, layer, previous, attended, mixed, first) {
+    const { n_head: H, n_embd: C } = this.config, T = run.ids.length;
+    for (const name of /** @type {const} */ (["q", "k", "v", "outputs"])) {
+      run[name].push(extend(previous?.[name][layer], attended, T * C, C));
+    }
+    run.weights.push(extend(previous?.weights[layer], rowStart(H, attended), rowStart(H, T)));
+    run.x.push(extend(previous?.x[layer + 1], mixed, T * C, C));
+    for (let from = attended; from < first; from += CHUNK) { // later positions need only their keys and values
+      this.project(run, layer, from, Math.min(from + CHUNK, first), true);
+      yield;
+    }
+    for (let from = Math.max(first, mixed), to; from < T; from = to) {
+      const isKnown = from < attended;
+      to = Math.min(from + CHUNK, isKnown ? attended : T);
+      if (!isKnown) {
+        this.project(run, layer, from, to, false);
+        this.attend(run, layer, from, to);
+      }
+      this.mix(run, layer, from, to);
+      yield;
+    }
+  }
+
+  /** Compute the logits of the last layer's output, except for the first `known` positions.
+   * @param {Run} run @param {Run | null} previous @param {number} known @param {boolean} lastOnly
+   * @returns {Generator<void, void, void>} */
+  *readLogits(run, previous, known, lastOnly) {
+    const { n_layer: L, n_embd: C } = this.config, T = run.ids.length, V = this.vocabulary;
     run.allLogits = extend(previous?.allLogits, known, T * V, V);
     for (let from = lastOnly ? Math.max(known, T - 1) : known; from < T; from += CHUNK) {
       const to = Math.min(from + CHUNK, T), normed = this.norm(run.x[L].subarray(from * C, to * C), "norm");
       run.allLogits.set(this.linear("token_embedding", normed, to - from), from * V);
       yield;
     }
-    return run;
   }
 
   /** Compute the logits (V) after `position` if one more head were muted, at every position.

@@ -5,10 +5,10 @@ import { glyph } from "./letters.js";
 import { h, named, percent, setText, term } from "./dom.js";
 
 const ROWS = 7;
-const BEST = 3;
 /** Letters to name where the bars are out of view. */
-const SMALL = 0.005;
+const BEST = 3;
 /** A probability below which an outline would be as wide as its border. */
+const SMALL = 0.005;
 const SLIDERS = /** @type {const} */ ([
   ["temperature", "temperature", 0, 2, 0.05, "Pale bars: at temperature 1, without filters."],
   ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
@@ -75,8 +75,7 @@ export function nextPanel(app) {
       if (index < shown.length) bar.draw(shown[index], plain, chosen, other, shown[index] === came);
     });
     const nats = entropy(chosen);
-    const click = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
-    const hint = app.model.weights ? click : "";
+    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
     note.replaceChildren(
       other ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[state.other ?? 0])}.` : hint,
       " Entropy ",
@@ -117,7 +116,6 @@ function row(app) {
     element.classList.toggle("filtered", chosen[id] === 0);
     const cameToo = came ? ", the letter that came" : "";
     button.setAttribute("aria-label", `Continue with ${name}, ${percent(chosen[id])}${cameToo}`);
-    button.disabled = !app.model.weights;
   }
   return { element, draw };
 }

@@ -40,8 +40,8 @@ export class Session {
   constructor(models, onReply) {
     this.entries = models.map((model) => /** @type {Entry} */ ({ model }));
     this.reply = onReply;
-    this.looks = /** @type {Map<number, Work>} */ (new Map());
     /** The newest look of each model. */
+    this.looks = /** @type {Map<number, Work>} */ (new Map());
     this.effects = /** @type {Work | undefined} */ (undefined);
     this.inspections = /** @type {Work[]} */ ([]);
     this.working = false;

@@ -9,8 +9,7 @@ const DRAWN = 1024;
 
 /** @param {import("./app.js").App} app */
 export function textPanel(app) {
-  const isRecorded = app.payload.models.every(({ weights }) => !weights);
-  const readonly = isRecorded || matchMedia("(pointer: coarse)").matches;
+  const readonly = matchMedia("(pointer: coarse)").matches;
   const help = { spellcheck: "false", autocapitalize: "off", autocomplete: "off" };
   const area = h("textarea", { id: "text", "aria-label": "Text", rows: "1", readonly, ...help });
   const before = h("span.unseen");
@@ -35,9 +34,8 @@ export function textPanel(app) {
   const lead = h("p.lead", "Click any letter: you see what the model expected ", h("b", "next"));
   const hasHeads = app.payload.models.some(({ heads }) => heads.length);
   if (hasHeads) lead.append(", and where its ", term("heads"), " ", h("b", "looked"));
-  lead.append(isRecorded ? "." : readonly ? ". Edit changes the text." : ". Type to change the text.");
-  const buttons = isRecorded ? [] : [write, step, undo, redo, edit];
-  const controls = h("div.controls", ...buttons, h("label", "shade by ", shade));
+  lead.append(readonly ? ". Edit changes the text." : ". Type to change the text.");
+  const controls = h("div.controls", write, step, undo, redo, edit, h("label", "shade by ", shade));
   const element = h("section.card.text", { "aria-label": "Text" }, lead, paper, controls, notice);
 
   function startEditing() {
@@ -114,7 +112,7 @@ export function textPanel(app) {
     const shares = shading(state, look);
     for (let i = 0; i < spans.length; i++) drawLetter(spans[i], letters[first + i], first + i, selected, shares);
     const top = look ? argmax(look.logits) : -1;
-    ghost.hidden = top < 0 || selected < letters.length - 1 || isRecorded;
+    ghost.hidden = top < 0 || selected < letters.length - 1;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
     if (spans[selected + 1 - first] && top >= 0) {
       const isHit = state.ids[letters[selected + 1].first] === top;
@@ -124,7 +122,6 @@ export function textPanel(app) {
     paper.style.setProperty("--hue", isByHead ? `var(--head-${isByHead.head % 8})` : "var(--red)");
     shade.value = state.shade;
     setText(write, state.isWriting ? "Pause" : "Write");
-    write.disabled = step.disabled = !app.model.weights;
     undo.disabled = app.history.past.length === 0;
     redo.disabled = app.history.future.length === 0;
     setText(message, state.message);

@@ -5,8 +5,8 @@
  * @typedef {{phrase: string, evidence: Evidence[]}} Description
  *
  * @typedef {{name: string, step: number, parameters: number, summary: string,
- *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed> | null,
- *   check: {ids: number[], logits: number[]}, rounding: number, heads: Description[][], recorded: any}} Model
+ *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed>,
+ *   check: {ids: number[], logits: number[]}, rounding: number, heads: Description[][]}} Model
  *   summary: how long and when it was trained; check: minigpt's own logits, to compare with; rounding: the largest
  *   change of a probability because weights are rounded
  *

@@ -4,7 +4,7 @@
  * @typedef {{family: string, n_layer: number, n_head: number, n_embd: number, context: number, position: string,
  *   norm: string, activation: string, qk_norm: boolean, bias: boolean}} Config
  * @typedef {{shape: number[], data: string, scale?: string}} Packed   int8 with a scale for each row, or float32
- * @typedef {{config: Config, weights: Record<string, Packed> | null}} Model   what the engine needs of a page's model
+ * @typedef {{config: Config, weights: Record<string, Packed>}} Model   what the engine needs of a page's model
  * @typedef {Record<string, Float32Array>} Weights
  */
 
@@ -54,7 +54,6 @@ function addNorm(found, config, name) {
 
 /** Unpack and check all weights of a model. @param {Model} model @returns {Weights} */
 export function unpack({ config, weights }) {
-  if (!weights) throw new Error("this page has no weights of this model");
   const vocabulary = weights["token_embedding.weight"]?.shape?.[0];
   if (!(vocabulary > 0)) throw damaged("token_embedding.weight is missing");
   const expected = shapes(config, vocabulary);

@@ -3,7 +3,6 @@ import { mock, test } from "node:test";
 
 import { App, MAX_LETTERS } from "../src/app.js";
 import { Vocabulary } from "../src/letters.js";
-import { recall } from "../src/recorded.js";
 
 globalThis.requestAnimationFrame = /** @type {any} */ (() => 0); // no panel draws
 mock.timers.enable({ apis: ["setTimeout"] });
@@ -29,7 +28,7 @@ function started(text, vocabulary = LETTERS) {
 
 /** Answer the newest request of the first model: this token is next. @param {App} app @param {number} next */
 function answer(app, next) {
-  const logits = new Float32Array(app.vocabulary.size);
+  const logits = new Float32Array(256);
   logits[next] = 1000;
   app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits, surprise: [], attention: [] });
 }
@@ -202,9 +201,8 @@ test("only the newest request counts, and its error stops the writing", () => {
   const { id } = app.asked[0], logits = new Float32Array(4);
   app.receive({ kind: "effect", model: 0, id, layer: 0, head: 1, logits });
   app.receive({ kind: "whole", model: 0, id, logits });
-  app.receive({ kind: "done", model: 0, id });
   const look = /** @type {import("../src/app.js").Look | null} */ (app.look);
-  assert.deepEqual([look?.effects.get(1), look?.whole, look?.done], [logits, logits, true]);
+  assert.deepEqual([look?.effects.get(1), look?.whole], [logits, logits]);
   app.write();
   app.receive({ kind: "error", model: 0, id: app.asked[0].id, message: "no memory" });
   assert.deepEqual([app.look, app.state.isWriting, app.state.message], [null, false, "no memory"]);
@@ -245,21 +243,4 @@ test("a chosen head that no model has is ignored", () => {
     const { state } = new App({ ...payload({}, "ab"), head }, LETTERS, () => {});
     assert.deepEqual([state.head, state.shade], [null, "surprise"]);
   }
-});
-
-test("recorded numbers answer for the text of the page, and for no other text", () => {
-  const top = [0, 1, 0].map((id) => [[id, 0.75]]);
-  /** @type {any} */
-  const model = { name: "big", config: {}, heads: [], recorded: { skipped: 0, top, actual: [], effects: [] } };
-  const start = { ids: [0, 1, 0], selected: 2 };
-  /** @param {number[]} ids */
-  const kinds = (ids, at = ids.length - 1) => {
-    const replies = recall(model, 2, { id: 1, model: 0, ids, at, from: 0 }, start);
-    return replies.map((reply) => reply.kind);
-  };
-  assert.deepEqual(kinds([0, 1, 0]), ["look", "done"]);
-  assert.deepEqual(kinds([0, 1]), ["look", "done"]);
-  assert.deepEqual(kinds([1, 1, 0]), ["error"]);
-  assert.deepEqual(kinds([0, 1, 1], 1), ["look", "done"]);
-  assert.deepEqual(kinds([0, 1, 0, 1]), ["error"]);
 });
