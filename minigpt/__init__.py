@@ -8,10 +8,10 @@ Load the run that was trained last, and generate text. This does not need PyTorc
     text = model.generate("the ", length=100, temperature=0.7)
     print(text)
 
-See how well the model predicts a text, and what its heads attend to:
+See how well the model predicts a text. Jupyter shows the page of `minigpt inspect` in a frame:
 
     loss = model.loss("the cat and the hat")  # loss.mean is in nats per character
-    attention = model.attention("the cat and the hat")  # attention.weights is (layers, heads, queries, keys)
+    page = model.inspect("the cat and the hat")
 
 Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
 

@@ -8,7 +8,6 @@ from command_line import SMALL, VERSE, Cli, called
 from pages import page_data
 
 import minigpt
-from minigpt.errors import NoAttentionError
 
 pytestmark = pytest.mark.usefixtures("at_lstm")
 
@@ -77,12 +76,11 @@ def test_heads_are_refused_in_one_line(cli: Cli) -> None:
     assert error == "configuration: model.n_head does not apply to model.family gru; remove it"
 
 
-def test_python_gives_text_and_losses_but_no_attention() -> None:
+def test_python_gives_text_losses_and_the_page() -> None:
     model = minigpt.load("lstm")
     assert len(model.generate("and ", length=40).text) == 40
     assert 0 < model.loss(VERSE[:50]).mean < 5
-    with pytest.raises(NoAttentionError, match="is a recurrent network and has no attention"):
-        model.attention("May")
+    assert "<html" in model.inspect("May").html
 
 
 def test_copied_works_with_a_state_in_place_of_a_context(cli: Cli) -> None:

@@ -141,7 +141,7 @@ def test_characters_outside_the_vocabulary_are_an_error_or_are_skipped(cli: Cli)
             "data.tokenizer is char in the run but byte now (command line); model.n_layer is 1 in the run but 3 now",
         ),
         (["other.txt", "-c", "tiny"], "model.n_embd is 16 in the run but 32 now (preset tiny)"),
-        (["other.txt", "-s", "model.nlayer=3"], "model.nlayer: unknown key; did you mean model.n_layer?"),
+        (["other.txt", "-s", "model.nlayer=3"], "model.nlayer: unknown setting; did you mean model.n_layer?"),
         (
             ["other.txt", "--unknown", "skip", "-s", "data.unknown=error"],
             "--unknown and --set data.unknown are the same setting; remove one of them",
