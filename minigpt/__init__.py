@@ -8,10 +8,10 @@ Load the run that was trained last, and generate text. This does not need PyTorc
     text = model.generate("the ", length=100, temperature=0.7)
     print(text)
 
-See how well the model predicts a text, and what its heads attend to:
+See how well the model predicts a text. Jupyter shows the page of `minigpt inspect` in a frame:
 
     loss = model.loss("the cat and the hat")  # loss.mean is in nats per character
-    attention = model.attention("the cat and the hat")  # attention.weights is (layers, heads, queries, keys)
+    page = model.inspect("the cat and the hat")
 
 Train on a text, as `minigpt train my.txt --config tiny --name mine` does:
 
@@ -31,8 +31,9 @@ Compute with its best checkpoint in PyTorch:
 """
 
 import os
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
+"""True for type checkers, as that of `typing` is, whose import would delay the handling of Ctrl-C."""
 SPIN_COUNT = "10000"
 """How often an OpenMP thread on Linux looks for work before it sleeps. More gains nothing on an idle machine, and takes
 the time of other threads on a busy machine. OpenMP reads the variable when PyTorch is first imported."""
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from minigpt.training.setup import prepare_run as prepare_run
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Import on first use, so that `import minigpt` and `minigpt --help` do not wait for torch.
     if name not in _HOME:
         raise AttributeError(f"module 'minigpt' has no attribute {name!r}")

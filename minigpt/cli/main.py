@@ -1,4 +1,4 @@
-"""The entry point of the command line. It imports little, so that it handles Ctrl-C early.
+"""The entry point of the command line. It imports almost nothing before it handles Ctrl-C.
 
 Results go to stdout, everything else to stderr. An error is one line.
 Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 128 plus the signal after a signal.
@@ -11,8 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-
-from minigpt.training.signals import STDERR, handle, interrupt, say_stopped, stop
+from types import FrameType
 
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 """The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
@@ -20,6 +19,10 @@ BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 
 def main() -> None:
     """Run the command line. `minigpt` and `python -m minigpt` start here."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # which nohup sets
+        signal.signal(signal.SIGINT, _exit_at_once)
+    from minigpt.training.signals import handle, interrupt, say_stopped, stop
+
     handle(signal.SIGINT, by=stop)
     # Importing torch creates 165,000 objects, none of them garbage. Skipping them in collections saves 0.2 s.
     gc.set_threshold(10_000)
@@ -43,6 +46,15 @@ def main() -> None:
     sys.exit(code)
 
 
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    """Do what `stop` does, before it is imported."""
+    try:
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, b"minigpt: stopped by Ctrl-C\n")
+    finally:
+        os._exit(128 + number)
+
+
 def _run(arguments: Sequence[str]) -> int:
     """Run a command, print its error as one line, and return the exit code."""
     from typer.exceptions import TyperException
@@ -50,6 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
     from minigpt.cli.output import fitted
+    from minigpt.training.signals import STDERR
 
     try:
         try:

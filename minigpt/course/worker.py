@@ -8,6 +8,7 @@ what it prints goes to stderr.
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -54,12 +55,19 @@ def check(chapter: int, path: Path) -> dict[str, Any]:
         if isinstance(error, AttributeError) and module is not None and error.obj is module:
             at = f"chapter {len(passed)}"
             problem = f"{path.name} has no {error.name}"
-            if len(passed) < chapter:
+            if imports_itself(path):
+                problem += ", and imports itself: write what uses your functions in another file"
+            elif len(passed) < chapter:
                 problem += f"; the check of chapter {chapter} includes the chapters before it"
         else:
             problem = where(error, path)
         return {"passed": passed, "problem": f"{at}: {problem}"}
     return {"passed": passed, "problem": ""}
+
+
+def imports_itself(path: Path) -> bool:
+    """Return whether a file imports the module that it is."""
+    return bool(re.search(rf"^\s*(?:from|import)\s+{re.escape(path.stem)}\b".encode(), path.read_bytes(), re.MULTILINE))
 
 
 def where(error: BaseException, path: Path) -> str:

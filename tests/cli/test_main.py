@@ -273,7 +273,10 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
 @pytest.mark.parametrize(
     ("arguments", "module"),
-    [("runs", "minigpt.cli.app"), ("runs", "pydantic"), ("sample", "numpy"), ("train verse.txt", "torch")],
+    [
+        *[("runs", "minigpt.training.signals"), ("runs", "pathlib"), ("runs", "minigpt.cli.app"), ("runs", "pydantic")],
+        *[("sample", "numpy"), ("train verse.txt", "torch")],
+    ],
 )
 def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: str, module: str) -> None:
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)

@@ -51,7 +51,7 @@ def test_generate_gives_the_text_of_the_engine_and_takes_every_sample_setting() 
     assert text.logprobs.tolist() == [char.logprob for char in chars]
     assert model.generate("All", length=20, seed=3, stop=text.text[4:6], temperature=0.5, top_k=5).text == text.text[:4]
     assert len(model.generate(length=3).text) == 3
-    with pytest.raises(ConfigError, match=r"sample\.topk: unknown key; did you mean sample\.top_k\?"):
+    with pytest.raises(ConfigError, match=r"sample\.topk: unknown setting; did you mean sample\.top_k\?"):
         model.generate("All", topk=5)
     with pytest.raises(UnknownCharacterError):
         model.generate("Zoë")

@@ -41,6 +41,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("import nothing_like_this", "line 1: ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("print('hello')", "chapter 1: mygpt.py has no vocabulary"),
         ("import sys; sys.modules.pop('mygpt')", "chapter 1: mygpt.py has no vocabulary"),
+        (
+            "from mygpt import *",
+            "has no vocabulary, and imports itself: write what uses your functions in another file",
+        ),
         ("raise AttributeError('x')", "mygpt.py: line 1: AttributeError: x"),
         ("raise SystemExit(0)", "mygpt.py: line 1: SystemExit: 0"),
         ("raise KeyboardInterrupt", "mygpt.py: line 1: KeyboardInterrupt"),
