@@ -108,6 +108,7 @@ WITHDRAWN = {
     "inspect --detail": "the page computes it for any letter: minigpt inspect last --open",
     "inspect --layers": "to open the page at a head: minigpt inspect last --layer 0 --head 0 --open",
     "inspect --ablate": "switch off heads in the page: minigpt inspect last --open",
+    "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
     "train.max_skipped": "a loss that is not finite ends the run; remove the setting",
