@@ -63,6 +63,9 @@ def error_line(error: Exception, command: str) -> str | None:
             message = str(error)
             if isinstance(error, ConfigError) and not _has_settings(command):
                 message = re.sub(r"^configuration: (sample|runtime)\.(\w+)", _as_option, message)
+            if isinstance(error, ConfigError):
+                for name in WITHDRAWN:
+                    message = message.replace(f"{name} was withdrawn", f"{name} was withdrawn: {WITHDRAWN[name]}")
             problem = f"{escape(message)}; {hint(error, command)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
@@ -94,6 +97,25 @@ COMMANDS = {
     "version": "--version",
 }
 """What to type for names that are no commands."""
+WITHDRAWN = {
+    "attention --tty": "the page shades the text: minigpt inspect last --open",
+    "attention --query": "click a letter of the page: minigpt inspect last --open",
+    "attention --probe": "click a letter of the page: minigpt inspect last --open",
+    "claims --figures": "name a claim to see what its test measured: minigpt claims 9",
+    "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
+    "compare --logdir": "TensorBoard overlays the runs: minigpt board",
+    "import hf": "copy a checkpoint folder instead; every command takes it: minigpt sample FOLDER",
+    "inspect --detail": "the page computes it for any letter: minigpt inspect last --open",
+    "inspect --layers": "to open the page at a head: minigpt inspect last --layer 0 --head 0 --open",
+    "inspect --ablate": "switch off heads in the page: minigpt inspect last --open",
+    "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
+    "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
+    "train.hparams": "to compare settings: minigpt runs --diff",
+    "train.max_skipped": "a loss that is not finite ends the run; remove the setting",
+    "train.minutes": "use the option: minigpt train TEXT --minutes 10",
+    "train.on_nonfinite": "a loss that is not finite ends the run; remove the setting",
+}
+"""What replaces the options, commands and settings that earlier versions had."""
 VALUES = {"--resume": "last", "--from": "last", "--set": "train.steps=500", "-s": "train.steps=500", "--config": "tiny"}
 """An example of what follows an option."""
 
@@ -108,6 +130,9 @@ def _usage_line(error: TyperException, command: str) -> str:
     if not message or message.startswith("Usage:"):  # a command group without a command has printed its help
         return message
     context = getattr(error, "ctx", None)
+    typed = " ".join(filter(None, (command, getattr(error, "option_name", None))))
+    if typed in WITHDRAWN:
+        return f"minigpt: {typed} was withdrawn: {WITHDRAWN[typed]}"
     if name := getattr(error, "option_name", None):
         problem = _option_problem(error, name, command)
     elif unknown := re.match("No such command '(.*?)'", message):

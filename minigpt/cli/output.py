@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 NUMBER = re.compile(r"[\d.,]*")
-COMMAND = re.compile(r"\bminigpt [a-z].*?(?=[;,] |$)")
-"""A command in a sentence."""
+COMMAND = re.compile(r"\bminigpt [a-z].*?(?=[;,] |$)|--set \S+")
+"""A command, or a setting for one, in a sentence."""
 MIN_WRAPPED = 24
 """Minimum width, in characters, of a long column that is wrapped to fit the terminal."""
 
@@ -123,7 +123,7 @@ def check_writable(*outs: Path | None, read: str | None = None, force: bool = Fa
         try:
             os.stat(os.path.join((file or out).parent, ""))  # fails if the parent is missing or not a folder
             if out.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+                raise _cannot_write(out, "it is a folder; name a file in it")
             places = [place for place in (out, file and file.parent) if place and place.exists()]
             if not all(os.access(place, os.W_OK) for place in places):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

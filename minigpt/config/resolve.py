@@ -222,6 +222,8 @@ def in_words(problem: Mapping[str, Any]) -> str:
 def _unknown_key(key: str) -> str:
     if key in RunConfig.model_fields:
         return f"{key} is a section; set a key in it"
+    if key in RETIRED:
+        return f"{key} was withdrawn"
     section, _, name = key.rpartition(".")
     same = [setting for setting in fields() if setting.endswith(f".{name}")]  # in another section
     hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""

@@ -222,8 +222,8 @@ class Training:
         if left >= 1 and (is_busy() or is_late) and not self.was_slow:  # say it once
             self.was_slow = True
             why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
-            time = f"{left:.0f} seconds" if left < 90 else f"{left / 60:,.1f} minutes"
-            self.metrics.message(f"{why}: about {time} are left, and the result stays the same")
+            time = f"{left:.0f} s" if left < 90 else f"{left / 60:,.1f} min"
+            self.metrics.message(f"{why}: {time} left; the result stays the same")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:

@@ -4,7 +4,9 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -116,10 +118,13 @@ class Metrics:
             self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
 
     def message(self, line: str) -> None:
-        """Print a line on the terminal, above the progress bar."""
+        """Print a line above the progress bar. A terminal wraps it between words."""
         if not self.is_silent:
             self.printed = time.monotonic()
-            tqdm.write(f"{escape(line)}\n", file=STDERR, end="")
+            text, width = escape(line), shutil.get_terminal_size().columns
+            if sys.stderr.isatty() and len(text) > width:
+                text = textwrap.fill(text, width, break_long_words=False)
+            tqdm.write(f"{text}\n", file=STDERR, end="")
 
     def progress(self, step: int, steps: int, status: str) -> None:
         """Move the progress bar to `step` of `steps`, and show `status` beside it.

@@ -192,7 +192,7 @@ def test_unwritable_outputs_are_reported_before_any_work(
     cli: Cli, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minigpt.storage.checkpoint.load_checkpoint", lambda *_: pytest.fail("loaded"))
-    assert cli(*command, "runs").error == "cannot write runs: Is a directory"
+    assert cli(*command, "runs").error == "cannot write runs: it is a folder; name a file in it"
 
 
 # ---- TensorBoard ----

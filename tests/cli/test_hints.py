@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, VERSE, Cli
 
-from minigpt.cli.hints import error_line, hint
+from minigpt.cli.hints import WITHDRAWN, error_line, hint
+from minigpt.config.resolve import RETIRED
 from minigpt.errors import (
     CheckpointError,
     DeviceError,
@@ -150,6 +151,20 @@ def test_a_run_is_told_from_a_text(cli: Cli, run: Path, arguments: str, line: st
 )
 def test_a_wrong_value_names_what_the_user_typed(cli: Cli, run: Path, arguments: str, line: str) -> None:
     assert cli(*arguments.split()).error == line
+
+
+@pytest.mark.parametrize("name", [*WITHDRAWN, *RETIRED])
+def test_what_was_withdrawn_names_its_replacement(cli: Cli, name: str) -> None:
+    """In one line, also with a value. The options of a suggested command exist."""
+    is_setting = "." in name
+    done = cli(*("train", "-s", f"{name}=1") if is_setting else (*name.split(), "1"))
+    assert (done.code, done.out) == (1 if is_setting else 2, "")
+    prefix = "configuration: " if is_setting else ""
+    assert done.err == f"minigpt: {prefix}{name} was withdrawn: {WITHDRAWN[name]}\n"
+    if suggested := re.search(r"minigpt (\w+) (.*)", WITHDRAWN[name]):
+        options = re.findall(r"--[\w-]+", suggested[2])
+        usage = cli(suggested[1], "--help").out
+        assert [option for option in options if option not in usage] == []
 
 
 def test_suggested_commands_name_the_run() -> None:

@@ -250,6 +250,12 @@ def test_ctrl_c_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, place: st
     assert cli("runs") == Done(130, "", STOPPED)
 
 
+def test_ctrl_c_adds_no_line_to_what_the_command_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`minigpt train` says what it saved, and ends with the code of the signal."""
+    monkeypatch.setattr("minigpt.storage.runs.all_runs", lambda *_: sys.exit(130))
+    assert cli("runs") == Done(130, "", "")
+
+
 def interrupted_at(module: str, arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command that receives SIGINT when it first imports `module`. It writes its imports to a file."""
     program = f"""

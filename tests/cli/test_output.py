@@ -80,11 +80,14 @@ def test_a_notice_on_a_terminal_is_wrapped_between_words_but_its_command_is_whol
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
     notice("a loss of 2.3 is like guessing; to resume it: minigpt train --resume 'my run', or choose another")
+    notice("the option is unknown; it is a setting: --set optim.lr=VALUE")
     assert capsys.readouterr().err.splitlines() == [
         "a loss of 2.3 is like guessing; to",
         "resume it:",
         "minigpt train --resume 'my run', or",
         "choose another",
+        "the option is unknown; it is a setting:",
+        "--set optim.lr=VALUE",
     ]
 
 

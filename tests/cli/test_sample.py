@@ -119,7 +119,11 @@ def test_a_file_that_cannot_be_written_is_reported_before_the_model_is_loaded(
 ) -> None:
     (tmp_path / "file").write_text("kept")
     monkeypatch.setattr("minigpt.storage.checkpoint.load_checkpoint", lambda *_: pytest.fail("loaded"))
-    problems = {tmp_path: "Is a directory", tmp_path / "file/x": "Not a directory", tmp_path / "no/x": "No such file"}
+    problems = {
+        tmp_path: "it is a folder; name a file",
+        tmp_path / "file/x": "Not a directory",
+        tmp_path / "no/x": "No such file",
+    }
     for out, problem in problems.items():
         assert f"cannot write {out}: {problem}" in cli("sample", "-o", out).error
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # root may write everywhere

@@ -299,7 +299,7 @@ def test_a_run_that_will_take_longer_than_it_should_says_so_early_and_once(
     assert len(late) == says_so
     evaluated = [at for at, line in enumerate(lines) if line.startswith("step ")]
     assert all(at < evaluated[1] for at in late)  # evaluated[0] is step 0
-    assert all(lines[at].endswith(": about 1.8 minutes are left, and the result stays the same") for at in late)
+    assert all(lines[at].endswith(": 1.8 min left; the result stays the same") for at in late)
 
 
 def test_the_learning_rate_is_that_of_the_middle_of_a_step(go: Any) -> None:
