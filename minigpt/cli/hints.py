@@ -103,11 +103,7 @@ WITHDRAWN = {
     "attention --probe": "click a letter of the page: minigpt inspect last --open",
     "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",
     "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
-    "compare --logdir": "TensorBoard overlays the runs: minigpt board",
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
-    "inspect --detail": "the page computes it for any letter: minigpt inspect last --open",
-    "inspect --layers": "to open the page at a head: minigpt inspect last --layer 0 --head 0 --open",
-    "inspect --ablate": "switch off heads in the page: minigpt inspect last --open",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
@@ -115,7 +111,7 @@ WITHDRAWN = {
     "train.minutes": "use the option: minigpt train TEXT --minutes 10",
     "train.on_nonfinite": "a loss that is not finite ends the run; remove the setting",
 }
-"""What replaces the options, commands and settings that earlier versions had."""
+"""What replaces withdrawn options, commands and settings, for this version."""
 VALUES = {"--resume": "last", "--from": "last", "--set": "train.steps=500", "-s": "train.steps=500", "--config": "tiny"}
 """An example of what follows an option."""
 
