@@ -118,14 +118,14 @@ class Model:
             UnknownCharacterError: The prompt has characters outside the vocabulary.
             ConfigError: A setting is unknown or out of range.
         """
-        given = {"length": length, "temperature": temperature, "seed": seed, **settings}
-        chosen = {f"sample.{key}": value for key, value in given.items() if value is not None}
+        arguments = {"length": length, "temperature": temperature, "seed": seed, **settings}
+        chosen = {f"sample.{key}": value for key, value in arguments.items() if value is not None}
         stored = flatten(self.checkpoint.config)
         sample = resolve(("run", stored), ("arguments", chosen)).config.sample
         tokenizer = self.checkpoint.tokenizer
         if prompt is None:  # not every text has the default, a newline
-            own = unix_newlines(sample.prompt)
-            prompt = tokenizer.decode(tokenizer.encode(own, "error" if sample.has_own_prompt else "replace"))
+            default = unix_newlines(sample.prompt)
+            prompt = tokenizer.decode(tokenizer.encode(default, "error" if sample.has_own_prompt else "replace"))
         prompt = unix_newlines(prompt)
         stops = (stop,) if isinstance(stop, str) else stop
         chars = list(generate(self._engine, tokenizer, prompt, sample, stop=stops))

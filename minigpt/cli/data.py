@@ -44,20 +44,20 @@ def data_info(
     from minigpt.training.fit import WORK, fit
 
     corpus = open_corpus(text, encoding)
-    found = scan(corpus)
+    scanned = scan(corpus)
     notice(*corpus.notices)
-    counts = dict(sorted(found.counts.items(), key=lambda item: -item[1]))
-    fitted = fit(found.characters, len(counts), WORK["cpu"])
+    counts = dict(sorted(scanned.counts.items(), key=lambda item: -item[1]))
+    fitted = fit(scanned.characters, len(counts), WORK["cpu"])
     if as_json:
-        facts = {"name": corpus.name, "characters": found.characters, "distinct": len(counts)}
-        write(json_text({**facts, "fingerprint": found.fingerprint, "counts": counts, "fitted": fitted}))
+        facts = {"name": corpus.name, "characters": scanned.characters, "distinct": len(counts)}
+        write(json_text({**facts, "fingerprint": scanned.fingerprint, "counts": counts, "fitted": fitted}))
         return
     rare = sorted(char for char, count in counts.items() if count < 5)
-    print(f"characters   {found.characters:,}")
+    print(f"characters   {scanned.characters:,}")
     print(f"distinct     {len(counts):,}")
     print(f"most common  {_listed(list(counts))}")
     print(f"rare         {len(rare):,} occur fewer than 5 times{': ' if rare else ''}{_listed(rare)}")
-    print(f"fingerprint  {found.fingerprint}")
+    print(f"fingerprint  {scanned.fingerprint}")
     settings = ", ".join(f"{key.split('.')[1]} {value}" for key, value in fitted.items())
     wrapped(f"settings     {settings} (fitted for a CPU)", indent=13)
 

@@ -88,9 +88,9 @@ def evaluate(
     model = load_average([loaded, *others]).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
     tokens, name, training, fingerprint = _choose_tokens(loaded, text or [], unknown, encoding)
-    for one in (loaded, *others):
-        if _may_know(one, loaded, fingerprint, is_validation=training is not None):
-            notice(f"{escape(one.run_name)} may have been trained on this text: the loss may be too low")
+    for checked in (loaded, *others):
+        if _may_know(checked, loaded, fingerprint, is_validation=training is not None):
+            notice(f"{escape(checked.run_name)} may have been trained on this text: the loss may be too low")
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,
@@ -142,27 +142,27 @@ def _choose_tokens(
         data = run_dataset(loaded)
         return data.validation, "validation split", data.train, data.fingerprint
     corpus = open_corpus(text, encoding)
-    found = scan(corpus)
-    if found.fingerprint == loaded.metadata.fingerprint:
+    scanned = scan(corpus)
+    if scanned.fingerprint == loaded.metadata.fingerprint:
         # The loss on the training part would say nothing about new text.
         notice("this is the text that the run was trained on; using its validation split")
-        own = from_scans(loaded.config.data, [found], loaded.tokenizer)
-        return own.validation, "validation split", own.train, found.fingerprint
+        dataset = from_scans(loaded.config.data, [scanned], loaded.tokenizer)
+        return dataset.validation, "validation split", dataset.train, scanned.fingerprint
     notice(*corpus.notices)
     name = corpus.name
     if unknown != "error":
         name += f", unknown characters {'skipped' if unknown == 'skip' else 'replaced'}"
-    return encode(corpus, loaded.tokenizer, unknown), name, None, found.fingerprint
+    return encode(corpus, loaded.tokenizer, unknown), name, None, scanned.fingerprint
 
 
 def _may_know(run: "Checkpoint", first: "Checkpoint", fingerprint: str, *, is_validation: bool) -> bool:
     """Return whether a run may have been trained on the validation split of the first run, or else on a text."""
     from minigpt.training.setup import trained_on_validation
 
-    known = run.metadata.fingerprint
+    trained = run.metadata.fingerprint
     if not is_validation:
-        return known.split("+")[0] == fingerprint
-    return known != fingerprint or trained_on_validation(run, first.config.data, fingerprint)
+        return trained.split("+")[0] == fingerprint
+    return trained != fingerprint or trained_on_validation(run, first.config.data, fingerprint)
 
 
 def _document(result: "EvalResult", by_position: bool) -> dict[str, Any]:

@@ -171,7 +171,10 @@ def _option_problem(error: TyperException, name: str, command: str) -> str:
     if "requires an argument" in error.format_message():
         return f"{name} needs a value" + (f", such as {name} {VALUES[name]}" if name in VALUES else "")
     key = name.lstrip("-").replace("-", "_")
-    setting = next((known for known in fields() if known.endswith(f".{key}")), ALIASES.get(key, "").partition(" ")[0])
+    setting = next(
+        (field for field in fields() if field.endswith(f".{key}")),
+        ALIASES.get(key, "").partition(" ")[0],
+    )
     section, _, option = setting.partition(".")
     if setting and _has_settings(command):
         return f"no option is named {name}; it is a setting: --set {setting}=VALUE"

@@ -82,11 +82,11 @@ ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
 
 
-def only_config(given: list[str] | None) -> str | None:
+def only_config(names: list[str] | None) -> str | None:
     """Return the value of --config. Raises UserError if it is given twice: the last would silently win."""
-    if given and len(given) > 1:
+    if names and len(names) > 1:
         raise UserError("give one --config; to override a preset, put `preset: NAME` first in your YAML file")
-    return given[0] if given else None
+    return names[0] if names else None
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
@@ -95,16 +95,16 @@ def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:
         return
     if not 0 < minutes <= 1_000_000:
         raise UserError(f"--minutes must be more than 0 and at most 1,000,000, got {minutes:g}")
-    if lengths := [given for given in assignments or [] if given.startswith(("train.steps=", "train.epochs="))]:
+    if lengths := [setting for setting in assignments or [] if setting.startswith(("train.steps=", "train.epochs="))]:
         raise UserError(f"--minutes and --set {escape(lengths[0])} both give the duration; remove one of them")
 
 
 def add_setting(assignments: list[str] | None, key: str, value: str | None, option: str) -> list[str]:
     """Add the value of an option to the values of --set. Raises UserError if both give it: one would silently win."""
-    given = assignments or []
-    if value is not None and any(assignment.startswith(f"{key}=") for assignment in given):
+    settings = assignments or []
+    if value is not None and any(assignment.startswith(f"{key}=") for assignment in settings):
         raise UserError(f"{option} and --set {key} are the same setting; remove one of them")
-    return given if value is None else [*given, f"{key}={value}"]
+    return settings if value is None else [*settings, f"{key}={value}"]
 
 
 def checked_device(device: str) -> str:

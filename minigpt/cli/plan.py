@@ -59,28 +59,28 @@ def plan(
     assignments = add_setting(set_, "runtime.device", device, "--device")
     settings, known_size, time, program = _settings(text or [], only_config(config), assignments, processes, minutes)
     size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
-    found = make_plan(settings, size, processes, time, program)
-    steps, each = settings.train.steps, found.seconds_per_step
-    total = steps * each if steps and each else None
+    planned = make_plan(settings, size, processes, time, program)
+    steps, step_seconds = settings.train.steps, planned.seconds_per_step
+    total = steps * step_seconds if steps and step_seconds else None
     if as_json:
-        facts = {"vocab_size": size, "processes": processes, **asdict(found), "steps": steps, "seconds": total}
+        facts = {"vocab_size": size, "processes": processes, **asdict(planned), "steps": steps, "seconds": total}
         write(json_text(facts))
         return
     assumed = "" if vocab_size or known_size else " (assumed: no text was read; add a TEXT or --vocab-size)"
-    notice(f"{found.parameters:,} parameters with a vocabulary of {size}{assumed}, on {found.runtime.describe()}")
-    memories = found.parallel.values()
+    notice(f"{planned.parameters:,} parameters with a vocabulary of {size}{assumed}, on {planned.runtime.describe()}")
+    memories = planned.parallel.values()
     used = [part for part in PARTS if any(vars(memory)[part] for memory in memories)]
     rows = [(part, *(_size(vars(memory)[part]) for memory in memories)) for part in used]
-    if found.free_bytes is not None:
-        rows.append(("free", *[_size(found.free_bytes)] * len(memories)))
+    if planned.free_bytes is not None:
+        rows.append(("free", *[_size(planned.free_bytes)] * len(memories)))
         rows.append(("largest micro-batch", *(str(memory.largest_micro_batch or "none") for memory in memories)))
-    table(("memory of a process", *(found.parallel if processes > 1 else ["size"])), rows)
+    table(("memory of a process", *(planned.parallel if processes > 1 else ["size"])), rows)
     print()
-    for line in _lines(found, processes, steps, total):
+    for line in _lines(planned, processes, steps, total):
         wrapped(line, indent=0)
     if settings.train.epochs:
-        own = " ".join(map(shell_quote, settings.data.source))
-        notice(f"the steps of train.epochs depend on the text, which was not read; to read it, add {own}")
+        texts = " ".join(map(shell_quote, settings.data.source))
+        notice(f"the steps of train.epochs depend on the text, which was not read; to read it, add {texts}")
 
 
 def _settings(

@@ -59,14 +59,14 @@ def _print_table(summaries: list[dict[str, Any]], with_settings: bool) -> None:
     from minigpt.config.resolve import show
 
     settings = [_compared_settings(summary) for summary in summaries]
-    known = [found for found in settings if found]
-    keys = [key for key in (known or [{}])[0] if len({str(found[key]) for found in known}) > 1]
+    readable = [values for values in settings if values]
+    keys = [key for key in (readable or [{}])[0] if len({str(values[key]) for values in readable}) > 1]
     names = [key.split(".")[1] for key in keys]
     columns = BRIEF if with_settings else COLUMNS
     rows = []
-    for summary, found in zip(summaries, settings, strict=True):
+    for summary, values in zip(summaries, settings, strict=True):
         cells = _cells(summary)
-        rows.append([cells[name] for name in columns] + [_shorten(show(found[key])) if found else "" for key in keys])
+        rows.append([cells[name] for name in columns] + [_shorten(show(values[key])) if values else "" for key in keys])
     table([*columns, *(key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True))], rows)
 
 

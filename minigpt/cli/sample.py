@@ -106,7 +106,7 @@ def sample(
         if copied and _split(one) != _split(loaded):
             other = f"{escape(one.run_name)} was trained on another part or text"
             raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
-    known = run_dataset(loaded) if copied else None  # before generating
+    dataset = run_dataset(loaded) if copied else None  # before generating
     settings = _sample_settings(
         loaded.config.sample,
         length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -119,14 +119,14 @@ def sample(
         _stream(text, chars)
         return
     samples, is_complete = _collect(chars, num_samples, settings.length)
-    found = _measure_copied(samples, known) if known else None
+    copies = _measure_copied(samples, dataset) if dataset else None
     if as_json:
         used = settings.model_dump(exclude={"prompt", "preview"})
         paths = {"checkpoint": escape(loaded.path), "with": [escape(other.path) for other in others]}
         document = {**paths, "prompt": text, "settings": used, "samples": samples}
-        write(json_text(document | ({"copied": found} if found else {})), out)
+        write(json_text(document | ({"copied": copies} if copies else {})), out)
     else:
-        _print_samples(text, samples, found, out)
+        _print_samples(text, samples, copies, out)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         sys.exit(128 + signal.SIGINT)
@@ -208,19 +208,19 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
     return samples, True
 
 
-def _print_samples(prompt: str, samples: list[dict[str, Any]], found: dict[str, Any] | None, out: Path | None) -> None:
+def _print_samples(prompt: str, samples: list[dict[str, Any]], copies: dict[str, Any] | None, out: Path | None) -> None:
     """Print the samples or write them to `out`. If copies were measured (`found`), color and count them."""
-    is_colored = found is not None and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    is_colored = copies is not None and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     if is_colored:
         prompt = sanitize_terminal(prompt)
-    texts = [prompt + (_colored(one) if is_colored else one["text"]) for one in samples]
+    texts = [prompt + (_colored(sample) if is_colored else sample["text"]) for sample in samples]
     separated = "\n--------\n".join(texts) + "\n"
     if is_colored:
         print(separated, end="")
     else:
         write(separated, out)
-    if found:
-        _print_copied(found, is_colored)
+    if copies:
+        _print_copied(copies, is_colored)
 
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
@@ -228,13 +228,13 @@ def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict
     from minigpt.sampling.copied import excerpts, measure
 
     training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
-    found = measure((one["text"] for one in samples), training)
-    for one, lengths in zip(samples, found.lengths, strict=True):
-        one["copied"] = lengths
-    baseline = measure(excerpts(validation, list(map(len, found.lengths))), training)
+    measured = measure((sample["text"] for sample in samples), training)
+    for sample, lengths in zip(samples, measured.lengths, strict=True):
+        sample["copied"] = lengths
+    baseline = measure(excerpts(validation, list(map(len, measured.lengths))), training)
     return {
         name: {"texts": len(part.lengths), "characters": part.characters, "shares": part.shares()}
-        for name, part in (("samples", found), ("validation", baseline))
+        for name, part in (("samples", measured), ("validation", baseline))
     }
 
 
@@ -253,9 +253,9 @@ def _colored(sample: dict[str, Any]) -> str:
     return "".join(_tint(sanitize_terminal(char), 0 if char == "\n" else length) for char, length in pairs)
 
 
-def _print_copied(found: dict[str, Any], is_colored: bool) -> None:
+def _print_copied(copies: dict[str, Any], is_colored: bool) -> None:
     """Print the shares of copied characters in the samples and in the validation text."""
-    parts = [found["samples"], found["validation"]]
+    parts = [copies["samples"], copies["validation"]]
     print()
     rows = [
         (f"copied in runs of {least}+", *(f"{part['shares'][least]:.1%}" for part in parts))
@@ -266,9 +266,9 @@ def _print_copied(found: dict[str, Any], is_colored: bool) -> None:
         print("colors:", *(_tint(f" {least}+ ", least) for least in sorted(TINTS)))
 
 
-def _sample_settings(defaults: "SampleConfig", **given: Any) -> "SampleConfig":
+def _sample_settings(defaults: "SampleConfig", **options: Any) -> "SampleConfig":
     from minigpt.config.resolve import resolve
 
     stored = {f"sample.{key}": value for key, value in defaults}
-    chosen = {f"sample.{key}": value for key, value in given.items() if value is not None}
+    chosen = {f"sample.{key}": value for key, value in options.items() if value is not None}
     return resolve(("checkpoint", stored), ("command line", chosen)).config.sample

@@ -237,8 +237,8 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
         )  # fmt: skip
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
-            kept = "the run is unchanged" if checkpoint else "nothing was saved"
-            notice(f"stopped before the first step; {kept}")
+            state = "the run is unchanged" if checkpoint else "nothing was saved"
+            notice(f"stopped before the first step; {state}")
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     return _report(run, outcome, prepared)

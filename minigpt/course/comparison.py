@@ -30,8 +30,8 @@ class Case:
         """Call the code. Return how its result differs, with the mistake if it is known, or "" if it agrees."""
         actual = self.call()
         problem = difference(actual, self.expected)
-        known = (name for name, wrong in self.mistakes.items() if not difference(actual, wrong))
-        return ": ".join(filter(None, (problem, next(known, "") if problem else "")))
+        descriptions = (name for name, wrong in self.mistakes.items() if not difference(actual, wrong))
+        return ": ".join(filter(None, (problem, next(descriptions, "") if problem else "")))
 
 
 def difference(actual: Any, expected: Any) -> str:

@@ -98,7 +98,7 @@ def summary_rows(
     for layer, head in selected:
         candidates = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in shares]
         nothing = (math.nan, math.nan, "-")  # a text of one token
-        weight, uniform, best = max(candidates, key=lambda one: one[0] - one[1], default=nothing)
+        weight, uniform, best = max(candidates, key=lambda candidate: candidate[0] - candidate[1], default=nothing)
         numbers = (weight, uniform, scores["distance"].values[layer, head].item())
         rows.append((f"{layer}.{head}", descriptions[layer][head].phrase, best, *map(_number, numbers)))
     return ("head", "attends to", "strongest", "weight", "if uniform", "distance"), rows

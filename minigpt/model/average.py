@@ -27,9 +27,9 @@ class Average(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T). If all models agree, these are their logits, as a penalty expects."""
-        each = torch.stack([model(ids).float() for model in self.models])  # (models, B, T, V)
-        normalizers = each.logsumexp(-1, keepdim=True)
-        return (each - normalizers).logsumexp(0) - math.log(len(each)) + normalizers.mean(0)
+        logits = torch.stack([model(ids).float() for model in self.models])  # (models, B, T, V)
+        normalizers = logits.logsumexp(-1, keepdim=True)
+        return (logits - normalizers).logsumexp(0) - math.log(len(logits)) + normalizers.mean(0)
 
 
 def load_average(checkpoints: Sequence[Checkpoint]) -> Model | Average:

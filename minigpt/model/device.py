@@ -96,21 +96,21 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     """
     device = pick_device(config.device, saved)
     kind = torch.device(device).type
-    kept = saved if saved and saved.device.partition(":")[0] == kind else None
+    earlier = saved if saved and saved.device.partition(":")[0] == kind else None
     threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * available_cores() else torch.get_num_threads()
-    if dtype == "auto" and kept:
-        dtype = kept.dtype
+    if dtype == "auto" and earlier:
+        dtype = earlier.dtype
     elif dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16(kind) else "float32"
-    if kernels == "auto" and kept:
-        kernels = kept.kernels
+    if kernels == "auto" and earlier:
+        kernels = earlier.kernels
     elif kernels == "auto":
         kernels = "cpu" if kind == "cpu" else "torch"
     runtime = Runtime(device, dtype, False, threads, kernels)
-    if compile == "auto" and kept:
-        compile = kept.compile
+    if compile == "auto" and earlier:
+        compile = earlier.compile
     elif compile == "auto" and flops and kind == "cpu" and has_compiler():
         compile = 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS  # training reaches a third of this speed
     return replace(runtime, compile=compile is True)

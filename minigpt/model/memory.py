@@ -51,15 +51,15 @@ class Memory:
 
     def micro_batch_within(self, config: RunConfig, free: int) -> int:
         """Return the largest micro-batch of `config` that leaves a fifth of `free` bytes, or 0."""
-        each = max(1, self.activations // config.train.sequences_at_once)
-        return _largest_micro_batch(config, int(SPARING * free - self.total + self.activations) // each)
+        sequence_bytes = max(1, self.activations // config.train.sequences_at_once)
+        return _largest_micro_batch(config, int(SPARING * free - self.total + self.activations) // sequence_bytes)
 
 
 def training_memory(
     config: RunConfig,
     vocab_size: int,
     device: str,
-    each: int = 0,
+    sequence_bytes: int = 0,
     *,
     processes: int = 1,
     is_fsdp: bool = False,
@@ -75,8 +75,12 @@ def training_memory(
         block = config.model.model_copy(update={"n_layer": 1})
         exchange = 8 * count_parameters(block, vocab_size)  # gathered with their gradients
     average = weights if config.train.ema else 0
-    each = int(each * HEAP[config.runtime.activation_checkpointing]) if device == "cpu" else each
-    return Memory(program, weights, gradients, 2 * weights, average, exchange, config.train.sequences_at_once * each)
+    sequence_bytes = (
+        int(sequence_bytes * HEAP[config.runtime.activation_checkpointing]) if device == "cpu" else sequence_bytes
+    )
+    return Memory(
+        program, weights, gradients, 2 * weights, average, exchange, config.train.sequences_at_once * sequence_bytes
+    )
 
 
 def free_memory_bytes(device: str) -> int | None:

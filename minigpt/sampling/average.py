@@ -25,8 +25,8 @@ class AverageEngine:
         return self._mean(lambda engine: engine.step(ids))
 
     def _mean(self, logits: Callable[[AnyEngine], Array]) -> Array:
-        each = np.stack([logits(engine).astype(np.float64) for engine in self.engines])  # (engines, B, V)
-        log_probs = log_softmax(each)
-        mean = np.logaddexp.reduce(log_probs) - np.log(len(each)) + (each - log_probs).mean(0)
+        all_logits = np.stack([logits(engine).astype(np.float64) for engine in self.engines])  # (engines, B, V)
+        log_probs = log_softmax(all_logits)
+        mean = np.logaddexp.reduce(log_probs) - np.log(len(all_logits)) + (all_logits - log_probs).mean(0)
         logits_of_mean: Array = mean.astype(np.float32)
         return logits_of_mean

@@ -27,7 +27,7 @@ class Copied:
     def shares(self) -> dict[int, float]:
         """Return the share of characters in copied runs of at least each length in `RUNS`."""
         return {
-            run: sum(length >= run for found in self.lengths for length in found) / max(1, self.characters)
+            run: sum(length >= run for lengths in self.lengths for length in lengths) / max(1, self.characters)
             for run in RUNS
         }
 
@@ -45,9 +45,9 @@ def match_lengths(text: str, training: str) -> list[int]:
     lengths: NDArray[np.int64] = np.zeros(len(text), dtype=np.int64)
     end = 0
     for start in range(len(text)):
-        end, found = max(end, start), 0
+        end, at = max(end, start), 0
         # A longer match first occurs where the shorter one does, or later.
-        while end < len(text) and (found := training.find(text[start : end + 1], found)) >= 0:
+        while end < len(text) and (at := training.find(text[start : end + 1], at)) >= 0:
             end += 1
         np.maximum(lengths[start:end], end - start, out=lengths[start:end])
     return list(lengths.tolist())

@@ -50,8 +50,8 @@ def weigh(logits: Floats, settings: SampleConfig) -> Floats:
         order = np.argsort(-weights, axis=-1, kind="stable")
         sorted_weights = np.take_along_axis(weights, order, -1)
         before = sorted_weights.cumsum(-1) - sorted_weights
-        kept = before < settings.top_p * sorted_weights.sum(-1, keepdims=True)
-        np.put_along_axis(weights, order, sorted_weights * kept, -1)
+        nucleus = before < settings.top_p * sorted_weights.sum(-1, keepdims=True)
+        np.put_along_axis(weights, order, sorted_weights * nucleus, -1)
     if settings.min_p > 0:  # Nguyen et al. 2024, https://arxiv.org/abs/2407.01082
         weights[weights < settings.min_p * weights.max(-1, keepdims=True)] = 0.0
     return weights

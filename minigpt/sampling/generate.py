@@ -142,9 +142,9 @@ class _Sample:
             self.pending.append(SampledChar(self.index, char, self.logprob))
             self.logprob = 0.0
         text = "".join(char.text for char in self.pending)
-        found = [at for at in map(text.find, self.stop) if at >= 0]
-        self.has_ended = bool(found)
-        count = min(found) if found else len(text) - self._overlap(text)
+        stops = [at for at in map(text.find, self.stop) if at >= 0]
+        self.has_ended = bool(stops)
+        count = min(stops) if stops else len(text) - self._overlap(text)
         certain, self.pending = self.pending[:count], self.pending[count:]
         return certain
 

@@ -27,8 +27,8 @@ COMPILING, COMPILED = 40.0, 0.85
 
 def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> PreparedRun:
     """Return `fit_time` of the main process (collective)."""
-    found = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
-    config, notices = processes.share((found.config, found.notices))
+    fitted = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
+    config, notices = processes.share((fitted.config, fitted.notices))
     return replace(prepared, config=config, notices=notices, seconds=seconds)
 
 

@@ -15,17 +15,17 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the rows of `tensor` that this process holds: all rows, unless it is a DTensor."""
-    own: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    return own
+    rows_here: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return rows_here
 
 
-def rows(whole: Tensor, like: Tensor) -> Tensor:
+def rows(full: Tensor, like: Tensor) -> Tensor:
     """Return the rows of `whole` that this process holds if `like` is a DTensor."""
     if not is_dtensor(like):
-        return whole
+        return full
     mesh = like.device_mesh  # type: ignore[attr-defined]
-    parts, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
-    return parts[rank] if rank < len(parts) else whole[:0]
+    parts, rank = full.chunk(mesh.size()), mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else full[:0]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def gathered(own: Tensor, like: Tensor) -> Tensor:
+def gathered(rows_here: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor from the rows `own` of each process, if `like` is a DTensor (collective)."""
     if not is_dtensor(like):
-        return own
+        return rows_here
     split: Any = like
     shape = {"shape": like.shape, "stride": like.stride()}
-    return whole(split.from_local(own, split.device_mesh, split.placements, **shape))
+    return whole(split.from_local(rows_here, split.device_mesh, split.placements, **shape))

@@ -123,10 +123,10 @@ class Learner:
             The mean loss in nats, and the norm of all gradients before clipping.
         """
         train, processes = self.config.train, self.processes
-        shards, each = processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
-        part = slice(shards.start * each, shards.stop * each)
+        shards, shard_size = processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
+        part = slice(shards.start * shard_size, shards.stop * shard_size)
         batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, step, part=part)
-        xs, ys = (ids.to(self.runtime.device).split(each) for ids in batch)  # for each shard
+        xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)  # for each shard
 
         def shard_backward(shard: int) -> Tensor:
             reseed(self.runtime, mix_seed(train.seed, "dropout", step, shard))

@@ -70,14 +70,14 @@ class Metrics:
         """Open the files. Before, only messages are reported."""
         if self.run is None:
             return self
-        step, kept = self.resumed.step if self.resumed else 0, _kept_lines(self.path, self.resumed)
+        step, content = self.resumed.step if self.resumed else 0, _kept_lines(self.path, self.resumed)
         threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
         self.lines = open(self.path, "ab", buffering=0)
-        self.lines.truncate(len(kept))
-        self.size, self.digest = len(kept), hashlib.sha256(kept)
+        self.lines.truncate(len(content))
+        self.size, self.digest = len(content), hashlib.sha256(content)
         if self.resumed and self.sha256 != self.resumed.metrics_sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
         return self

@@ -188,10 +188,10 @@ class Optimizer:
             return
         for group in self.groups:
             group.state_tensors()  # creates the state
-        own = self.state_dict()
-        wrong = own.keys() ^ state.keys() or {name for name in own if own[name].shape != state[name].shape}
+        tensors = self.state_dict()
+        wrong = tensors.keys() ^ state.keys() or {name for name in tensors if tensors[name].shape != state[name].shape}
         if wrong:
             for group in self.groups:
                 group.state.clear()
             raise ValueError(f"the optimizer state {min(wrong)} does not fit the model")
-        processes.distribute(state, own)
+        processes.distribute(state, tensors)

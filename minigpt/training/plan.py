@@ -90,9 +90,9 @@ def make_plan(
     Raises:
         ConfigError: This number of processes cannot divide the shards.
     """
-    train, each = config.train, training_flops(config.model, vocab_size)
+    train, flops_per_token = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
-    per_step = each * config.tokens_per_step
+    per_step = flops_per_token * config.tokens_per_step
     program = program or peak_memory() or 0  # before this process computes anything
     runtime, is_here = plan_runtime(config.runtime, processes, per_step * (train.steps or 0))
     is_cpu = runtime.device == "cpu"
@@ -101,9 +101,15 @@ def make_plan(
     free = free // processes if free and is_cpu else free  # processes on GPUs have one each
 
     def needs(config: RunConfig, kind: str) -> Memory:
-        each = planned_sequence_bytes(config, vocab_size, runtime)
+        flops_per_token = planned_sequence_bytes(config, vocab_size, runtime)
         return training_memory(
-            config, vocab_size, runtime.device, each, processes=processes, is_fsdp=kind == "fsdp", program=program
+            config,
+            vocab_size,
+            runtime.device,
+            flops_per_token,
+            processes=processes,
+            is_fsdp=kind == "fsdp",
+            program=program,
         )
 
     kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)
@@ -112,7 +118,7 @@ def make_plan(
         time = time_step(config, vocab_size, runtime, processes, 2.0)
     parameters = count_parameters(config.model, vocab_size)
     step_seconds, is_measured = (time.step, time.is_measured) if time else (None, False)
-    return Plan(parameters, runtime, free, parallel, each, per_step, step_seconds, is_measured)
+    return Plan(parameters, runtime, free, parallel, flops_per_token, per_step, step_seconds, is_measured)
 
 
 def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:

@@ -54,12 +54,12 @@ def sequence_bytes(learner: Learner) -> int:
     """Return the activations that a step holds for each sequence of a micro-batch, in bytes."""
     model, weights = learner.model, list(learner.model.parameters())
     ids = torch.zeros(1, model.config.context, dtype=torch.long, device=learner.runtime.device)
-    kept = backward_bytes(lambda: learner.mean_loss(ids, ids), weights)
+    size = backward_bytes(lambda: learner.mean_loss(ids, ids), weights)
     if isinstance(model, GPT) and model.checkpoints_activations:  # the backward pass recomputes one block at a time
         x, block = model.embed(ids), model.blocks[0]
         with learner.runtime.autocast():
-            kept += backward_bytes(lambda: block(x, model.cos_sin), weights)
-    return kept
+            size += backward_bytes(lambda: block(x, model.cos_sin), weights)
+    return size
 
 
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:

@@ -79,8 +79,8 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
         start = load_checkpoint(name, None if is_checkpoint(name) else origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
-    known = origin.sha256 or start.origin.sha256  # older versions did not record the hashes of several parts
-    if (start.metadata.step, start.origin.sha256) != (origin.step, known):
+    expected = origin.sha256 or start.origin.sha256  # older versions did not record the hashes of several parts
+    if (start.metadata.step, start.origin.sha256) != (origin.step, expected):
         raise CheckpointError(
             f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
         )

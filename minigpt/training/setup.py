@@ -101,9 +101,9 @@ def prepare_run(
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))
     notices = _give_each_a_shard(layers, processes)
-    kept = _kept_settings(start, layers) if start else {}
+    start_settings = _kept_settings(start, layers) if start else {}
     if start:
-        layers.append((f"run {start.run_name}", kept))
+        layers.append((f"run {start.run_name}", start_settings))
     resolved = resolve.resolve(*layers, complete=not is_fitted)
     check_count(processes, resolved.config)
     _refuse_standard_input(resolved.config, processes)
@@ -192,18 +192,18 @@ def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
 
 def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
     """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change any."""
-    kept = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
-    kept |= {"data.tokenizer": start.config.data.tokenizer}
-    del kept["model.dropout"]  # not part of the weights
+    settings = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
+    settings |= {"data.tokenizer": start.config.data.tokenizer}
+    del settings["model.dropout"]  # not part of the weights
     changes = [
-        f"{key} is {resolve.show(kept[key])} in the run but {resolve.show(values[key])} now ({escape(label)})"
+        f"{key} is {resolve.show(settings[key])} in the run but {resolve.show(values[key])} now ({escape(label)})"
         for label, values in layers
-        for key in values.keys() & kept.keys()
-        if values[key] != kept[key]
+        for key in values.keys() & settings.keys()
+        if values[key] != settings[key]
     ]
     if changes:
         raise ConfigError(f"the model of run {escape(start.run_name)} cannot change: {'; '.join(sorted(changes))}")
-    return kept
+    return settings
 
 
 def prepare_resume(

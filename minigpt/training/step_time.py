@@ -79,6 +79,6 @@ def first_layers(config: RunConfig, layers: int, sequences: int = 1) -> RunConfi
     return config.model_copy(update={"model": model, "train": train})
 
 
-def extrapolate(one: float, two: float, layers: int) -> float:
+def extrapolate(first: float, second: float, layers: int) -> float:
     """Return what so many layers take, from what one and two take."""
-    return one + (layers - 1) * max(0, two - one)
+    return first + (layers - 1) * max(0, second - first)

@@ -78,10 +78,10 @@ def measure(quantity: str, runs: Sequence[dict[str, Any]]) -> list[float]:
 
     def by_seed(term: str) -> dict[int, float]:
         variant, _, key = (term, "", "loss") if term in variants else term.rpartition("/")
-        found = {int(str(run["seed"])): _value(run, key) for run in runs if run["variant"] == variant}
-        if not found:
+        values = {int(str(run["seed"])): _value(run, key) for run in runs if run["variant"] == variant}
+        if not values:
             raise KeyError(f"no runs of {term!r}")
-        return dict(sorted(found.items()))
+        return dict(sorted(values.items()))
 
     for sign, combine in ((" - ", operator.sub), (" / ", operator.truediv)):
         if quantity not in variants and sign in quantity:

@@ -40,14 +40,14 @@ def last_state(weight: Tensor, inputs: Tensor, start: Tensor, activation: Activa
 
 def jacobians(weight: Tensor, inputs: Tensor, activation: Activation) -> list[Tensor]:
     """Return ∂h_t/∂h_0 (C, C) for each step t. Each step adds a factor diag(f') W."""
-    state, product, found = torch.zeros(WIDTH, dtype=torch.float64), torch.eye(WIDTH, dtype=torch.float64), []
+    state, product, products = torch.zeros(WIDTH, dtype=torch.float64), torch.eye(WIDTH, dtype=torch.float64), []
     for x in inputs:
         before = (weight @ state + x).detach().requires_grad_()
         state = activation(before)
         (slope,) = torch.autograd.grad(state.sum(), before)  # f', because f is elementwise
         product = slope[:, None] * weight @ product
-        found.append(product)
-    return found
+        products.append(product)
+    return products
 
 
 def norm(matrix: Tensor) -> float:
