@@ -86,7 +86,6 @@ def test_an_excerpt_shows_such_tokens_and_a_page_refuses_them() -> None:
     assert text.characters[:6] == ["S", "p", "ea", "k,", " s", "p"]
     with pytest.raises(ViewError, match="tokenizer is pairs"):
         build_page(loaded, text)
-    assert Model(loaded).attention("Speak é").tokens == ["S", "p", "ea", "k", " ", "é"]
 
 
 def test_words_and_lines_are_those_of_the_tokens() -> None:

@@ -29,7 +29,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_ends_before_or_after_training_is_an_error_of_one_line() -> None:
-    with pytest.raises(UserError, match="hangs; start all processes again"), parallel.join() as processes:
+    with pytest.raises(UserError, match="stopped responding; start all processes again"), parallel.join() as processes:
         processes.gather(None)
     with pytest.raises(UserError, match="lost contact"), parallel.join():
         pass  # the end of the block waits for the others
