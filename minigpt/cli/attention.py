@@ -78,20 +78,18 @@ def attention(
         scores = score_model(*measured, None)
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
-    selected = list(product(layers, heads))
+    selected, about = list(product(layers, heads)), f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
     if npz:
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
     if png:
         weights = activations.weights[list(layers)][:, list(heads)]
-        title = (
-            f"{loaded.run_name}, step {loaded.metadata.step:,}: {count(len(excerpt.ids), 'token')}, {excerpt.source}"
-        )
+        title = f"{loaded.run_name}, step {loaded.metadata.step:,}: {about}"
         write_bytes(images.to_png(images.draw(weights, layers, heads, excerpt.characters, title)), png)
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, descriptions, scores, selected)))
         return
     notice_skipped(excerpt)
     notice_checkpoint(loaded)
-    notice(f"{count(len(excerpt.ids), 'token')}, {excerpt.source}")
+    notice(about)
     rows = export.table_rows if all_scores else export.summary_rows
     table(*rows(descriptions, scores, selected))

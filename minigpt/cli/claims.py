@@ -52,7 +52,7 @@ def claims(
 
 
 def _advice(number: str) -> str:
-    """Return what to type instead. Until 0.1.0, `claims` answered questions about a run."""
+    """Return what to type instead. An earlier version answered questions about a run."""
     if number.isdecimal():
         return "to list the claims: minigpt claims"
     run = shell_quote(number)

@@ -88,9 +88,9 @@ def evaluate(
     model = load_average([loaded, *others]).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
     tokens, name, training, fingerprint = _choose_tokens(loaded, text or [], unknown, encoding)
-    for checked in (loaded, *others):
-        if _may_know(checked, loaded, fingerprint, is_validation=training is not None):
-            notice(f"{escape(checked.run_name)} may have been trained on this text: the loss may be too low")
+    for member in (loaded, *others):
+        if _may_know(member, loaded, fingerprint, is_validation=training is not None):
+            notice(f"{escape(member.run_name)} may have been trained on this text: the loss may be too low")
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
             model, tokens, loaded.tokenizer,

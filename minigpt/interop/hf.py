@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width, parameter_shapes
-from minigpt.errors import NoCounterpartError, UserError, escape
+from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
 from minigpt.interop.logits import Logits, of_torch
@@ -208,40 +208,6 @@ def to_theirs(weights: Arrays, model: ModelConfig, vocab_size: int) -> Iterator[
 def is_transposed(kind: Architecture, ours: str) -> bool:
     """Return whether a tensor is the matrix of a linear layer that is (in, out) there."""
     return kind.is_transposed and re.search(r"(attention|mlp)\.\w+\.weight", ours) is not None
-
-
-def from_theirs(
-    kind: Architecture, model: ModelConfig, vocab_size: int, arrays: Arrays, origin: Path
-) -> dict[str, NDArray[np.float32]]:
-    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
-
-    def refuse(problem: str) -> UserError:
-        return UserError(f"{escape(origin)}: {escape(problem)[:200]}")
-
-    left, weights = dict(arrays), dict[str, NDArray[np.float32]]()
-    for ours, shape in shapes(kind, model, vocab_size).items():
-        names = their_names(kind, ours)
-        if missing := [name for name in names if name not in left]:
-            raise refuse(f"the tensor {missing[0]} is missing")
-        flips = is_transposed(kind, ours)
-        pieces = [left.pop(name).T if flips else left.pop(name) for name in names]
-        if "qk_norm" in ours:
-            if not np.array_equal(pieces[0], pieces[1]):
-                raise refuse(f"{names[0]} and {names[1]} differ, and minigpt has one norm for both")
-            del pieces[1]
-        part = (shape[0] // len(pieces), *shape[1:])
-        for name, piece in zip(names, pieces, strict=False):
-            if piece.shape != part:
-                raise refuse(f"the tensor {name} has shape {piece.shape[::-1] if flips else piece.shape}")
-            if not np.isfinite(piece).all():
-                raise refuse(f"the tensor {name} has values that are not finite")
-        weights[ours] = np.concatenate(pieces)
-    output = left.pop("lm_head.weight", None)
-    if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
-        raise refuse("the output matrix is not the token embedding, and in minigpt they are the same")
-    if left:
-        raise refuse(f"the tensor {min(left)} has no counterpart in minigpt")
-    return weights
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:

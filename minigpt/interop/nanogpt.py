@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minigpt.config.resolve import resolve
+from minigpt.config.schema import ModelConfig
 from minigpt.errors import UserError, escape
 from minigpt.files import open_within
-from minigpt.interop.hf import GPT2, from_theirs
+from minigpt.interop.hf import GPT2, shapes, their_names
 from minigpt.interop.imported import ImportedModel
+from minigpt.storage.checkpoint import Arrays
 from minigpt.text.corpus import Scan
 from minigpt.text.tokenizer import CharTokenizer
 
@@ -55,9 +59,33 @@ def read(path: Path, text: Scan) -> ImportedModel:
         for name, array in stored["model"].items()
         if not (name.endswith(".attn.bias") and array.ndim == 4)  # the causal mask
     }
-    kind = replace(GPT2, has_bias=model.bias, is_transposed=False)
-    weights = from_theirs(kind, model, tokenizer.vocab_size, arrays, path)
+    weights = _our_weights(model, tokenizer.vocab_size, arrays, path)
     return ImportedModel(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
+
+
+def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path) -> Arrays:
+    """Return the weights under our names. Raise UserError if the tensors are not exactly those of the model."""
+
+    def refuse(problem: str) -> UserError:
+        return UserError(f"{escape(path)}: {escape(problem)[:200]}")
+
+    kind, rest, weights = replace(GPT2, has_bias=model.bias), dict(arrays), dict[str, NDArray[np.float32]]()
+    for ours, shape in shapes(kind, model, vocab_size).items():
+        (name,) = their_names(kind, ours)
+        if name not in rest:
+            raise refuse(f"the tensor {name} is missing")
+        array = rest.pop(name)
+        if array.shape != shape:
+            raise refuse(f"the tensor {name} has shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise refuse(f"the tensor {name} has values that are not finite")
+        weights[ours] = np.ascontiguousarray(array)
+    output = rest.pop("lm_head.weight", None)
+    if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
+        raise refuse("the output matrix is not the token embedding, and in minigpt they are the same")
+    if rest:
+        raise refuse(f"the tensor {min(rest)} has no counterpart in minigpt")
+    return weights
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from minigpt.storage.metadata import Environment
 from minigpt.world import available_cores
 
 SHARED = 0.8
-"""Speed of several threads that share a multiplication, relative to as many that do not: 137 / 171 GFLOP/s on Zen."""
+"""Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_SECONDS = 270.0
 """On a CPU, compile runs of at least this length: compiling takes about 40 s, and saves at least 15% of the time."""
 

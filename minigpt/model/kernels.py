@@ -44,9 +44,8 @@ def sdpa_fused(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Return RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467) in the precision of x."""
-    return F.rms_norm(
-        x, (x.size(-1),), weight.to(x.dtype), NORM_EPS["rmsnorm"]
-    )  # mixed precisions would take several passes
+    weight = weight.to(x.dtype)  # mixed precisions would take several passes
+    return F.rms_norm(x, (x.size(-1),), weight, NORM_EPS["rmsnorm"])
 
 
 TORCH = Kernels(sdpa_fused, F.dropout, rms_norm)

@@ -65,7 +65,7 @@ def training_memory(
     is_fsdp: bool = False,
     program: int = 0,
 ) -> Memory:
-    """Return what one of several processes needs. `each` is the bytes of a sequence's activations."""
+    """Return what one of several processes needs, where the activations of a sequence take `sequence_bytes`."""
     copy, shards = 4 * count_parameters(config.model, vocab_size), config.train.shards // processes
     weights, exchange = copy, copy if processes > 1 else 0
     gradients = copy * (1 + math.ceil(math.log2(shards)))  # a sum for each level of a tree, and the newest
@@ -75,12 +75,9 @@ def training_memory(
         block = config.model.model_copy(update={"n_layer": 1})
         exchange = 8 * count_parameters(block, vocab_size)  # gathered with their gradients
     average = weights if config.train.ema else 0
-    sequence_bytes = (
-        int(sequence_bytes * HEAP[config.runtime.activation_checkpointing]) if device == "cpu" else sequence_bytes
-    )
-    return Memory(
-        program, weights, gradients, 2 * weights, average, exchange, config.train.sequences_at_once * sequence_bytes
-    )
+    heap = HEAP[config.runtime.activation_checkpointing] if device == "cpu" else 1
+    activations = config.train.sequences_at_once * int(sequence_bytes * heap)
+    return Memory(program, weights, gradients, 2 * weights, average, exchange, activations)
 
 
 def free_memory_bytes(device: str) -> int | None:

@@ -15,8 +15,8 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the rows of `tensor` that this process holds: all rows, unless it is a DTensor."""
-    rows_here: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    return rows_here
+    local_rows: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return local_rows
 
 
 def rows(full: Tensor, like: Tensor) -> Tensor:
@@ -34,10 +34,10 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
-def gathered(rows_here: Tensor, like: Tensor) -> Tensor:
+def gathered(local_rows: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor from the rows `own` of each process, if `like` is a DTensor (collective)."""
     if not is_dtensor(like):
-        return rows_here
+        return local_rows
     split: Any = like
     shape = {"shape": like.shape, "stride": like.stride()}
-    return whole(split.from_local(rows_here, split.device_mesh, split.placements, **shape))
+    return whole(split.from_local(local_rows, split.device_mesh, split.placements, **shape))

@@ -157,8 +157,8 @@ class Processes:
     def shards(self, count: int) -> range:
         """Return the shards of this process, out of `count` in each batch."""
         assert count % self.size == 0, "see check_count"
-        count_here = count // self.size
-        return range(self.rank * count_here, (self.rank + 1) * count_here)
+        local_count = count // self.size
+        return range(self.rank * local_count, (self.rank + 1) * local_count)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over all processes (collective)."""
@@ -216,11 +216,7 @@ class Processes:
             write(folder)
         except (OSError, SafetensorError) as error:
             problem = reason(error)
-        problems = [
-            f"process {rank}: {problem_there}"
-            for rank, problem_there in enumerate(self.gather(problem))
-            if problem_there
-        ]
+        problems = [f"process {rank}: {text}" for rank, text in enumerate(self.gather(problem)) if text]
         if problems:
             raise OSError("; ".join(problems))
 

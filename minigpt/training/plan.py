@@ -101,15 +101,9 @@ def make_plan(
     free = free // processes if free and is_cpu else free  # processes on GPUs have one each
 
     def needs(config: RunConfig, kind: str) -> Memory:
-        flops_per_token = planned_sequence_bytes(config, vocab_size, runtime)
+        sequence, is_fsdp = planned_sequence_bytes(config, vocab_size, runtime), kind == "fsdp"
         return training_memory(
-            config,
-            vocab_size,
-            runtime.device,
-            flops_per_token,
-            processes=processes,
-            is_fsdp=kind == "fsdp",
-            program=program,
+            config, vocab_size, runtime.device, sequence, processes=processes, is_fsdp=is_fsdp, program=program
         )
 
     kinds = ("data", "fsdp") if processes > 1 and not config.model.is_recurrent else ("data",)

@@ -127,10 +127,10 @@ def _own_arrays(learner: Learner) -> tuple[Arrays, Arrays] | None:
         weights = learner.average.state_dict()
 
     def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-        tensors_here = {
+        local_tensors = {
             name: tensor for name, tensor in tensors.items() if learner.processes.is_main or is_dtensor(tensor)
         }
-        return {name: local(tensor).cpu().numpy() for name, tensor in tensors_here.items()}
+        return {name: local(tensor).cpu().numpy() for name, tensor in local_tensors.items()}
 
     is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *state.values()))
     return (arrays(weights), arrays(state)) if is_finite else None
