@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,23 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(empty_folder: Path
     ]:
         nanogpt_file(path, checkpoint, model_args=arguments | changes)
         refused(problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("transformer.wpe.weight", lambda tensor: tensor.index_fill(0, torch.tensor(3), torch.nan), "not finite"),
+        ("transformer.wpe.weight", lambda tensor: tensor.T, r"shape \(16, 10\)"),
+        ("lm_head.weight", lambda tensor: tensor + 1, "the output matrix is not the token embedding"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_model_are_named(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], problem: str, empty_folder: Path
+) -> None:
+    checkpoint = made(**NANOGPT)
+    Path("text.txt").write_text(TEXT, encoding="utf-8")
+    tensors = nanogpt_tensors(checkpoint)
+    tensors[f"_orig_mod.{name}"] = change(tensors[f"_orig_mod.{name}"])
+    path = nanogpt_file(Path("ckpt.pt"), checkpoint, model=tensors)
+    with pytest.raises(UserError, match=problem):
+        nanogpt.read(path, read_text("text.txt", "utf-8"))
