@@ -5,7 +5,7 @@ Later sources override earlier ones: defaults, model family, preset, command lin
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -39,11 +39,9 @@ WORDS = {
     "less_than": "less than {lt}", "less_than_equal": "at most {le}",
     "string_type": "text", "tuple_type": "text, or a list of texts", "too_short": "at least one text",
     "string_too_long": "at most {max_length} characters long", "string_unicode": "text without lone surrogates",
-    "model_type": "a section of settings", "literal_error": "{expected}", "value_error": "{error}",
+    "literal_error": "{expected}", "value_error": "{error}",
 }  # fmt: skip
 """What a value must be, by pydantic's type of the error."""
-UNQUOTED = {"int_type": ("int", "float"), "float_type": ("int", "float"), "bool_type": ("bool",)}
-"""The types of words that need no quotes, by pydantic's type of the error for a text."""
 
 PRESET = "preset "
 """The start of the name of a source that is a shipped preset."""
@@ -134,28 +132,10 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     Raises:
         ConfigError: Keys are unknown, values are invalid, or settings contradict each other. The message lists all.
     """
-    families = [values["model.family"] for _, values in sources if "model.family" in values]
-    family = str(families[-1]) if families else "modern"  # of any type until it is checked
-    defaults = {f"model.{key}": value for key, value in FAMILIES.get(family, {}).items()}
-    if family in RECURRENT:
-        defaults["optim.muon_lr"] = RECURRENT[family]
-    chosen: dict[str, tuple[Any, str]] = {}
-    problems = []
-    matching, notices = _without_other_texts(sources)
-    for label, values in ((f"family {family}", defaults), *matching):
-        lengths = [key for key in LENGTHS if values.get(key) is not None]
-        if len(lengths) > 1:
-            problems.append(f"{' and '.join(lengths)} cannot be set together; set only one of them")
-        if lengths:
-            chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS}
-        if "model.family" in values and family in RECURRENT:
-            chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
-            chosen["model.bias"] = (True, f"family {family}")  # presets of transformers turn off forget biases
-        chosen |= {key: (value, label) for key, value in values.items()}
-    if all(chosen.get(key, (None, ""))[0] is None for key in LENGTHS):
-        chosen["train.steps"] = (DEFAULT_STEPS, "default")
+    applicable, notices = _without_other_texts(sources)
+    chosen = _merge(applicable)
     config, wrong = _validate({key: value for key, (value, _) in chosen.items()})
-    problems += wrong.values()
+    problems = [*wrong.values()]
     # A wrong value has its default here, which contradicts nothing that the user wrote.
     if complete:
         problems += [problem for problem in contradictions(config) if not any(key in problem for key in wrong)]
@@ -179,36 +159,53 @@ def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSo
     return remaining, tuple(notices)
 
 
+def _merge(sources: Sequence[ConfigSource]) -> dict[str, tuple[Any, str]]:
+    """Return the value and the source's name of each setting that the family of the model or a source sets."""
+    families = [values["model.family"] for _, values in sources if "model.family" in values]
+    family = str(families[-1]) if families else "modern"  # of any type until it is checked
+    defaults = {f"model.{key}": value for key, value in FAMILIES.get(family, {}).items()}
+    if family in RECURRENT:
+        defaults["optim.muon_lr"] = RECURRENT[family]
+    chosen: dict[str, tuple[Any, str]] = {}
+    for label, values in ((f"family {family}", defaults), *sources):
+        if any(values.get(key) is not None for key in LENGTHS):
+            chosen |= dict.fromkeys(LENGTHS, (None, label))
+        if "model.family" in values and family in RECURRENT:
+            chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
+            chosen["model.bias"] = (True, f"family {family}")  # presets of transformers turn off forget biases
+        chosen |= {key: (value, label) for key, value in values.items()}
+    if all(chosen.get(key, (None,))[0] is None for key in LENGTHS):
+        chosen["train.steps"] = (DEFAULT_STEPS, "default")
+    return {key: choice for key, choice in chosen.items() if key not in LENGTHS or choice[0] is not None}
+
+
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
     """Return the configuration without its wrong values, and the problem with each wrong value by key."""
-    tree: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = value
+    wrong = {key: _unknown_key(key) for key in values if key not in fields()}
+    tree: dict[str, dict[str, Any]] = {section: {} for section in RunConfig.model_fields}
+    for key in values.keys() - wrong.keys():
+        section, name = key.split(".")
+        tree[section][name] = values[key]
     try:
-        return RunConfig.model_validate(tree), {}
+        return RunConfig.model_validate(tree), wrong
     except ValidationError as error:
-        wrong = _problems(error)
-    return _validate({key: values[key] for key in fields() if key in values and key not in wrong})[0], wrong
+        wrong |= _wrong_values(error)
+    return _validate({key: value for key, value in values.items() if key not in wrong})[0], wrong
 
 
-def _problems(error: ValidationError) -> dict[str, str]:
-    """Return the problem with each key."""
+def _wrong_values(error: ValidationError) -> dict[str, str]:
+    """Return the problem with each setting that has a wrong value."""
     problems: dict[str, str] = {}
     for details in error.errors():
-        is_section = len(details["loc"]) == 1  # an unknown section, whose input is a dictionary
-        key = ".".join(map(str, (*details["loc"], *(details["input"] if is_section else ()))[:2])).rstrip(".")
-        if details["type"] == "extra_forbidden":
-            problems[key] = _unknown_key(key)
-        elif key in problems and details["type"] == "literal_error":  # an alternative to the first type
-            problems[key] += f" or {in_words(details)}"
-        elif key not in problems:
-            examples = fields()[key].examples if key in fields() else None
+        key = ".".join(map(str, details["loc"][:2]))
+        if key not in problems:
+            examples = fields()[key].examples
             allowed = f"{', '.join(examples[:-1])} or {examples[-1]}" if examples else in_words(details)
-            value, shown = details["input"], show(details["input"])[:60]
-            if isinstance(value, str) and plain_yaml.word_type(value) in UNQUOTED.get(details["type"], ()):
-                shown = f"the text '{shown}' (write {shown} without quotes)"
-            problems[key] = f"{escape(key)} is {shown}, but should be {allowed}"
+            is_quoted = details["type"].startswith(("int_", "float_", "bool_"))  # "6" is a text, not a number
+            shown = json.dumps(details["input"]) if is_quoted else show(details["input"])
+            problems[key] = f"{key} is {shown[:60]}, but should be {allowed}"
+        elif details["type"] == "literal_error":  # an alternative to the first type
+            problems[key] += f" or {in_words(details)}"
     return problems
 
 
@@ -228,18 +225,18 @@ def _unknown_key(key: str) -> str:
     same = [setting for setting in fields() if setting.endswith(f".{name}")]  # in another section
     hint = f"; use {ALIASES[name]}" if name in ALIASES else f"; did you mean {' or '.join(same)}?" if same else ""
     hint = hint or did_you_mean(key, [*fields(), *({} if section else RunConfig.model_fields)])
-    return f"{escape(key)}: unknown setting{hint or did_you_mean(name, fields())}"
+    return f"{key}: unknown setting{hint or did_you_mean(name, fields())}"
 
 
 def contradictions(config: RunConfig) -> list[str]:
     """Return a problem for each group of settings that contradict each other."""
-    model, train, problems = config.model, config.train, list[str]()
+    model, train, optim, runtime = config.model, config.train, config.optim, config.runtime
+    problems = []
     if model.is_recurrent:
-        problems += [
-            f"model.{key} does not apply to model.family {model.family}; remove it"
-            for key, value in NO_ATTENTION.items()
-            if getattr(model, key) != value
-        ]
+        unusable = [f"model.{key}" for key, value in NO_ATTENTION.items() if getattr(model, key) != value]
+        unusable += ["runtime.activation_checkpointing"] * runtime.activation_checkpointing
+        unusable += ["runtime.parallel fsdp"] * (runtime.parallel == "fsdp")
+        problems += [f"{setting} does not apply to model.family {model.family}; remove it" for setting in unusable]
     elif model.n_embd % (unit := width_unit(model.n_head, model.position)):
         if model.n_embd % model.n_head:
             problem = f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})"
@@ -248,20 +245,19 @@ def contradictions(config: RunConfig) -> list[str]:
         else:
             problem = f"model.position {model.position} needs an even model.n_embd, got {model.n_embd}"
         problems.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
-    shards, micro = train.shards, train.micro_batch_size
-    if train.batch_size % shards:
+    if train.steps and train.epochs:
+        problems.append(f"{' and '.join(LENGTHS)} cannot be set together; set only one of them")
+    size, rest = divmod(train.batch_size, train.shards)
+    if rest:
         batch = f"train.batch_size ({train.batch_size})"
-        problems.append(f"{batch} must be a multiple of train.shards ({shards}), by default the number of processes")
-    elif micro and train.batch_size // shards % train.sequences_at_once:
-        what = "train.batch_size / train.shards" if shards > 1 else "train.batch_size"
-        size = train.batch_size // shards
-        problems.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({micro})")
-    if config.runtime.activation_checkpointing and model.is_recurrent:
-        problems.append(f"runtime.activation_checkpointing does not apply to model.family {model.family}; remove it")
-    if config.optim.schedule == "wsd" and config.optim.warmup + config.optim.decay > 1:
+        problems.append(
+            f"{batch} must be a multiple of train.shards ({train.shards}), by default the number of processes"
+        )
+    elif size % train.sequences_at_once:
+        what = "train.batch_size / train.shards" if train.shards > 1 else "train.batch_size"
+        problems.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({train.micro_batch_size})")
+    if optim.schedule == "wsd" and optim.warmup + optim.decay > 1:
         problems.append("optim.warmup and optim.decay must not add up to more than 1")
-    if config.runtime.parallel == "fsdp" and model.is_recurrent:
-        problems.append(f"runtime.parallel fsdp does not apply to model.family {model.family}; remove it")
     return problems
 
 
@@ -303,20 +299,10 @@ def to_yaml(config: RunConfig) -> str:
     return text
 
 
-def from_yaml(text: str, origin: str, steps: int = 1) -> RunConfig:
-    """Read a complete configuration, as `saved` does. Raise a ConfigError that names `origin` if it is invalid."""
-    return resolve((origin, saved(plain_yaml.parse(text, origin), origin, steps))).config
-
-
-def saved(tree: Any, origin: str, steps: int = 1) -> dict[str, Any]:
-    """Flatten sections that a run or an export has saved, as `dotted` does, without retired settings.
-
-    Older runs may have a length in minutes. They count as finished after `steps`.
-    """
-    values = dotted(tree, origin)
-    if values.get("train.minutes") is not None:
-        values["train.steps"] = steps
-    return {key: value for key, value in values.items() if key not in RETIRED}
+def from_yaml(text: str, origin: str) -> RunConfig:
+    """Read a complete configuration, without retired settings. Raise a ConfigError that names `origin` if invalid."""
+    values = dotted(plain_yaml.parse(text, origin), origin)
+    return resolve((origin, {key: value for key, value in values.items() if key not in RETIRED})).config
 
 
 def schema() -> dict[str, Any]:

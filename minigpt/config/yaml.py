@@ -39,12 +39,11 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quote all strings except identifiers, so that "1e-3" remains a string."""
 
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isidentifier() else '"')
 
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isidentifier() else '"')
 
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(str, _Dumper.represent_str)
 _Loader.yaml_implicit_resolvers = {}
 for _type, _pattern in _TYPES.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(rf"(?:{_pattern})$"), None)
@@ -63,11 +62,6 @@ def parse(text: str, origin: str) -> Any:
     except (ValueError, LookupError, AttributeError, RecursionError) as error:  # deep nesting or very long numbers
         line, problem = "", reason(error)
     raise ConfigError(f"{escape(origin)}{line}: not valid YAML: {escape(problem)}")
-
-
-def word_type(word: str) -> str:
-    """Return the type of an unquoted word: null, bool, int, float or str."""
-    return next((name for name, pattern in _TYPES.items() if re.fullmatch(pattern, word)), "str")
 
 
 def dump(values: Any) -> str:

@@ -221,7 +221,7 @@ def _load(path: Path) -> Checkpoint:
 def read_settings(path: Path, metadata: Metadata) -> RunConfig:
     """Return the settings of a checkpoint. Raises UserError if they are missing, changed or invalid."""
     text = _read_text(path, "config.yaml", metadata)
-    return from_yaml(text, str(path / "config.yaml"), steps=max(1, metadata.step))
+    return from_yaml(text, str(path / "config.yaml"))
 
 
 def _read_text(path: Path, name: str, metadata: Metadata) -> str:

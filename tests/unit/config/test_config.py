@@ -1,9 +1,10 @@
 """The configuration: reading, checking, merging, explaining and saving."""
 
 import dataclasses
+import re
 import string
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import jsonschema
@@ -16,9 +17,11 @@ from minigpt.config import yaml as plain_yaml
 from minigpt.config.aliases import ALIASES
 from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import flatten, from_yaml, parse_overrides, resolve, to_yaml
-from minigpt.config.schema import MOST_THREADS, NO_ATTENTION, RECURRENT, ModelConfig, RunConfig, TrainConfig
+from minigpt.config.schema import ModelConfig, RunConfig, TrainConfig
 from minigpt.errors import ConfigError, UserError
 from minigpt.paths import resource_path
+
+SCHEMA = c.schema()
 
 
 def overridden(*assignments: str) -> RunConfig:
@@ -46,105 +49,50 @@ def file(folder: Path, text: str | bytes) -> str:
 
 # --- values --------------------------------------------------------------------------------------------
 
-OTHER_VALUES: dict[str, tuple[str, Any]] = {
-    "data.source": ("my file.txt", ("my file.txt",)),
-    "data.tokenizer": ("byte", "byte"),
-    "data.val_fraction": ("0.25", 0.25),
-    "data.val_source": ("[a.txt, b.txt]", ("a.txt", "b.txt")),
-    "data.encoding": ("latin-1", "latin-1"),
-    "data.unknown": ("skip", "skip"),
-    "model.family": ("classic", "classic"),
-    "model.n_layer": ("6", 6),
-    "model.n_head": ("2", 2),
-    "model.n_embd": ("96", 96),
-    "model.context": ("1e3", 1000),
-    "model.dropout": ("0.1", 0.1),
-    "model.bias": ("true", True),
-    "model.position": ("none", "none"),
-    "model.norm": ("layernorm", "layernorm"),
-    "model.activation": ("swiglu", "swiglu"),
-    "model.qk_norm": ("false", False),
-    "model.zero_init": ("False", False),
-    "optim.name": ("adamw", "adamw"),
-    "optim.lr": ("1e-3", 1e-3),
-    "optim.muon_lr": (".5e-1", 0.05),
-    "optim.momentum": ("0.9", 0.9),
-    "optim.beta1": ("0", 0.0),
-    "optim.beta2": ("0.999", 0.999),
-    "optim.weight_decay": ("+2E-2", 0.02),
-    "optim.warmup": ("0.1", 0.1),
-    "optim.schedule": ("wsd", "wsd"),
-    "optim.decay": ("0.2", 0.2),
-    "optim.min_lr": ("1", 1.0),
-    "optim.grad_clip": ("1.e1", 10.0),
-    "train.steps": ("1e4", 10_000),
-    "train.epochs": ("2", 2.0),
-    "train.batch_size": ("1000", 1000),
-    "train.micro_batch_size": ("8", 8),
-    "train.shards": ("2", 2),
-    "train.seed": ("7", 7),
-    "train.log_every": ("1", 1),
-    "train.eval_every": ("3", 3),
-    "train.save_every": ("4", 4),
-    "train.keep_last": ("5", 5),
-    "train.patience": ("2", 2),
-    "train.ema": ("0.99", 0.99),
-    "train.attention": ("false", False),
-    "sample.prompt": ("ROMEO:", "ROMEO:"),
-    "sample.length": ("10", 10),
-    "sample.preview": ("0", 0),
-    "sample.temperature": ("0", 0.0),
-    "sample.top_k": ("40", 40),
-    "sample.top_p": ("0.9", 0.9),
-    "sample.min_p": ("0.05", 0.05),
-    "sample.repetition_penalty": ("1.1", 1.1),
-    "sample.seed": ("0", 0),
-    "runtime.device": ("cuda:1", "cuda:1"),
-    "runtime.dtype": ("float32", "float32"),
-    "runtime.compile": ("false", False),
-    "runtime.kernels": ("torch", "torch"),
-    "runtime.threads": ("2", 2),
-    "runtime.activation_checkpointing": ("TRUE", True),
-    "runtime.parallel": ("fsdp", "fsdp"),
-    "runtime.exact": ("false", False),
-    "runtime.timeout": ("60", 60.0),
-}
+
+def with_other_value(key: str) -> RunConfig:
+    """Return a configuration whose only setting is not the default."""
+    field = c.fields()[key]
+    words = re.findall(r"'(\w+)'", str(field.annotation))  # of literals
+    for text in (*words, *(field.examples or ()), "false", "true", "8", "0.25"):
+        try:
+            config = overridden(f"{key}={text}")
+        except ConfigError:
+            continue
+        if flatten(config)[key] != field.default:
+            return config
+    raise AssertionError(f"no other value of {key}")
 
 
-@pytest.mark.parametrize("key", OTHER_VALUES)
+@pytest.mark.parametrize("key", c.fields())
 def test_every_setting_can_be_set_and_saved(key: str) -> None:
-    assert set(OTHER_VALUES) == set(c.fields())
-    text, expected = OTHER_VALUES[key]
-    config = overridden(f"{key}={text}")
-    value = c.flatten(config)[key]
-    assert value == expected
-    assert type(value) is type(expected)
-    assert value != c.flatten(RunConfig())[key]
+    config = with_other_value(key)
     assert from_yaml(to_yaml(config), "saved") == config
+    jsonschema.validate(yaml.safe_load(to_yaml(config)), SCHEMA)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("key", "text", "expected"),
     [
-        "123",
-        "1e5",
-        "yes",
-        "null",
-        "",
-        " ",
-        "a=b",
-        "[x]",
-        "{y: 1}",
-        "*.txt",
-        "# no comment",
-        "2020-01-01",
-        "'q'",
-        "\x85",
-        "a\u2028 b\x85 ",
-        "\ufeff漢\0😀",
-        "\n\t",
+        ("model.context", "1e3", 1000),
+        ("train.save_every", "4.0", 4),
+        ("runtime.threads", "2.0", 2),
+        ("optim.muon_lr", ".5e-1", 0.05),
+        ("optim.weight_decay", "+2E-2", 0.02),
+        ("optim.grad_clip", "1.e1", 10.0),
+        ("model.zero_init", "False", False),
+        ("data.val_source", "[a.txt, b.txt]", ("a.txt", "b.txt")),
     ],
 )
+def test_values_of_the_command_line_have_the_type_of_the_setting(key: str, text: str, expected: Any) -> None:
+    value = flatten(overridden(f"{key}={text}"))[key]
+    assert (value, type(value)) == (expected, type(expected))
+
+
+ODD_TEXTS = ("123", "1e5", "yes", "null", "", " ", "a=b", "[x]", "{y: 1}", "*.txt", "# no comment", "2020-01-01", "'q'")
+
+
+@pytest.mark.parametrize("text", [*ODD_TEXTS, "\x85", "a\u2028 b\x85 ", "\ufeff漢\0😀", "\n\t"])
 def test_the_value_of_a_text_setting_is_literal(text: str) -> None:
     """A saved text stays a text: 1e5 is a number in YAML."""
     config = overridden(f"sample.prompt={text}", f"data.encoding={text}")
@@ -170,32 +118,19 @@ def test_a_source_in_a_file_is_a_text_or_a_list(tmp_path: Path) -> None:
     ("assignment", "expected"),
     [
         ("model.n_layer=true", "model.n_layer is true, but should be a whole number"),
-        ("model.n_layer='6'", "model.n_layer is the text '6' (write 6 without quotes), but should be a whole number"),
-        ("model.n_layer=1.5", "model.n_layer is 1.5, but should be a whole number"),
+        ("model.n_layer='6'", 'model.n_layer is "6", but should be a whole number'),
         ("model.n_layer=", "model.n_layer is null, but should be a whole number"),
-        ("model.n_layer=[1]", "model.n_layer is [1], but should be a whole number"),
-        (
-            "model.family=[lstm]",
-            """model.family is ["lstm"], but should be 'classic', 'modern', 'rnn', 'lstm' or 'gru'""",
-        ),
-        ("model.n_layer=010", "model.n_layer is 010, but should be a whole number"),  # in YAML 1.1: 8
+        ("model.family=[a]", "model.family is [\"a\"], but should be 'classic', 'modern', 'rnn', 'lstm' or 'gru'"),
+        ("model.n_layer=010", 'model.n_layer is "010", but should be a whole number'),  # in YAML 1.1: 8
         ("model.n_layer=0", "model.n_layer is 0, but should be at least 1"),
         ("model.n_layer=10000", "model.n_layer is 10000, but should be at most 1,000"),
-        ("train.epochs=1:30", "train.epochs is 1:30, but should be a number"),  # in YAML 1.1: 90
-        ("optim.lr=.nan", "optim.lr is .nan, but should be a number"),
+        ("optim.lr=.nan", 'optim.lr is ".nan", but should be a number'),
         ("optim.lr=1e999", "optim.lr is Infinity, but should be a finite number"),
         ("optim.lr=0", "optim.lr is 0, but should be more than 0"),
-        ("model.bias=1", "model.bias is 1, but should be true or false"),
+        ("model.bias=yes", 'model.bias is "yes", but should be true or false'),
         ("runtime.compile=1", "runtime.compile is 1, but should be true or false or 'auto'"),
-        (
-            "runtime.threads=1000000",
-            "runtime.threads is 1000000, but should be at most 1,024 or 'auto'",
-        ),  # torch: segmentation fault
-        ("runtime.threads=true", "runtime.threads is true, but should be a whole number or 'auto'"),
-        (
-            "runtime.device=cuda:x",
-            r"runtime.device is cuda:x, but should be auto, cpu, cuda, cuda:1 or mps",
-        ),
+        ("runtime.threads=1000000", "runtime.threads is 1000000, but should be at most 1,024 or 'auto'"),
+        ("runtime.device=cuda:x", "runtime.device is cuda:x, but should be auto, cpu, cuda, cuda:1 or mps"),
         ("model.norm=batch", "model.norm is batch, but should be 'layernorm' or 'rmsnorm'"),
         ("data.source=[]", "data.source is [], but should be at least one text"),
         ("data.source=[1]", "data.source is 1, but should be text"),
@@ -245,20 +180,12 @@ def test_all_problems_are_reported_at_once_in_one_line() -> None:
         "model.n_layer=x", "modle.n_head=2", "train.steps=1", "train.epochs=2", "model.n_head=0", "a\nb=1"
     )
     assert message.startswith("configuration: 5 problems: ")
-    for part in (
-        "model.n_layer is",
-        "modle.n_head: unknown",
-        "set together",
-        "model.n_head is 0",
-        "a\\nb: unknown setting",
-    ):
+    for part in ("n_layer is", "modle.n_head: unknown", "set together", "n_head is 0", "a\\nb: unknown setting"):
         assert message.count(part) == 1
 
 
 def test_the_default_of_a_wrong_value_is_not_reported_as_a_contradiction() -> None:
-    assert (
-        refused("model.n_head=x", "model.n_embd=90") == "configuration: model.n_head is x, but should be a whole number"
-    )
+    assert "divisible" not in refused("model.n_head=x", "model.n_embd=90")
 
 
 def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> None:
@@ -267,32 +194,6 @@ def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> No
     message = refused("train.steps=x", "n_layers=3", "model.n_embd=97")
     assert message.startswith("configuration: 3 problems: ")
     assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4): try model.n_embd=96")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("train: {steps: '3'}", "train.steps is the text '3' (write 3 without quotes), but should be a whole number"),
-        (
-            "optim: {lr: '1e-3'}",
-            "optim.lr is the text '1e-3' (write 1e-3 without quotes), but should be a number",
-        ),
-        (
-            "runtime: {compile: 'true'}",
-            "runtime.compile is the text 'true' (write true without quotes), but should be true or false or 'auto'",
-        ),
-        ("model: {bias: yes}", "model.bias is yes, but should be true or false"),
-        ("runtime: {compile: off}", "runtime.compile is off, but should be true or false or 'auto'"),
-        ("train: {steps: 1_000}", "train.steps is 1_000, but should be a whole number"),
-        ("train: {steps: three}", "train.steps is three, but should be a whole number"),
-        ("train: {steps: 'true'}", "train.steps is true, but should be a whole number"),
-        ("model: {norm: '3'}", "model.norm is 3, but should be 'layernorm' or 'rmsnorm'"),
-    ],
-)
-def test_quotes_around_a_number_are_named(text: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        from_yaml(text, "my.yaml")
-    assert str(error.value) == f"configuration: {problem}"
 
 
 @pytest.mark.parametrize("word", ["no", "Yes", "on", "OFF", "1_000", "010", "0x10", "0o7", "1:30", "2020-01-01"])
@@ -313,23 +214,19 @@ def test_an_assignment_needs_an_equals_sign() -> None:
     ("text", "expected"),
     [
         ("model:\n  n_layer: 3\n  n_layer: 4\n", "line 2: not valid YAML: a key appears twice"),
-        ("model: {n_layer: 3}\nmodel: {n_head: 2}\n", "a key appears twice"),
         ("model: {n_layer: 3}\nmodel.n_layer: 2\n", "model.n_layer appears twice"),
-        ("model: [1\n", "not valid YAML"),
         ("model:\n\tn_layer: 3\n", "line 2: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "not valid YAML: but found another document"),
         ("- model\n", "expected sections such as 'model:', got [\"model\"]"),
         ("just words\n", "expected sections such as 'model:', got just words"),
         ("model:\n  n_layer: !!python/name:os.system\n", "line 2: not valid YAML: tags and aliases are not supported"),
         *((f"model: {{n_layer: {tag} 3}}\n", "tags and aliases") for tag in ("!!int", "!", "!x", "!<tag:x>", "!!str")),
-        ("!!map\nmodel: {n_layer: 3}\n", "tags and aliases"),
         ("a: &x {n_layer: 1}\nmodel: {<<: *x}\n", "line 2: not valid YAML: tags and aliases are not supported"),
         ("model: {<<: {n_layer: 3}}\n", "model.<<: unknown setting"),
         ("model: {n_layer: " + "9" * 5000 + "}\n", "not valid YAML"),
         ("model: {n_layer: " + "[" * 5000, "not valid YAML: maximum recursion depth"),
         ("model: {? [a] : 1}\n", "not valid YAML: found unhashable key"),
         ("modle:\n", "modle: unknown setting; did you mean model?"),
-        ("model: {1: 2}\n", "model.1: unknown setting"),
         ("sample: {prompt: 123}\n", "sample.prompt is 123, but should be text"),
         ("a\0b: 1\n", "not valid YAML"),
         ("model: [" + "1, " * plain_yaml.LIMIT, "is longer than"),
@@ -397,12 +294,6 @@ def test_the_last_family_wins_and_other_settings_stay() -> None:
     preset = ("preset p", {"model.family": "classic", "model.qk_norm": True})
     model = resolve(preset, parse_overrides(["model.family=modern", "model.bias=true"])).config.model
     assert model == ModelConfig(family="modern", qk_norm=True, bias=True)
-
-
-def test_the_classic_family_is_gpt2() -> None:
-    model = overridden("model.family=classic").model
-    assert (model.position, model.norm, model.activation, model.bias) == ("learned", "layernorm", "gelu", True)
-    assert (model.qk_norm, model.zero_init) == (False, False)
 
 
 @pytest.mark.parametrize("length", ["steps=7", "epochs=2.5"])
@@ -480,67 +371,6 @@ def test_an_alias_leads_to_a_setting(name: str) -> None:
 
 # --- saving --------------------------------------------------------------------------------------------
 
-
-def any_value(key: str, field: Any) -> st.SearchStrategy[Any]:
-    """Values that are valid for one setting."""
-    if key == "runtime.device":
-        return st.sampled_from(["auto", "cpu", "cuda", "cuda:3", "mps"])
-    bounds = {
-        name: getattr(rule, name) for rule in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(rule, name)
-    }
-    kinds = (
-        get_args(field.annotation)
-        if get_origin(field.annotation) not in (None, tuple, Literal)
-        else (field.annotation,)
-    )
-    choices: list[st.SearchStrategy[Any]] = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            choices.append(st.sampled_from(get_args(kind)))
-        elif kind is bool:
-            choices.append(st.booleans())
-        elif get_origin(kind) is Annotated:
-            choices.append(st.integers(1, MOST_THREADS))
-        elif kind is int:
-            choices.append(st.integers(bounds.get("ge", 1), bounds.get("le", 2**63 - 1)))
-        elif kind is float:
-            low, high = bounds.get("ge", bounds.get("gt", 0)), bounds.get("le", bounds.get("lt", 9e18))
-            open_ends = {"exclude_min": "gt" in bounds, "exclude_max": "lt" in bounds}
-            choices.append(st.floats(low, high, allow_nan=False, allow_infinity=False, **open_ends))
-        elif kind is str:
-            choices.append(st.text())
-        elif kind == tuple[str, ...]:
-            choices.append(st.lists(st.text(), min_size=1).map(tuple))
-        else:
-            choices.append(st.none())
-    return st.one_of(choices)
-
-
-@st.composite
-def configurations(draw: st.DrawFn) -> RunConfig:
-    values = {key: draw(any_value(key, field)) for key, field in c.fields().items()}
-    values["model.n_head"] = draw(st.integers(1, 9))
-    values["model.n_embd"] = 2 * values["model.n_head"] * draw(st.integers(1, 9))
-    if values["model.family"] in RECURRENT:
-        values |= {f"model.{key}": value for key, value in NO_ATTENTION.items()}
-        values |= {"runtime.activation_checkpointing": False, "runtime.parallel": "data"}
-    values["train.shards"] = draw(st.sampled_from([1, values["train.batch_size"]]))
-    values["train.micro_batch_size"] = draw(st.none() | st.just(values["train.batch_size"]))
-    values["optim.warmup"] = min(values["optim.warmup"], 1 - values["optim.decay"])
-    kept = draw(st.sampled_from(c.LENGTHS))
-    return resolve(("drawn", {key: v for key, v in values.items() if key == kept or key not in c.LENGTHS})).config
-
-
-@settings(max_examples=60)
-@given(configurations())
-def test_a_saved_configuration_reads_back_equal(config: RunConfig) -> None:
-    text = to_yaml(config)
-    assert from_yaml(text, "saved") == config
-    jsonschema.validate(yaml.safe_load(text), SCHEMA)
-
-
-SCHEMA = c.schema()
-
 ODD_VALUES = st.one_of(
     st.none(),
     st.booleans(),
@@ -586,22 +416,13 @@ def test_every_setting_has_a_description_for_help_schema_and_reference() -> None
 
 def test_what_may_change_on_resume_and_what_may_not() -> None:
     """Settings that affect the weights must stay. The text may move, but its content must be the same."""
-    free = set()
     before = resolve(("run", {})).config
-    for key, (text, value) in OTHER_VALUES.items():
-        changed = c.changed_on_resume(before, overridden(f"{key}={text}"))
-        if not changed:
-            free.add(key)
-        elif key != "model.family":
-            shown = ", ".join(value) if isinstance(value, tuple) else str(value).lower()
-            assert len(changed) == 1
-            assert changed[0].startswith(f"{key} is ")
-            assert changed[0].endswith(f" {shown} now") or " " in shown
+    free = {key for key in c.fields() if not c.changed_on_resume(before, with_other_value(key))}
     rhythm = ("steps", "epochs", "log_every", "eval_every", "save_every", "keep_last", "patience")
-    safe = ("attention", "micro_batch_size")
-    expected = {f"train.{key}" for key in (*rhythm, *safe)}
+    expected = {f"train.{key}" for key in (*rhythm, "attention", "micro_batch_size")}
     expected |= {"data.source", "data.val_source", "data.encoding"}
     assert free == expected | {key for key in c.fields() if key.startswith(("runtime.", "sample."))}
+    assert c.changed_on_resume(before, overridden("model.n_layer=6")) == ["model.n_layer is 4 in the run but 6 now"]
 
 
 # --- frozen --------------------------------------------------------------------------------------------
@@ -616,8 +437,7 @@ def test_a_configuration_is_frozen() -> None:
 
 
 def test_settings_of_older_runs_that_no_longer_exist_are_ignored() -> None:
-    assert from_yaml("train: {on_nonfinite: skip, minutes: null, steps: 7}", "saved").train.steps == 7
-    assert from_yaml("train: {minutes: 5, steps: null}", "saved", steps=30).train.steps == 30, "it counts as finished"
+    assert from_yaml("train: {on_nonfinite: skip, minutes: 5, steps: 7}", "saved").train.steps == 7
 
 
 def test_settings_that_could_not_be_read_again_are_refused() -> None:
@@ -625,8 +445,3 @@ def test_settings_that_could_not_be_read_again_are_refused() -> None:
     assert from_yaml(to_yaml(few), "saved") == few
     with pytest.raises(ConfigError, match=r"data\.source has too many entries"):
         to_yaml(many)
-
-
-@pytest.mark.parametrize("key", ["train.save_every", "train.eval_every", "runtime.threads", "train.micro_batch_size"])
-def test_a_whole_number_may_be_written_with_a_point(key: str) -> None:
-    assert flatten(resolve(("test", {key: 1.0})).config)[key] == 1
