@@ -23,12 +23,8 @@ class UserError(Exception):
         return self.problem
 
 
-@dataclass(eq=False)
 class ConfigError(UserError):
     """Settings that are unknown, invalid or contradictory."""
-
-    unknown: tuple[str, ...] = ()
-    """Keys that are no settings and resemble none."""
 
 
 class TextError(UserError):
@@ -57,10 +53,6 @@ class ConfigAsTextError(TextError):
     """A preset or a settings file was passed as a text."""
 
     name: str
-
-
-class SearchError(TextError):
-    """A folder or glob with too many files to search because a checkpoint names it."""
 
 
 class UnknownCharacterError(TextError):

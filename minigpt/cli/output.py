@@ -8,10 +8,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from minigpt.errors import SearchError, UserError, escape, reason, sanitize_terminal
+from minigpt.errors import UserError, escape, reason, sanitize_terminal
 from minigpt.files import publish
 from minigpt.training.signals import STDERR
 
@@ -153,18 +154,13 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
     existing = [out for out in outs if out is not None and out.is_file()]
     if not existing:
         return
-    from minigpt.text.dataset import MOST_PATHS
     from minigpt.text.sources import open_corpus
 
     texts: set[str] = set()
     for source in (*data.source, *data.val_source):
         if source != "-" and not source.startswith(("builtin:", "download:")):
-            try:
-                texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding, MOST_PATHS).parts}
-            except SearchError as error:
-                raise _cannot_write(existing[0], f"it may be a training text of the run: {error}") from error
-            except UserError:  # a missing text cannot be overwritten
-                pass
+            with suppress(UserError):  # a missing text cannot be overwritten
+                texts |= {os.path.realpath(part.path) for part in open_corpus(source, data.encoding).parts}
     for out in existing:
         if os.path.realpath(out) in texts:
             raise _cannot_write(out, "the run was trained on this text")

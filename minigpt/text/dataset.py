@@ -21,12 +21,6 @@ from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
 CRC_BYTES = 4
 SHOWN = 8
 """The most characters outside the vocabulary to name."""
-MOST_GENERATED = 20_000_000
-"""The most characters of built-in texts to generate because a checkpoint names them, which takes 10 seconds.
-
-A checkpoint of a stranger can name any length, and record it."""
-MOST_PATHS = 100_000
-"""The most files and folders to list because a checkpoint names a folder or a glob, which takes a second."""
 
 
 @dataclass(frozen=True)
@@ -82,45 +76,32 @@ def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> Toke
 
 
 def reload_dataset(
-    config: DataConfig,
-    fingerprint: str,
-    tokenizer: Tokenizer,
-    characters: int = 0,
-    *,
-    is_named: bool = False,
+    config: DataConfig, fingerprint: str, tokenizer: Tokenizer, characters: int = 0, *, is_named: bool = False
 ) -> TokenDataset:
     """Load the dataset of an earlier run. Standard input and built-in texts are loaded from the cache if possible.
 
-    The settings may come from a stranger. So unless `is_named`, nothing is written before the text has the right
-    fingerprint, and reading stops after what the run was trained on, `MOST_GENERATED` or `MOST_PATHS`.
+    The settings may come from a stranger, so nothing is written before the text has the right fingerprint.
 
     Args:
         config: The data settings. The source may have changed.
         fingerprint: The fingerprint of the run's dataset.
         tokenizer: The run's tokenizer.
-        characters: `characters_read` of the run's dataset.
-        is_named: Whether the user has just named the source, so that its text must be read, however long it is.
+        characters: `characters_read` of the run's dataset. Unless `is_named`, reading stops soon after so many.
+        is_named: Whether the user has just named the source, so that its text must be read.
 
     Raises:
         TextMismatchError: The text is missing, has changed, or is too long.
     """
     sources = (*config.source, *config.val_source)
-    is_builtin = any(source.startswith("builtin:") for source in sources)
-    if not is_named and (is_builtin or "-" in sources):
+    is_volatile = "-" in sources or any(source.startswith("builtin:") for source in sources)
+    if is_volatile and not is_named:
         cached = [open_cached(part, tokenizer) for part in fingerprint.split("+")]
         encoded = [tokens for tokens in cached if tokens is not None]
         if len(encoded) == len(cached):
             total = sum(map(tokenizer.characters, encoded))
-            data = _make_dataset(config, encoded, tokenizer, fingerprint, total)
-            return replace(data, characters_read=characters)
-    most = characters or None
-    if is_builtin:
-        most = characters or MOST_GENERATED
-        if characters > MOST_GENERATED and not is_named:
-            problem = f"the built-in text of this run is not in the cache, and with {characters:,} characters too long"
-            raise TextMismatchError(f"{problem} to generate because a checkpoint names it")
+            return _make_dataset(config, encoded, tokenizer, fingerprint, total, characters)
     try:
-        scans = _scan(config) if is_named else _scan(config, most, MOST_PATHS)
+        scans = _scan(config, None if is_named else characters or None)
     except TextError as error:
         is_lost = "-" in sources and not is_named
         origin = "it came from standard input and is no longer in the cache; " if is_lost else ""
@@ -133,10 +114,10 @@ def reload_dataset(
     return from_scans(config, scans, tokenizer)
 
 
-def _scan(config: DataConfig, most: int | None = None, most_paths: int | None = None) -> list[Scan]:
-    """Scan the text, and the validation text if there is one, within the limits of `scan` and `open_corpus`."""
+def _scan(config: DataConfig, most: int | None = None) -> list[Scan]:
+    """Scan the text, and the validation text if there is one. Each scan stops after `most` characters."""
     sources = [config.source, config.val_source] if config.val_source else [config.source]
-    return [scan(open_corpus(source, config.encoding, most_paths), most) for source in sources]
+    return [scan(open_corpus(source, config.encoding), most) for source in sources]
 
 
 def _join(scans: Sequence[Scan]) -> str:
@@ -150,20 +131,21 @@ def from_scans(config: DataConfig, scans: Sequence[Scan], tokenizer: Tokenizer) 
     unknown = Counter({char: count for char, count in counts.items() if char not in vocabulary})
     several = f"{len(unknown):,} characters" if len(unknown) > 1 else "a character"
     shown = ", ".join(repr(char) for char, _ in unknown.most_common(SHOWN)) + ", ..." * (len(unknown) > SHOWN)
-    notices = [f"skipped {unknown.total():,} of {counts.total():,} characters: not in the vocabulary are {shown}"]
     if unknown and config.unknown == "error":
         raise UnknownCharacterError(f"the text has {several} outside the vocabulary of the run: {shown}")
     # Texts with and without skipped characters share the cache: a text with unknown ones has tokens only if skipping.
     encoded = [encode_cached(text, tokenizer, config.unknown) for text in scans]
-    data = _make_dataset(config, encoded, tokenizer, _join(scans), counts.total() - unknown.total())
-    return replace(data, notices=tuple(notices) if unknown else (), characters_read=counts.total())
+    total, skipped = counts.total(), unknown.total()
+    data = _make_dataset(config, encoded, tokenizer, _join(scans), total - skipped, total)
+    notice = f"skipped {skipped:,} of {total:,} characters: not in the vocabulary are {shown}"
+    return replace(data, notices=(notice,) if unknown else ())
 
 
 def _make_dataset(
-    config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str, characters: int
+    config: DataConfig, encoded: list[Ids], tokenizer: Tokenizer, fingerprint: str, characters: int, read: int
 ) -> TokenDataset:
     train, validation = split(encoded, config.val_fraction)
-    return TokenDataset(train, validation, tokenizer, fingerprint, characters, encoded=tuple(encoded))
+    return TokenDataset(train, validation, tokenizer, fingerprint, characters, (), tuple(encoded), read)
 
 
 def split(encoded: Sequence[Ids], val_fraction: float) -> tuple[Ids, Ids]:
@@ -193,23 +175,20 @@ def encode_cached(scanned: Scan, tokenizer: Tokenizer, unknown: Unknown = "error
     """Return the tokens of a corpus (N,) as a read-only memory map of a file in the cache. Write the file if needed."""
     tokens = open_cached(scanned.fingerprint, tokenizer)
     if tokens is None:
-        _encode_into(_cache_path(scanned.fingerprint, tokenizer), scanned, tokenizer, unknown)
+        fingerprint, crc32 = Fingerprint(), 0
+        with cached_file(_cache_path(scanned.fingerprint, tokenizer)) as file:
+            for ids in tokenizer.encode_blocks(fingerprint.read(scanned.corpus), unknown):
+                file.write(ids.data)
+                crc32 = zlib.crc32(ids.data, crc32)
+            file.write(crc32.to_bytes(CRC_BYTES, "little"))
+            if fingerprint.hexdigest() != scanned.fingerprint:
+                raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
         tokens = open_cached(scanned.fingerprint, tokenizer)
-        if tokens is None:
-            raise TextError("cannot map the encoded text: it was removed from the cache, or mapping fails there")
+    if tokens is None:
+        raise TextError(
+            "cannot memory-map the encoded text: it was removed from the cache, or the file system does not support it"
+        )
     return tokens
-
-
-def _encode_into(path: Path, scanned: Scan, tokenizer: Tokenizer, unknown: Unknown) -> None:
-    """Write a token file."""
-    fingerprint, crc32 = Fingerprint(), 0
-    with cached_file(path) as file:
-        for ids in tokenizer.encode_blocks(fingerprint.read(scanned.corpus), unknown):
-            file.write(ids.data)
-            crc32 = zlib.crc32(ids.data, crc32)
-        file.write(crc32.to_bytes(CRC_BYTES, "little"))
-        if fingerprint.hexdigest() != scanned.fingerprint:
-            raise TextError(f"{scanned.corpus.name} changed while minigpt was reading it")
 
 
 def _crc32(file: BinaryIO, size: int) -> int:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
 from uuid import uuid4
 
-from minigpt.errors import EncodingError, SearchError, TextError, TextNotFoundError, did_you_mean, escape, reason
+from minigpt.errors import EncodingError, TextError, TextNotFoundError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Part
@@ -52,22 +52,19 @@ SYSTEM = (Path("/proc"), Path("/sys"))
 """Folders of the kernel. Reading some of their files blocks."""
 
 
-def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8", most_paths: int | None = None) -> Corpus:
+def open_corpus(sources: str | Sequence[str], encoding: str = "utf-8") -> Corpus:
     """Open one source, or several joined in order, as a corpus.
 
     Args:
         sources: Each is a file, a folder, a glob, `-` for standard input, `builtin:NAME` or `download:NAME`.
         encoding: Encoding of files and standard input, as a Python codec name.
-        most_paths: The most files and folders to list for all folders and globs.
 
     Raises:
         TextError: A source is missing, unreadable or binary, or all sources are empty.
-        SearchError: There are more than `most_paths`.
     """
     entries = [sources] if isinstance(sources, str) else list(sources)
     codec = _codec_name(encoding)
-    numbers = count() if most_paths is None else iter(range(most_paths))
-    corpora = [_find(entry, codec, numbers) for entry in entries]
+    corpora = [_find(entry, codec) for entry in entries]
     notices = tuple(notice for corpus in corpora for notice in corpus.notices)
     corpora = [corpus for corpus in corpora if corpus.parts]
     if not corpora:
@@ -89,8 +86,7 @@ def _codec_name(encoding: str) -> str:
     return codecs.lookup(encoding).name
 
 
-def _find(entry: str, encoding: str, numbers: Iterator[int]) -> Corpus:
-    """Return the corpus of a source. Take one of `numbers` for each path that is listed."""
+def _find(entry: str, encoding: str) -> Corpus:
     scheme, _, name = entry.partition(":")
     if scheme == "builtin":
         return _builtin(name)
@@ -106,22 +102,19 @@ def _find(entry: str, encoding: str, numbers: Iterator[int]) -> Corpus:
     path = Path(os.path.expanduser(entry))
     if _is_glob(entry) and not os.path.exists(path):
         base = Path(*takewhile(lambda part: not _is_glob(part), path.parts))
-        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding, numbers)
+        return _text_files(escape(path), base, path.relative_to(base).as_posix(), encoding)
     try:
         path.stat()
+        is_a_run = path.is_dir() and is_run(path)
     except FileNotFoundError as error:
         similar = _similar(path)
         raise TextNotFoundError(f"no text is named '{escape(entry)}'{similar}", entry, bool(similar)) from error
     except (OSError, ValueError) as error:
         raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
-    try:
-        is_a_run = path.is_dir() and is_run(path)
-    except OSError as error:
-        raise TextError(f"cannot read {escape(entry)}: {reason(error)}") from error
     if is_a_run:
         raise TextNotFoundError(f"{escape(entry)} is no text", entry)
     if path.is_dir():
-        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding, numbers)
+        return _text_files(escape(path).rstrip("/\\") + "/", path, "**/*", encoding)
     if not path.is_file() or entry.startswith(("/dev/stdin", "/dev/fd/", "/proc/")):
         raise TextError(f"{escape(entry)} is neither a file nor a folder; only standard input (-) can be a stream")
     return _file(escape(path.name), Part(escape(path), path, encoding))
@@ -177,7 +170,7 @@ def _is_glob(name: str) -> bool:
     return any(wildcard in name for wildcard in "*?[")
 
 
-def _text_files(name: str, base: Path, pattern: str, encoding: str, numbers: Iterator[int]) -> Corpus:
+def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
     """Return the text files in `base` that match a glob, sorted by path.
 
     Ignore hidden files and folders. Skip links (they could form a cycle), runs, the cache, minigpt's HTML pages and
@@ -185,7 +178,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str, numbers: Ite
     """
     parts: list[Part] = []
     try:
-        files, skipped = _matches(base, pattern, numbers)
+        files, skipped = _matches(base, pattern)
         for path in sorted(files, key=Path.as_posix):
             part = Part(escape(path), path, encoding)
             head = _head(part)
@@ -203,10 +196,10 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str, numbers: Ite
     return Corpus(name, tuple(parts), tuple(notices))
 
 
-def _matches(base: Path, pattern: str, numbers: Iterator[int]) -> tuple[list[Path], list[Path]]:
+def _matches(base: Path, pattern: str) -> tuple[list[Path], list[Path]]:
     """Return the files in `base` that match a glob, and the links, runs and caches that were skipped.
 
-    Unlike `Path.glob`, never follow a link, list each folder once, and stop when `numbers` end.
+    Unlike `Path.glob`, never follow a link, and list each folder once.
     """
     files: list[Path] = []
     skipped: list[Path] = []
@@ -215,8 +208,6 @@ def _matches(base: Path, pattern: str, numbers: Iterator[int]) -> tuple[list[Pat
     for folder, patterns in folders:  # which grow
         patterns |= {parts[1:] for parts in patterns if parts[0] == "**"}  # `**` also matches no folder
         for name in os.listdir(folder):
-            if next(numbers, None) is None:
-                raise SearchError(f"{escape(base)} has too many files to search because a checkpoint names it")
             path = folder / name
             rests = {parts[parts[0] != "**" :] for parts in patterns if parts[0] == "**" or fnmatch(name, parts[0])}
             within = rests - {()}
@@ -236,12 +227,8 @@ def _composition(name: str, parts: Sequence[Part]) -> str:
     sizes = Counter[str]()
     for part in parts:
         sizes[escape(part.path.suffix) or "no suffix"] += part.path.stat().st_size
-    total = max(1, sizes.total())
-    kinds = sizes.most_common(KINDS)
-    shares = [f"{kind} {100 * size / total:.0f} %" for kind, size in kinds]
-    if others := total - sum(size for _, size in kinds):
-        shares.append(f"others {100 * others / total:.0f} %")
-    return f"{name}: {len(parts)} files: {', '.join(shares)}"
+    kinds, total = sizes.most_common(KINDS), max(1, sizes.total())
+    return f"{name}: {len(parts)} files: {', '.join(f'{kind} {100 * size / total:.0f} %' for kind, size in kinds)}"
 
 
 # --- standard input and built-in texts -----------------------------------------------------------------
@@ -255,9 +242,8 @@ def _standard_input(encoding: str) -> Corpus:
 
 
 def _builtin(name: str) -> Corpus:
-    texts: Callable[[], Iterator[str]]
     if name == "python":
-        texts = _python_sources
+        texts: Callable[[], Iterator[str]] = _python_sources
     elif name == "pydoc":
         texts = partial(map, topics.__getitem__, sorted(topics))
     elif name.partition(":")[0] == "stories":

@@ -7,7 +7,6 @@ import codecs
 import json
 import os
 import random
-import re
 import shutil
 import struct
 import sys
@@ -20,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import SMALL, Cli
-from forgery import CONFIG, METADATA, MODEL, OPTIMIZER, STEPS, TEXT, TOKENIZER, entry, forge, safetensors
+from command_line import Cli
+from forgery import CONFIG, METADATA, MODEL, OPTIMIZER, STEPS, TOKENIZER, entry, forge, safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
@@ -29,7 +28,6 @@ from minigpt.errors import UserError
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.storage.metadata import FILES, verify
 from minigpt.storage.runs import step_folder
-from minigpt.text import dataset
 
 if sys.platform != "win32":
     import resource
@@ -223,7 +221,6 @@ FORGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "shape of 2^80": (MODEL, tensor(shape=(1 << 40, 1 << 40))),
     "shape and offsets of 2^42": (MODEL, tensor(shape=(1 << 40,), offsets=(0, 1 << 42))),
     "negative shape": (MODEL, tensor(shape=(-1,))),
-    "shape with text": (MODEL, tensor(shape=("8",))),
     "unknown dtype": (MODEL, tensor("F31")),
     "backward offsets": (MODEL, tensor(offsets=(4, 0))),
     "gap between tensors": (MODEL, tensor(offsets=(4, 8), data=8)),
@@ -233,10 +230,8 @@ FORGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a million more weights": (MODEL, weights(lambda w: w.update({"more": np.zeros(1_000_000, np.float32)}))),
     "missing weight": (MODEL, weights(lambda w: w.pop("norm.weight"))),
     "weight with one more axis": (MODEL, weights(lambda w: w.update({"norm.weight": w["norm.weight"][None]}))),
-    "int8 weight": (MODEL, dtype(np.int8)),
     "float64 weight": (MODEL, dtype(np.float64)),
     "NaN weights": (MODEL, weights(lambda w: w.update({"norm.weight": w["norm.weight"] + np.float32("nan")}))),
-    "10^9 layers": (CONFIG, text(("n_layer: 1", "n_layer: 1000000000"))),
     "width of 10^9": (CONFIG, text(("n_embd: 8", "n_embd: 1000000000"))),
     "width of 400 digits": (CONFIG, text(("n_embd: 8", f"n_embd: 1{'0' * 400}"))),
     "context of 10^12": (CONFIG, text(("context: 8", "context: 1000000000000"))),
@@ -248,22 +243,13 @@ FORGED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         CONFIG,
         text(("n_layer: 1", "n_layer: !!python/object/apply:os.system ['touch ran']")),
     ),
-    "YAML tag": (CONFIG, text(("n_layer: 1", "n_layer: !!int 1"))),
-    "YAML alias": (CONFIG, text(("n_layer: 1", "n_layer: &a 1"), ("n_head: 1", "n_head: *a"))),
-    "YAML merge key": (CONFIG, lambda old: old + b"<<: {model: {n_layer: 9}}\n"),
     "YAML alias bomb": (CONFIG, lambda old: BOMB.encode()),
     "YAML with deep lists": (CONFIG, lambda old: b"model: " + b"[" * 100_000),
-    "YAML with deep maps": (CONFIG, lambda old: b"{a: " * 100_000),
     "YAML of 2 MB": (CONFIG, lambda old: old + b"#" * (2 << 20)),
-    "YAML with 500,000 values": (CONFIG, lambda old: b"a: [" + b"1," * 500_000 + b"]"),
-    "YAML that is not UTF-8": (CONFIG, lambda old: old + b"\xff"),
     "YAML with an unknown section": (CONFIG, lambda old: old + b"extra: {a: 1}\n"),
     "larger vocabulary": (TOKENIZER, lambda old: b'{"kind": "char", "chars": "\\nabcdefs"}'),
     "byte tokenizer": (TOKENIZER, lambda old: b'{"kind": "byte"}'),
     "vocabulary of all of Unicode": (TOKENIZER, lambda old: json.dumps({"kind": "char", "chars": UNICODE}).encode()),
-    "repeated character": (TOKENIZER, lambda old: b'{"kind": "char", "chars": "aabcsu"}'),
-    "lone surrogate": (TOKENIZER, lambda old: b'{"kind": "char", "chars": "abcsu\\ud800"}'),
-    "unsorted vocabulary": (TOKENIZER, lambda old: b'{"kind": "char", "chars": "cba\\nus"}'),
     "tokenizer with deep nesting": (TOKENIZER, lambda old: b'{"kind":' * 200_000),
     "tokenizer of 64 MB": (TOKENIZER, lambda old: old + b" " * (64 << 20)),
 }
@@ -291,55 +277,6 @@ def test_a_context_longer_than_the_text_is_not_resumed(cli: Cli, run: Path) -> N
     fails_in_one_line(cli, RESUME)
 
 
-@pytest.mark.parametrize("recorded", [None, 0, 10**10])
-@pytest.mark.parametrize("source", ["builtin:stories:10000000000", "/**/*", "/proc/**/*"])
-def test_a_text_without_end_is_neither_generated_nor_searched(
-    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, recorded: int | None
-) -> None:
-    monkeypatch.setenv("MINIGPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(dataset, "MOST_GENERATED", 1_000_000)
-    monkeypatch.setattr(dataset, "MOST_PATHS", 1000)
-    for step in STEPS:
-        folder = step_folder(run, step)
-        config = re.sub(r'(?<=source:\n  - )".*a\.txt"', f'"{source}"', (folder / CONFIG).read_text(encoding="utf-8"))
-        assert source in config
-        forge(folder, {CONFIG: config.encode()})
-    if recorded is not None:
-        forge_metadata(run, "characters", recorded)
-    fails_in_one_line(cli, EVAL, RESUME, ["compare", "r"], ["runs", "--replay", "r"], ["sample", "r", "--copied"])
-    assert "using generated text instead" in cli("inspect", "r").err
-    Path("page.html").write_text("not a page", encoding="utf-8")
-    fails_in_one_line_or_works(cli, ["inspect", "r", "--force", "-o", "page.html"])
-    assert not (tmp_path / "cache").exists(), "nothing is written"
-
-
-STATE = "blocks.0.weight_hh_l0"
-RECURRENT: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "missing weight": (MODEL, weights(lambda w: w.pop(STATE))),
-    "another layer": (MODEL, weights(lambda w: w.update({"blocks.1.weight_hh_l0": w[STATE]}))),
-    "a gate less": (MODEL, weights(lambda w: w.update({STATE: w[STATE][:24]}))),
-    "no biases": (MODEL, weights(lambda w: [w.pop(name) for name in list(w) if ".bias_" in name])),
-    "biases that are off": (CONFIG, text(("bias: true", "bias: false"))),
-    "another family": (CONFIG, text(("family: lstm", "family: gru"))),
-    "a transformer": (CONFIG, text(("family: lstm", "family: modern"))),
-    "heads": (CONFIG, text(("n_head: 1", "n_head: 2"))),
-}
-
-
-def test_a_forged_recurrent_network_is_rejected(cli: Cli, empty_folder: Path) -> None:
-    Path("a.txt").write_text(TEXT, encoding="utf-8")
-    assert cli("train", "a.txt", "--name", "r", *SMALL, "-s", "model.n_embd=8", "-s", "model.family=lstm").code == 0
-    intact = shutil.copytree("runs", "intact")
-    for name, change in RECURRENT.values():
-        for step in STEPS:
-            folder = step_folder(Path("runs/r"), step)
-            forge(folder, {name: change((folder / name).read_bytes())})
-        fails_in_one_line(cli, SAMPLE, EVAL, RESUME)
-        shutil.rmtree("runs")
-        shutil.copytree(intact, "runs")
-    fails_in_one_line_or_works(cli, SAMPLE, EVAL, RESUME)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -364,16 +301,6 @@ def test_a_forged_optimizer_state_is_rejected_or_ignored(
 
 HUGE = 9 * 10**4299
 """The largest power of ten, times nine, that Python prints."""
-WRONG_METADATA = {
-    **{field: (None, "x", [], -1, 1.5, HUGE) for field in ("format", "parameters", "vocab_size")},
-    **{f"state.{field}": ("x", [], -1, 1 << 62, float("inf")) for field in ("step", "tokens_seen", "loss_count")},
-    "state.seconds": ("x", -1, 1e308),
-    **{field: (None, "x", [1]) for field in ("runtime", "state")},
-    **{field: (None, 1, [1]) for field in ("corpus", "fingerprint")},
-    "runtime.threads": (None, "x", 0, 10**6, HUGE),
-    "runtime.dtype": ("int8", "\x1b[2J"),
-    "runtime.device": (None,),
-}
 ODD_METADATA = {
     "state.best_step": (HUGE, 10**15),
     "state.best_loss": (None, -1e308),
@@ -394,34 +321,10 @@ def forge_metadata(run: Path, field: str, value: Any) -> None:
         forge(step_folder(run, step), metadata=fields)
 
 
-@pytest.mark.parametrize("field", WRONG_METADATA)
-def test_wrong_metadata_is_rejected(cli: Cli, run: Path, field: str) -> None:
-    backup = shutil.copytree(run, run.parent.parent / "backup")
-    for value in WRONG_METADATA[field]:
-        forge_metadata(run, field, value)
-        fails_in_one_line(cli, SAMPLE, RESUME)
-        fails_in_one_line_or_works(cli, RUNS, VERIFY)
-        shutil.rmtree(run)
-        shutil.copytree(backup, run)
-
-
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in ODD_METADATA.items() for v in values])
 def test_odd_metadata_makes_no_command_crash(cli: Cli, run: Path, field: str, value: Any) -> None:
     forge_metadata(run, field, value)
     fails_in_one_line_or_works(cli, RUNS, VERIFY, SAMPLE, EVAL, RESUME)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("[" * 100_000, '{"sha256":' * 100_000, '{"step": ' + "9" * 5000 + "}", '"\\ud800"', "\ufeff{}", "NaN"),
-        *(" " * (3 << 20), '{"sha256": {"metadata.json": "\\ud800"}}', '{"sha256": "metadata.json"}', "\x1b[2J"),
-    ],
-    ids=lambda content: ascii(content[:20]),
-)
-def test_metadata_that_is_not_metadata_is_rejected(checkpoint: Path, content: str) -> None:
-    (checkpoint / METADATA).write_bytes(content.encode("utf-8", "surrogatepass"))
-    assert content_of(checkpoint) is None
 
 
 # --- sizes, links, pipes, devices --------------------------------------------------------------------
