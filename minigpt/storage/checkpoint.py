@@ -89,11 +89,12 @@ def save_checkpoint(
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, then remove old ones and update the run's config.yaml.
-
-    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
+    """Publish a checkpoint, then remove old ones and update the run's config.yaml. Retry a failed save from the start.
 
     Args:
+        run: The folder of the run.
+        config: The settings. The best checkpoint and the newest `train.keep_last` remain.
+        tokenizer: The tokenizer of the run.
         metadata: The metadata, without hashes.
         write: Writes the arrays into the new folder, as `write_arrays` does.
         log: Receives a line for each failed attempt.

@@ -189,12 +189,11 @@ def read_metadata(checkpoint: Path) -> Metadata:
     if not intact:
         raise _changed(checkpoint, METADATA)
     try:
-        metadata = Metadata.model_validate_json(content)
+        return Metadata.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise CheckpointError(f"{escape(checkpoint / METADATA)} is not valid: {escape(problem)}") from error
-    return metadata
 
 
 def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:

@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from minigpt.errors import (
-    CheckpointError,
-    RunExistsError,
-    RunLockedError,
-    RunNotFoundError,
-    TrainingError,
-    UserError,
-    escape,
-)
+from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
 from minigpt.files import (
     is_temporary,
     make_folders,
@@ -81,9 +73,9 @@ def find_run(name: str, root: Path = RUNS) -> Path:
             return folder
     if is_checkpoint(name):
         raise UserError(f"{escape(name)} is a checkpoint; give the name of its run")
-    problem = "" if name == "last" else f"no run is named '{escape(name)}'" + "; " * (not runs)
-    problem += "" if runs else f"there are no runs in {escape(root.absolute())}"
-    raise RunNotFoundError(problem, tuple(run.name for run in runs[-8:]), name)
+    problems = [] if name == "last" else [f"no run is named '{escape(name)}'"]
+    problems += [] if runs else [f"there are no runs in {escape(root.absolute())}"]
+    raise RunNotFoundError("; ".join(problems), tuple(run.name for run in runs[-8:]), name)
 
 
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
@@ -101,17 +93,13 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
     run = find_run(name, root)
     steps = checkpoint_steps(run)
-    if not steps:
-        raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")
-    if which in (None, "best"):
+    if not steps or which in (None, "best"):
         return step_folder(run, best_step(run))
-    if which == "last":
-        return step_folder(run, steps[-1])
-    named = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
-    if not named:
+    names = {"last": steps[-1], **{f"{step:08d}": step for step in steps}, **{str(step): step for step in steps}}
+    if str(which) not in names:
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
-    return step_folder(run, named[0])
+    return step_folder(run, names[str(which)])
 
 
 # --- the checkpoints of a run ------------------------------------------------------------------------
@@ -143,18 +131,17 @@ def best_step(run: Path) -> int:
     Raises:
         CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
-    while True:
-        newest = newest_step(run)
+    while (newest := newest_step(run)) is not None:
         try:
-            assert newest is not None, "the run has a checkpoint"
             best = read_metadata(step_folder(run, newest)).state.best_checkpoint
-            problem = "" if best in checkpoint_steps(run) else f"checkpoint {best} of run {escape(run.name)} is missing"
+            if best in checkpoint_steps(run):
+                return best
+            problem = f"checkpoint {best} of run {escape(run.name)} is missing"
         except UserError as error:
             problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
-        if not problem:
-            return best
         if newest == newest_step(run):  # otherwise training has just saved a newer one
             raise CheckpointError(problem, intact_steps(run))
+    raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")
 
 
 def intact_steps(run: Path) -> tuple[int, ...]:
@@ -222,8 +209,7 @@ def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
     """Return whether the start of a run, which ended with `error`, has left anything to resume."""
     metrics = folder / "metrics.jsonl"
     is_trained = (metrics.exists() and metrics.stat().st_size) or newest_step(folder)
-    is_resumable = isinstance(error, TrainingError) and error.saved_step is not None
-    return bool(has_moved(folder) or is_trained or is_resumable)
+    return bool(has_moved(folder) or is_trained or getattr(error, "saved_step", None) is not None)
 
 
 def _discard(folder: Path) -> None:
@@ -326,13 +312,12 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 def last_start(run: Path, step: int) -> str:
     """Return the date of the last start before a checkpoint, such as "25 November 2026". Return "" if unknown."""
-    date = ""
-    for start in read_starts(run):
+    for start in reversed(read_starts(run)):
         with suppress(ValueError, KeyError, TypeError):
+            started = datetime.fromisoformat(start["started"])
             if start["step"] < step:
-                started = datetime.fromisoformat(start["started"])
-                date = f"{started.day} {started:%B %Y}"
-    return date
+                return f"{started.day} {started:%B %Y}"
+    return ""
 
 
 def record_start(

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,26 +113,6 @@ def test_a_folder_is_hidden_durably_before_its_files_go(tmp_path: Path, monkeypa
     withdraw(tmp_path / "folder")
     assert seen == [["file"]], "the name is hidden, and the file is still there"
     assert names(tmp_path) == []
-
-
-def test_readers_of_a_file_that_is_replaced_see_a_complete_one(tmp_path: Path) -> None:
-    path, stop = tmp_path / "f", threading.Event()
-    contents = ["a" * 100_000, "b" * 50_000]
-    write_atomically(path, contents[0])
-
-    def replace() -> None:
-        while not stop.is_set():
-            for content in contents:
-                write_atomically(path, content)
-
-    writer = threading.Thread(target=replace)
-    writer.start()
-    try:
-        for _ in range(200):
-            assert path.read_text(encoding="utf-8") in contents
-    finally:
-        stop.set()
-        writer.join()
 
 
 @POSIX
