@@ -20,7 +20,7 @@ CORPUS_WIDTH = 40
 def runs(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
     diff: Annotated[bool, Option("--diff", help="Show the settings that differ between the runs.")] = False,
-    verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every checkpoint of every run.")] = False,
     again: Annotated[
         str | None,
         Option("--replay", help="Train RUN again and compare its weights.", metavar="RUN", autocompletion=complete_run),
@@ -137,11 +137,12 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         notice(f"there are no runs in {escape(folder.absolute())}")
     problems = [(item.run, item.name, item.problem) for item in checked if item.problem is not None]
     if problems and not as_json:
-        table(("run", "file", "problem"), problems)
+        table(("run", "checkpoint", "problem"), problems)
     if problems:
-        raise UserError(f"{len(problems)} of {len(checked)} files {'is' if len(problems) == 1 else 'are'} damaged")
+        are = "is" if len(problems) == 1 else "are"
+        raise UserError(f"{len(problems)} of {count(len(checked), 'checkpoint')} {are} damaged")
     if checked and not as_json:
-        print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
+        print(f"{count(len(checked), 'checkpoint')} of {count(len({item.run for item in checked}), 'run')} are intact")
 
 
 def _replay(path: Path, as_json: bool) -> None:

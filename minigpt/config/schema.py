@@ -244,21 +244,14 @@ class RunConfig(Section):
         return self.train.batch_size * self.model.context
 
 
-NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2"}
-NO_ATTENTION |= {"qk_norm": False, "zero_init": False}
+OFF = {"qk_norm": False, "zero_init": False}
+NO_ATTENTION = {"n_head": 1, "position": "none", "norm": "rmsnorm", "activation": "relu2", **OFF}
 """The settings that recurrent families do not use, and the values that a configuration shows for them."""
 RECURRENT = {"rnn": 0.04, "lstm": 0.08, "gru": 0.08}
 """The recurrent families, with their default of `optim.muon_lr`, measured in docs/project/lab/recurrence.md."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "modern": {},  # the defaults above
-    "classic": {
-        "bias": True,
-        "position": "learned",
-        "norm": "layernorm",
-        "activation": "gelu",
-        "qk_norm": False,
-        "zero_init": False,
-    },
+    "classic": {"bias": True, "position": "learned", "norm": "layernorm", "activation": "gelu", **OFF},
     **{family: {"bias": True, **NO_ATTENTION} for family in RECURRENT},
 }
 """The defaults of each family that differ from the defaults of `ModelConfig`."""

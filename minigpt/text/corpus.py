@@ -9,10 +9,10 @@ import io
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,8 @@ from minigpt.text.tokenizer import code_points
 
 BLOCK = 1 << 20
 """Bytes per read, and per hash of a fingerprint."""
+PIECES = 100
+"""Pieces of a generated text per block."""
 ALTERNATIVES = {"utf-8": "cp1252", "cp1252": "latin-1"}
 """The encoding to suggest for a file that is not valid in the key's encoding. The default is UTF-8."""
 
@@ -38,7 +40,7 @@ class Part:
     member: str = ""
     """The name of the text in the zip archive, if the file is an archive."""
     texts: Callable[[], Iterator[str]] | None = None
-    """Generates the content if there is no file: nonempty pieces with `\\n` line ends, the same at each call."""
+    """Generates the content if there is no file: pieces with `\\n` line ends, the same at each call."""
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the decompressed bytes, at most `size` at a time."""
@@ -63,7 +65,8 @@ class Part:
     def blocks(self) -> Iterator[str]:
         """Yield the decoded text in nonempty blocks, without a byte order mark. All line ends become `\\n`."""
         if self.texts:
-            yield from _joined(self.texts())
+            texts = filter(None, self.texts())
+            yield from iter(lambda: "".join(islice(texts, PIECES)), "")
             return
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(self.encoding)(), translate=True)
         is_start = self.encoding not in ("utf-16", "utf-32")  # these codecs remove the mark themselves
@@ -82,29 +85,13 @@ class Part:
                 yield block
 
     def _encoding_error(self, error: UnicodeError, end: int, is_cut: bool) -> EncodingError:
-        suggestion = "" if is_cut else ALTERNATIVES.get(self.encoding, "utf-8")
-        if not isinstance(error, UnicodeDecodeError):
-            return EncodingError(f"{self.label} is not valid {self.encoding}: {reason(error)}", suggestion)
-        # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder buffered.
-        offset = end - len(error.object) + error.start
-        wrong = error.object[error.start : error.end].hex()
-        cut = ": the file ends in the middle of a character" if is_cut else ""
-        problem = f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}{cut}"
-        return EncodingError(problem, suggestion)
-
-
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """Join small texts into blocks of at least `BLOCK` characters. The last one may be shorter."""
-    pieces: list[str] = []
-    size = 0
-    for text in texts:
-        pieces.append(text)
-        size += len(text)
-        if size >= BLOCK:
-            yield "".join(pieces)
-            pieces, size = [], 0
-    if pieces:
-        yield "".join(pieces)
+        problem = f"{self.label} is not valid {self.encoding}: {reason(error)}"
+        if isinstance(error, UnicodeDecodeError):
+            # `error.object` ends at offset `end` of the file. It may begin with bytes that the decoder buffered.
+            offset, wrong = end - len(error.object) + error.start, error.object[error.start : error.end].hex()
+            cut = ": the file ends in the middle of a character" if is_cut else ""
+            problem = f"{self.label}: byte {offset} (0x{wrong}) is not valid {self.encoding}{cut}"
+        return EncodingError(problem, "" if is_cut else ALTERNATIVES.get(self.encoding, "utf-8"))
 
 
 @dataclass(frozen=True)
@@ -142,7 +129,7 @@ class Fingerprint:
     """
 
     def __init__(self) -> None:
-        self._digests, self._last, self._room = bytearray(), hashlib.sha256(), BLOCK
+        self._digests, self._rest = bytearray(), bytearray()
 
     def read(self, corpus: Corpus) -> Iterator[str]:
         """Append a text while yielding it in blocks. Raise TextError if it has a lone surrogate."""
@@ -156,17 +143,14 @@ class Fingerprint:
 
     def update(self, utf8: bytes) -> None:
         """Append a part of the text, of any length."""
-        while utf8:
-            part, utf8 = utf8[: self._room], utf8[self._room :]
-            self._last.update(part)
-            self._room -= len(part)
-            if not self._room:
-                self._digests += self._last.digest()
-                self._last, self._room = hashlib.sha256(), BLOCK
+        self._rest += utf8
+        while len(self._rest) >= BLOCK:
+            self._digests += hashlib.sha256(self._rest[:BLOCK]).digest()
+            del self._rest[:BLOCK]
 
     def hexdigest(self) -> str:
         """Return the fingerprint of the text so far, in hexadecimal."""
-        last = self._last.digest() if self._room < BLOCK or not self._digests else b""
+        last = hashlib.sha256(self._rest).digest() if self._rest or not self._digests else b""
         return hashlib.sha256(self._digests + last).hexdigest()
 
 

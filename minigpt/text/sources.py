@@ -6,11 +6,12 @@ import atexit
 import codecs
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
@@ -22,7 +23,7 @@ from uuid import uuid4
 from minigpt.errors import EncodingError, TextError, TextNotFoundError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
 from minigpt.text.cache import cached_file
-from minigpt.text.corpus import BLOCK, Corpus, Part
+from minigpt.text.corpus import Corpus, Part
 from minigpt.text.download import download, downloads
 from minigpt.text.stories import MAX_SEED, stories
 
@@ -133,7 +134,7 @@ def _similar(path: Path) -> str:
 
 def _file(name: str, part: Part) -> Corpus:
     """Return a file as a corpus. Raise TextError if it is not plain text."""
-    head = _head(part)
+    head = next(part.chunks(HEAD), b"")
     if kind := _document(head, part.path):
         raise TextError(f"{part.label} is {kind}; save it as plain text first")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and _is_binary(head, part.encoding):
@@ -141,10 +142,6 @@ def _file(name: str, part: Part) -> Corpus:
     if _is_binary(head, part.encoding):
         raise TextError(f"{part.label} is a binary file; save it as plain text first")
     return Corpus(name, (part,))
-
-
-def _head(part: Part) -> bytes:
-    return next(part.chunks(HEAD), b"")
 
 
 def _document(head: bytes, path: Path) -> str:
@@ -181,7 +178,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
         files, skipped = _matches(base, pattern)
         for path in sorted(files, key=Path.as_posix):
             part = Part(escape(path), path, encoding)
-            head = _head(part)
+            head = next(part.chunks(HEAD), b"")
             if PAGE_MARK in head or _document(head, path) or _is_binary(head, encoding):
                 skipped.append(path)
             else:
@@ -235,10 +232,14 @@ def _composition(name: str, parts: Sequence[Part]) -> str:
 
 
 def _standard_input(encoding: str) -> Corpus:
+    """Copy standard input to a file in the cache, which is deleted when this process exits."""
     if sys.stdin is None or sys.stdin.isatty():
         raise TextError("standard input has no text: it is a terminal or is closed")
-    chunks = iter(lambda: sys.stdin.buffer.read(BLOCK), b"")
-    return _file("standard input", _temporary_copy("standard input", chunks, encoding))
+    path = cache_folder() / f".{uuid4().hex}.tmp"
+    atexit.register(path.unlink, missing_ok=True)
+    with cached_file(path) as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return _file("standard input", Part("standard input", path, encoding))
 
 
 def _builtin(name: str) -> Corpus:
@@ -257,23 +258,12 @@ def _builtin(name: str) -> Corpus:
 def _length_and_seed(name: str) -> tuple[int, int]:
     """Return the parameters of `stories`, `stories:LENGTH` or `stories:LENGTH:SEED`."""
     match = re.fullmatch("stories(?::([0-9]{1,20}))?(?::([0-9]{1,20}))?", name)
-    if match:
-        length, seed = int(match[1] or STORIES[0]), int(match[2] or STORIES[1])
-        if 0 < length <= MAX_STORIES and seed <= MAX_SEED:
-            return length, seed
-    raise TextError(
-        f"builtin:{escape(name)} is not builtin:stories:LENGTH or builtin:stories:LENGTH:SEED, with a length from "
-        f"1 to {MAX_STORIES:,} characters and a seed from 0 to {MAX_SEED:,}"
-    )
-
-
-def _temporary_copy(label: str, chunks: Iterable[bytes], encoding: str) -> Part:
-    """Copy bytes to a file in the cache, and delete it when this process exits."""
-    path = cache_folder() / f".{uuid4().hex}.tmp"
-    atexit.register(path.unlink, missing_ok=True)
-    with cached_file(path) as file:
-        file.writelines(chunks)
-    return Part(label, path, encoding)
+    length, seed = (int(match[1] or STORIES[0]), int(match[2] or STORIES[1])) if match else (0, 0)
+    if not (0 < length <= MAX_STORIES and seed <= MAX_SEED):
+        form = "builtin:stories:LENGTH or builtin:stories:LENGTH:SEED"
+        limits = f"a length from 1 to {MAX_STORIES:,} characters and a seed from 0 to {MAX_SEED:,}"
+        raise TextError(f"builtin:{escape(name)} is not {form}, with {limits}")
+    return length, seed
 
 
 def _python_sources() -> Iterator[str]:

@@ -51,10 +51,7 @@ EVENTS = (
     "{a.He} likes the {b.thing} from {b.place}.\n",
     "{a.He} takes {a.his} {a.thing} to {b.place}.\n",
 )
-ENDINGS = (
-    '{a.name} and {b.name} sing: "{song}, {song}."\n\n',
-    'They sing in {a.place}: "{song}, {song}."\n\n',
-)
+ENDINGS = ('{a.name} and {b.name} sing: "{song}, {song}."\n\n', 'They sing in {a.place}: "{song}, {song}."\n\n')
 MAX_SEED = (1 << 64) - 1
 
 
@@ -108,11 +105,11 @@ def story(choices: Choices) -> str:
     a, b = (
         Person(
             choices.choose(names),
-            *(subject, possessive),
+            *pronouns,
             place=choices.choose(CAPITALS) + choices.word(2),
             thing=f"{choices.choose(ADJECTIVES)} {choices.choose(THINGS)}",
         )
-        for names, subject, possessive in ((GIRLS, "She", "her"), (BOYS, "He", "his"))
+        for names, pronouns in ((GIRLS, ("She", "her")), (BOYS, ("He", "his")))
     )
     song = " ".join(choices.word(1 + choices.below(3)) for _ in range(2 + choices.below(2)))
     sentences = []

@@ -96,7 +96,7 @@ class CharTokenizer(Tokenizer):
         return self.encode(text.translate(replacements), dtype=dtype)
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        points = code_points(self.chars)[_array(ids)]
+        points = code_points(self.chars)[np.asarray(ids, np.intp)]
         return points.tobytes().decode("ascii" if points.dtype == np.uint8 else "utf-32-le")
 
     def spell(self, i: int) -> bytes:
@@ -131,7 +131,7 @@ class ByteTokenizer(Tokenizer):
             raise UnknownCharacterError(f"outside the vocabulary: {_describe(text[error.start])}") from error
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        return _array(ids).astype(np.uint8, copy=False).tobytes().decode("utf-8", "replace")
+        return np.asarray(ids, np.uint8).tobytes().decode("utf-8", "replace")
 
     def spell(self, i: int) -> bytes:
         return bytes([i])
@@ -163,10 +163,6 @@ def from_json(text: str, origin: str) -> Tokenizer:
         case {"kind": "char", "chars": str(chars)} if _is_vocabulary(chars):
             return CharTokenizer(chars)
     raise CheckpointError(f"{origin} is not a tokenizer that this version of minigpt supports")
-
-
-def _array(ids: Sequence[int] | Ids) -> Ids:
-    return np.asarray(ids) if len(ids) else np.empty(0, np.uint8)
 
 
 def _check_choice(unknown: str) -> None:
