@@ -37,7 +37,6 @@ class TextNotFoundError(TextError):
 
     name: str
     has_similar: bool = False
-    """Whether the message names a similar text."""
 
 
 @dataclass(eq=False)
@@ -45,7 +44,6 @@ class EncodingError(TextError):
     """Bytes that are not valid in a text's encoding."""
 
     suggestion: str = ""
-    """An encoding that may work."""
 
 
 @dataclass(eq=False)
@@ -81,7 +79,6 @@ class RunNotFoundError(UserError):
     names: tuple[str, ...] = ()
     """The names of the newest runs."""
     name: str = ""
-    """The name that the user gave."""
 
 
 @dataclass(eq=False)
@@ -172,7 +169,6 @@ class MissingPackageError(UserError):
     """An optional package that is not installed."""
 
     extra: str
-    """The extra of minigpt that has it."""
 
 
 @dataclass(eq=False)

@@ -103,11 +103,7 @@ def make_folders(folder: Path) -> None:
 
 
 def open_within(path: Path, folder: Path) -> BinaryIO:
-    """Open a regular file in `folder` for reading.
-
-    Raises:
-        UserError: The file cannot be opened, is outside the folder, or is a pipe, a device or a folder.
-    """
+    """Open a file for reading. Raise UserError if it is outside `folder`, not a regular file, or cannot be opened."""
     try:
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{escape(path)} is a link that leads out of its folder")

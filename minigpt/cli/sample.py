@@ -225,16 +225,16 @@ def _print_samples(prompt: str, samples: list[dict[str, Any]], copies: dict[str,
 
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
     """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
-    from minigpt.sampling.copied import excerpts, measure
+    from minigpt.sampling.copied import copied_shares, excerpts, match_lengths
 
     training, validation = data.tokenizer.decode(data.train), data.tokenizer.decode(data.validation)
-    measured = measure((sample["text"] for sample in samples), training)
-    for sample, lengths in zip(samples, measured.lengths, strict=True):
-        sample["copied"] = lengths
-    baseline = measure(excerpts(validation, list(map(len, measured.lengths))), training)
+    for sample in samples:
+        sample["copied"] = match_lengths(sample["text"], training)
+    copied = [sample["copied"] for sample in samples]
+    baseline = [match_lengths(text, training) for text in excerpts(validation, [len(text) for text in copied])]
     return {
-        name: {"texts": len(part.lengths), "characters": part.characters, "shares": part.shares()}
-        for name, part in (("samples", measured), ("validation", baseline))
+        name: {"texts": len(texts), "characters": sum(map(len, texts)), "shares": copied_shares(texts)}
+        for name, texts in (("samples", copied), ("validation", baseline))
     }
 
 

@@ -1,7 +1,6 @@
 """Measure how much of a text is copied: the longest match of each character's surroundings in the training text."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,31 +9,6 @@ RUNS = (10, 20, 40)
 """Lengths of copied runs, in characters."""
 ENOUGH = 2_000
 """Characters of validation text to measure."""
-
-
-@dataclass(frozen=True)
-class Copied:
-    """How much of some texts is copied."""
-
-    lengths: tuple[list[int], ...]
-    """For each character of each text, the length of its longest match."""
-
-    @property
-    def characters(self) -> int:
-        """The number of characters of all texts."""
-        return sum(map(len, self.lengths))
-
-    def shares(self) -> dict[int, float]:
-        """Return the share of characters in copied runs of at least each length in `RUNS`."""
-        return {
-            run: sum(length >= run for lengths in self.lengths for length in lengths) / max(1, self.characters)
-            for run in RUNS
-        }
-
-
-def measure(texts: Iterable[str], training: str) -> Copied:
-    """Measure how much of each text is copied from the training text."""
-    return Copied(tuple(match_lengths(text, training) for text in texts))
 
 
 def match_lengths(text: str, training: str) -> list[int]:
@@ -51,6 +25,12 @@ def match_lengths(text: str, training: str) -> list[int]:
             end += 1
         np.maximum(lengths[start:end], end - start, out=lengths[start:end])
     return list(lengths.tolist())
+
+
+def copied_shares(texts: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Return the share of characters in copied runs of at least each length in `RUNS`, from their `match_lengths`."""
+    lengths = np.concatenate([np.asarray(text, np.int64) for text in texts])
+    return {run: int((lengths >= run).sum()) / max(1, len(lengths)) for run in RUNS}
 
 
 def excerpts(validation: str, lengths: Sequence[int]) -> list[str]:

@@ -165,9 +165,8 @@ def changed_settings(run: Path, checkpoint: Path) -> str:
         contents = [read_within(folder / "config.yaml", folder, LIMITS["config.yaml"]) for folder in (run, checkpoint)]
     except UserError as error:
         return error.problem
-    if contents[0] == contents[1]:
-        return ""
-    return f"{escape(run / 'config.yaml')} differs from the settings of the checkpoint {checkpoint.name}"
+    problem = f"{escape(run / 'config.yaml')} differs from the settings of the checkpoint {checkpoint.name}"
+    return problem if contents[0] != contents[1] else ""
 
 
 def _with_hashes(metadata: Metadata, folder: Path) -> str:
@@ -230,11 +229,7 @@ def _read_text(path: Path, name: str, metadata: Metadata) -> str:
 
 
 def load_optimizer(checkpoint: Checkpoint) -> Arrays:
-    """Return the optimizer state, and the raw weights as "weights/NAME" if the model's weights are averages.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Return the arrays that `write_arrays` calls `optimizer`. Raise UserError if they are missing or damaged."""
     return _read_arrays(checkpoint.path, OPTIMIZER, checkpoint.metadata)
 
 

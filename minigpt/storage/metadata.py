@@ -175,11 +175,7 @@ def digest(fields: Mapping[str, Any]) -> str:
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """Return the metadata of a checkpoint folder.
-
-    Raises:
-        UserError: The file is unreadable, changed or invalid.
-    """
+    """Return the metadata of a checkpoint folder. Raise UserError if it is unreadable, changed or invalid."""
     content = read_within(checkpoint / METADATA, checkpoint, LIMITS[METADATA])
     try:
         fields = json.loads(content)
@@ -197,11 +193,7 @@ def read_metadata(checkpoint: Path) -> Metadata:
 
 
 def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
-    """Return the content of one file of a checkpoint, after checking its size and hash.
-
-    Raises:
-        UserError: The file is missing, too large or changed.
-    """
+    """Return the content of a file of a checkpoint. Raise UserError if it is missing, too large or changed."""
     if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
         raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
     content = read_within(checkpoint / name, checkpoint, LIMITS.get(name))

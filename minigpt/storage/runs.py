@@ -60,11 +60,7 @@ def last_trained(run: Path) -> float:
 
 
 def find_run(name: str, root: Path = RUNS) -> Path:
-    """Return the folder of a run. `name` is its name in `root`, its folder or "last".
-
-    Raises:
-        RunNotFoundError: There is no such run.
-    """
+    """Return the folder of a run. `name` is its name in `root`, its folder or "last". Raises RunNotFoundError."""
     runs = all_runs(root)
     if name == "last" and runs:
         return runs[-1]
@@ -81,11 +77,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
     """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
 
-    `which` is "best" (the default), "last" or a step.
-
-    Raises:
-        RunNotFoundError: There is no such run.
-        CheckpointError: There is no such checkpoint.
+    `which` is "best" (the default), "last" or a step. Raises RunNotFoundError or CheckpointError.
     """
     if which is None and is_checkpoint(name):
         return Path(name)
@@ -122,11 +114,11 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 def newest_step(run: Path) -> int | None:
     """Return the step of the newest checkpoint, or None."""
-    return next(reversed(checkpoint_steps(run)), None)
+    return max(checkpoint_steps(run), default=None)
 
 
 def best_step(run: Path) -> int:
-    """Return the step of the checkpoint with the lowest validation loss, as the newest checkpoint records it.
+    """Return the step of the checkpoint with the lowest validation loss, which the newest checkpoint records.
 
     Raises:
         CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
@@ -182,14 +174,11 @@ def repair(run: Path, state: TrainState) -> list[Path]:
 def new_run(name: str | None, stem: str) -> Iterator[Path]:
     """Create, lock and yield the folder of a new run: `name`, or `stem` plus the next free number.
 
-    Remove the folder if the block raises before any training, except if the error says how to resume.
-
-    Raises:
-        RunExistsError: The name is taken.
-        UserError: The name is not allowed.
+    Remove the folder if the block raises before any training, except if the error says how to resume. Raise UserError
+    if the name is taken or not allowed.
     """
     if name is None:
-        folder = create_numbered(stem)
+        folder = _create_numbered(stem)
     else:
         check_name(name)
         folder = RUNS / name
@@ -223,7 +212,7 @@ def _discard(folder: Path) -> None:
         folder.rmdir()
 
 
-def create_numbered(stem: str) -> Path:
+def _create_numbered(stem: str) -> Path:
     """Create the folder of a run named `stem` and the next free number, and return it."""
     make_folders(RUNS)
     for number in itertools.count(1):

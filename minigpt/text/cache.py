@@ -12,11 +12,7 @@ from minigpt.files import publish, remove_abandoned
 
 @contextmanager
 def cached_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a cache file for writing. It appears at `path` at the end of the block, unless the block raises.
-
-    Raises:
-        UserError: The cache cannot be written.
-    """
+    """Open a cache file for writing. It appears at `path` at the end of the block. Raises UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)

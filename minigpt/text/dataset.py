@@ -58,12 +58,8 @@ class TokenDataset:
 def load_dataset(config: DataConfig, tokenizer: Tokenizer | None = None) -> TokenDataset:
     """Read and encode the text of a new run. If its tokens are cached, map them instead.
 
-    Args:
-        config: The data settings.
-        tokenizer: The tokenizer of the run from which a new run starts. Default: one for this text.
-
-    Raises:
-        UnknownCharacterError: The text has characters outside the vocabulary of `tokenizer`, and `config` skips none.
+    `tokenizer` is that of the run from which a new run starts. Raise UnknownCharacterError for characters outside its
+    vocabulary, unless `config` skips them.
     """
     scans = _scan(config)
     files = [{os.path.realpath(part.path) for part in text.corpus.parts} for text in scans]

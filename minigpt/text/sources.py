@@ -33,6 +33,7 @@ CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 """Bytes that are not part of a text in an 8-bit encoding."""
 DOCUMENTS = {b"%PDF-": "a PDF document", b"PK\x03\x04": "a zip archive", b"{\\rtf": "an RTF document"}
 """The first bytes of files that hold text, but not plain text."""
+BINARY = "a binary file"
 ZIPPED = {".epub": "an EPUB book", ".docx": "a Word document", ".odt": "an OpenDocument text"}
 """Kinds of zip archives by suffix."""
 PAGE_MARK = b'<meta name="generator" content="minigpt '
@@ -135,32 +136,30 @@ def _similar(path: Path) -> str:
 def _file(name: str, part: Part) -> Corpus:
     """Return a file as a corpus. Raise TextError if it is not plain text."""
     head = next(part.chunks(HEAD), b"")
-    if kind := _document(head, part.path):
+    if kind := _kind(head, part):
+        if kind == BINARY and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise EncodingError(f"{part.label} is UTF-16 text, not {part.encoding}", suggestion="utf-16")
         raise TextError(f"{part.label} is {kind}; save it as plain text first")
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and _is_binary(head, part.encoding):
-        raise EncodingError(f"{part.label} is UTF-16 text, not {part.encoding}", suggestion="utf-16")
-    if _is_binary(head, part.encoding):
-        raise TextError(f"{part.label} is a binary file; save it as plain text first")
     return Corpus(name, (part,))
 
 
-def _document(head: bytes, path: Path) -> str:
-    """Return the kind of a document that is not plain text, or ""."""
+def _kind(head: bytes, part: Part) -> str:
+    """Return the kind of a file that is not plain text, from its first bytes, or ""."""
     kind = next((kind for mark, kind in DOCUMENTS.items() if head.startswith(mark)), "")
-    return ZIPPED.get(path.suffix.lower(), kind) if "zip" in kind else kind
+    if "zip" in kind:
+        kind = ZIPPED.get(part.path.suffix.lower(), kind)
+    return kind or BINARY * _is_binary(head, part.encoding)
 
 
 def _is_binary(head: bytes, encoding: str) -> bool:
     """Return whether a file that starts so has a NUL character, or control characters and a wrong encoding."""
     if encoding.startswith(("utf-16", "utf-32")):
         return "\0" in head.decode(encoding, errors="replace")
-    if b"\0" in head or not CONTROLS.search(head):
-        return b"\0" in head
     try:
         codecs.getincrementaldecoder(encoding)().decode(head)  # it may end inside a character
     except UnicodeError:
-        return True
-    return False
+        return b"\0" in head or CONTROLS.search(head) is not None
+    return b"\0" in head
 
 
 def _is_glob(name: str) -> bool:
@@ -179,7 +178,7 @@ def _text_files(name: str, base: Path, pattern: str, encoding: str) -> Corpus:
         for path in sorted(files, key=Path.as_posix):
             part = Part(escape(path), path, encoding)
             head = next(part.chunks(HEAD), b"")
-            if PAGE_MARK in head or _document(head, path) or _is_binary(head, encoding):
+            if PAGE_MARK in head or _kind(head, part):
                 skipped.append(path)
             else:
                 parts.append(part)

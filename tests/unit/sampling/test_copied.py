@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from minigpt.sampling.copied import excerpts, match_lengths, measure
+from minigpt.sampling.copied import copied_shares, excerpts, match_lengths
 
 TRAINING = "The quick brown fox jumps over the lazy dog. A second sentence stands here."
 
@@ -32,10 +32,9 @@ def test_lengths_equal_those_of_trying_every_part() -> None:
 
 
 def test_shares_are_of_the_characters_of_all_texts() -> None:
-    found = measure(["The quick brown fox j", "XYZ", "second sen"], TRAINING)
-    assert found.characters == 34
-    assert found.shares() == pytest.approx({10: 31 / 34, 20: 21 / 34, 40: 0})
-    assert measure([""], TRAINING).shares() == {10: 0, 20: 0, 40: 0}
+    lengths = [match_lengths(text, TRAINING) for text in ("The quick brown fox j", "XYZ", "second sen")]
+    assert copied_shares(lengths) == pytest.approx({10: 31 / 34, 20: 21 / 34, 40: 0})
+    assert copied_shares([[]]) == {10: 0, 20: 0, 40: 0}
 
 
 def test_excerpts_have_the_length_of_the_samples_and_do_not_overlap() -> None:
