@@ -87,14 +87,10 @@ def dotted(tree: Any, origin: str) -> dict[str, Any]:
         raise ConfigError(f"{escape(origin)}: expected sections such as 'model:', got {show(tree)[:60]}")
     values: dict[str, Any] = {}
     for section, entries in tree.items():
-        entry = {}
         if isinstance(entries, dict):
-            entry = {f"{section}.{key}": value for key, value in entries.items()}
+            values |= {f"{section}.{key}": value for key, value in entries.items()}
         elif entries is not None or section not in RunConfig.model_fields:
-            entry = {str(section): entries}
-        if twice := values.keys() & entry.keys():
-            raise ConfigError(f"{escape(origin)}: {escape(min(twice))} appears twice")
-        values |= entry
+            values[str(section)] = entries
     return values
 
 

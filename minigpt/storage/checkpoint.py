@@ -30,7 +30,7 @@ from minigpt.errors import (
     escape,
     reason,
 )
-from minigpt.files import decode, make_folders, publish, read_within, sync, write_atomically
+from minigpt.files import decode, make_folders, publish, read_within, sync, withdraw, write_atomically
 from minigpt.paths import CHECKPOINTS
 from minigpt.storage.metadata import (
     LIMITS,
@@ -41,11 +41,12 @@ from minigpt.storage.metadata import (
     Origin,
     array_files,
     digest,
+    is_checkpoint_file,
     part_name,
     read_checked,
     read_metadata,
 )
-from minigpt.storage.runs import find_checkpoint, has_moved, intact_steps, newest_step, prune, step_folder
+from minigpt.storage.runs import checkpoint_steps, find_checkpoint, has_moved, intact_steps, newest_step, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -89,12 +90,11 @@ def save_checkpoint(
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Publish a checkpoint, then remove old ones and update the run's config.yaml. Retry a failed save from the start.
+    """Publish a checkpoint, then remove old ones and update the run's config.yaml.
+
+    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
-        run: The folder of the run.
-        config: The settings. The best checkpoint and the newest `train.keep_last` remain.
-        tokenizer: The tokenizer of the run.
         metadata: The metadata, without hashes.
         write: Writes the arrays into the new folder, as `write_arrays` does.
         log: Receives a line for each failed attempt.
@@ -131,7 +131,7 @@ def save_checkpoint(
             log(f"{problem}; retrying in {pause:.0f} s")
             time.sleep(pause)
     try:
-        prune(run, metadata.state, config.train.keep_last)
+        _prune(run, keep_last=config.train.keep_last, best=metadata.state.best_checkpoint)
         if changed_settings(run, folder):
             write_atomically(run / "config.yaml", to_yaml(config))
     except OSError as error:  # the next save tries again
@@ -157,6 +157,13 @@ def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1
         safetensors.numpy.save_file(arrays, path)  # creates files that only their owner can read
         shutil.copymode(folder / "config.yaml", path)
         sync(path)
+
+
+def _prune(run: Path, keep_last: int, best: int) -> None:
+    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file."""
+    for folder in (step_folder(run, step) for step in checkpoint_steps(run)[:-keep_last] if step != best):
+        if all(map(is_checkpoint_file, os.listdir(folder))):
+            withdraw(folder)
 
 
 def changed_settings(run: Path, checkpoint: Path) -> str:

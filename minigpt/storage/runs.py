@@ -26,15 +26,7 @@ from minigpt.files import (
     write_atomically,
 )
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
-from minigpt.storage.metadata import (
-    LIMITS,
-    METADATA,
-    Environment,
-    TrainState,
-    is_checkpoint_file,
-    read_metadata,
-    verify,
-)
+from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, read_metadata, verify
 
 RESERVED = ("last", "best", "auto")
 LOCKED: dict[Path, os.stat_result] = {}
@@ -77,7 +69,11 @@ def find_run(name: str, root: Path = RUNS) -> Path:
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
     """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
 
-    `which` is "best" (the default), "last" or a step. Raises RunNotFoundError or CheckpointError.
+    `which` is "best" (the default), "last" or a step.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        CheckpointError: There is no such checkpoint.
     """
     if which is None and is_checkpoint(name):
         return Path(name)
@@ -85,13 +81,17 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         name = next((run.name for run in reversed(all_runs(root)) if checkpoint_steps(run)), name)
     run = find_run(name, root)
     steps = checkpoint_steps(run)
-    if not steps or which in (None, "best"):
+    if not steps:
+        raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")
+    if which in (None, "best"):
         return step_folder(run, best_step(run))
-    names = {"last": steps[-1], **{f"{step:08d}": step for step in steps}, **{str(step): step for step in steps}}
-    if str(which) not in names:
+    if which == "last":
+        return step_folder(run, steps[-1])
+    named = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
+    if not named:
         listed = ", ".join(map(str, steps))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
-    return step_folder(run, names[str(which)])
+    return step_folder(run, named[0])
 
 
 # --- the checkpoints of a run ------------------------------------------------------------------------
@@ -123,7 +123,8 @@ def best_step(run: Path) -> int:
     Raises:
         CheckpointError: The newest checkpoint is damaged, or the best checkpoint is missing.
     """
-    while (newest := newest_step(run)) is not None:
+    while True:
+        newest = checkpoint_steps(run)[-1]
         try:
             best = read_metadata(step_folder(run, newest)).state.best_checkpoint
             if best in checkpoint_steps(run):
@@ -133,7 +134,6 @@ def best_step(run: Path) -> int:
             problem = f"only the newest checkpoint records which checkpoint is the best, and it is damaged: {error}"
         if newest == newest_step(run):  # otherwise training has just saved a newer one
             raise CheckpointError(problem, intact_steps(run))
-    raise CheckpointError(f"run {escape(run.name)} has no checkpoint yet")
 
 
 def intact_steps(run: Path) -> tuple[int, ...]:
@@ -144,13 +144,6 @@ def intact_steps(run: Path) -> tuple[int, ...]:
             verify(step_folder(run, step))
             intact.append(step)
     return tuple(intact)
-
-
-def prune(run: Path, state: TrainState, keep_last: int) -> None:
-    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file."""
-    for step in checkpoint_steps(run)[:-keep_last]:
-        if step != state.best_checkpoint and all(map(is_checkpoint_file, names_in(step_folder(run, step)))):
-            withdraw(step_folder(run, step))
 
 
 def repair(run: Path, state: TrainState) -> list[Path]:

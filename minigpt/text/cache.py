@@ -1,6 +1,5 @@
 """The cache folder: files that are complete or absent, and memory maps of them."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,3 @@ def cached_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         problem = f"cannot write to the cache: {escape(error.filename or path)}: {reason(error)}"
         raise UserError(f"{problem}; set MINIGPT_CACHE to use a different folder") from error
-
-
-def short_hash(text: str) -> str:
-    """Return half of the SHA-256 of a text, in hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

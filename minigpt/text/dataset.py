@@ -1,5 +1,6 @@
 """Token datasets: a text encoded once into a memory-mapped file and split for training and validation."""
 
+import hashlib
 import os
 import zlib
 from collections import Counter
@@ -13,7 +14,7 @@ import numpy as np
 from minigpt.config.schema import DataConfig
 from minigpt.errors import TextError, TextMismatchError, UnknownCharacterError
 from minigpt.paths import cache_folder
-from minigpt.text.cache import cached_file, short_hash
+from minigpt.text.cache import cached_file
 from minigpt.text.corpus import BLOCK, Corpus, Fingerprint, Scan, scan
 from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import Ids, Tokenizer, Unknown, make_tokenizer
@@ -212,4 +213,5 @@ def open_cached(fingerprint: str, tokenizer: Tokenizer) -> Ids | None:
 
 def _cache_path(fingerprint: str, tokenizer: Tokenizer) -> Path:
     """Return the path of an encoded text. The file holds its tokens, then their CRC-32."""
-    return cache_folder() / "tokens" / f"{short_hash(fingerprint)}-{short_hash(tokenizer.to_json())}"
+    hashes = (hashlib.sha256(text.encode()).hexdigest()[:32] for text in (fingerprint, tokenizer.to_json()))
+    return cache_folder() / "tokens" / "-".join(hashes)

@@ -214,7 +214,6 @@ def test_an_assignment_needs_an_equals_sign() -> None:
     ("text", "expected"),
     [
         ("model:\n  n_layer: 3\n  n_layer: 4\n", "line 2: not valid YAML: a key appears twice"),
-        ("model: {n_layer: 3}\nmodel.n_layer: 2\n", "model.n_layer appears twice"),
         ("model:\n\tn_layer: 3\n", "line 2: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "not valid YAML: but found another document"),
         ("- model\n", "expected sections such as 'model:', got [\"model\"]"),
