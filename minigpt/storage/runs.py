@@ -22,7 +22,6 @@ from minigpt.files import (
     remove,
     remove_abandoned,
     sync,
-    withdraw,
     write_atomically,
 )
 from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
@@ -197,11 +196,8 @@ def _is_worth_keeping(folder: Path, error: BaseException) -> bool:
 def _discard(folder: Path) -> None:
     """Remove a run, but no file that someone has added to it."""
     for name in filter(is_run_file, names_in(folder)):
-        if name != CHECKPOINTS:
-            remove(folder / name)
+        remove(folder / name)
     with suppress(OSError):  # someone has added or opened a file
-        withdraw(step_folder(folder, 0))  # last: a signal in here leaves a run to resume, or an empty one
-        remove(folder / CHECKPOINTS)
         folder.rmdir()
 
 

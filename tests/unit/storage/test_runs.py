@@ -1,13 +1,12 @@
 """Runs: which folder a name means, which checkpoint, who may start or resume one."""
 
-import itertools
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from minigpt.storage.metadata import METADATA, Environment, digest
 from minigpt.storage.runs import (
     all_runs,
     best_step,
-    check_name,
     checkpoint_steps,
     find_checkpoint,
     find_run,
@@ -226,42 +224,6 @@ def test_a_failed_run_without_metrics_keeps_a_trained_checkpoint() -> None:
         with pytest.raises(UserError):
             fail_at(step)
     assert [run.name for run in all_runs()] == ["at-5"]
-
-
-def test_a_signal_while_a_new_run_is_discarded_leaves_a_whole_run_or_a_free_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = itertools.count()  # of removals, from here on
-
-    def discard(name: str) -> None:
-        with new_run(name, "tiny") as folder:
-            make_checkpoint(step_folder(folder, 0), 0)
-            (folder / "config.yaml").touch()
-            (folder / "environment.jsonl").touch()
-            raise KeyboardInterrupt
-
-    def interrupt_at(number: int, function: Callable[..., None]) -> Callable[..., None]:
-        def call(*arguments: Any, **options: Any) -> None:
-            if next(calls) == number:
-                raise KeyboardInterrupt
-            function(*arguments, **options)
-
-        return call
-
-    states = set()
-    for number in range(20):
-        run, calls = Path(f"runs/at-{number}"), itertools.count()
-        with monkeypatch.context() as patch:
-            for name in ("unlink", "rename", "rmdir"):
-                patch.setattr(os, name, interrupt_at(number, getattr(os, name)))
-            with pytest.raises(KeyboardInterrupt):
-                discard(run.name)
-        if steps := checkpoint_steps(run):
-            assert {path.name for path in step_folder(run, 0).iterdir()} == {METADATA, "config.yaml"}
-        else:
-            check_name(run.name)  # raises if the name is taken
-        states.add((bool(steps), run.exists()))
-    assert states == {(True, True), (False, True), (False, False)}
 
 
 @pytest.mark.parametrize(
