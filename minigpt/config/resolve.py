@@ -144,10 +144,10 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
 def _without_other_texts(sources: Iterable[ConfigSource]) -> tuple[list[ConfigSource], tuple[str, ...]]:
     """Leave out what shipped presets set for their own text, if the run has another text. Also return what that was."""
     texts = [one_or_many(values.get("data.source")) for _, values in sources]
-    text = next((text_of_source for text_of_source in reversed(texts) if text_of_source is not None), None)
+    chosen_text = next((text for text in reversed(texts) if text is not None), None)
     remaining, notices = list[ConfigSource](), list[str]()
-    for (label, values), text_of_source in zip(sources, texts, strict=True):
-        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and text_of_source != text]
+    for (label, values), text in zip(sources, texts, strict=True):
+        lost = [key for key in TEXT_BOUND if key in values and label.startswith(PRESET) and text != chosen_text]
         remaining.append((label, {key: value for key, value in values.items() if key not in lost}))
         if lost:
             settings = ", ".join(f"{key}={values[key]!r}" for key in lost)
@@ -170,16 +170,17 @@ def _merge(sources: Sequence[ConfigSource]) -> dict[str, tuple[Any, str]]:
             chosen |= {f"model.{key}": (value, UNUSED) for key, value in NO_ATTENTION.items()}
             chosen["model.bias"] = (True, f"family {family}")  # presets of transformers turn off forget biases
         chosen |= {key: (value, label) for key, value in values.items()}
-    if all(chosen.get(key, (None,))[0] is None for key in LENGTHS):
+    chosen = {key: choice for key, choice in chosen.items() if key not in LENGTHS or choice[0] is not None}
+    if chosen.keys().isdisjoint(LENGTHS):
         chosen["train.steps"] = (DEFAULT_STEPS, "default")
-    return {key: choice for key, choice in chosen.items() if key not in LENGTHS or choice[0] is not None}
+    return chosen
 
 
 def _validate(values: Mapping[str, Any]) -> tuple[RunConfig, dict[str, str]]:
     """Return the configuration without its wrong values, and the problem with each wrong value by key."""
     wrong = {key: _unknown_key(key) for key in values if key not in fields()}
     tree: dict[str, dict[str, Any]] = {section: {} for section in RunConfig.model_fields}
-    for key in values.keys() - wrong.keys():
+    for key in (key for key in values if key not in wrong):
         section, name = key.split(".")
         tree[section][name] = values[key]
     try:

@@ -28,11 +28,9 @@ class LanguageModel(Protocol):
 
     def start(self, ids: NDArray[np.int64], /) -> NDArray[np.float32]:
         """Start new sequences (B, T), and return the logits (B, V) of the next token."""
-        ...
 
     def step(self, ids: NDArray[np.int64], /) -> NDArray[np.float32]:
         """Append one token to each sequence (B), and return the logits (B, V) of the next token."""
-        ...
 
 
 @dataclass(frozen=True)
