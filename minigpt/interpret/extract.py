@@ -42,8 +42,6 @@ class Activations:
     """The residual stream before the first block and after each block, (L + 1, T, C)."""
     logits: Tensor
     """Next-token logits at each position, (T, V)."""
-    output_norms: Tensor
-    """|v_s W_O|, (L, H, S): the norm of a head's output if it attends only to key s."""
     max_error: float
     """The largest difference between kernel and reference, relative to the largest value of the head."""
 
@@ -88,14 +86,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
             f"cannot show the attention of layer {layer}, head {head}: the model's kernel and the reference "
             f"implementation differ by {max_error:.1e}, relative to the largest value"
         )
-    return Activations(
-        ids=tokens,
-        q=q, k=k, v=v, weights=weights,
-        residual=torch.cat(residual).float().cpu(),
-        logits=logits.float().cpu(),
-        output_norms=torch.stack([(v[layer] @ output_weights(model, layer)).norm(dim=-1) for layer in range(len(v))]),
-        max_error=max_error,
-    )  # fmt: skip
+    return Activations(tokens, q, k, v, weights, torch.cat(residual).float().cpu(), logits.float().cpu(), max_error)
 
 
 @contextmanager
@@ -111,12 +102,6 @@ def capture_residual(model: GPT) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def output_weights(model: GPT, layer: int) -> Tensor:
-    """Return the rows of W_O that belong to each head, (H, D, C). The layer's output is the sum over heads."""
-    weight = attention_layers(model)[layer].proj.weight.detach().float().cpu()  # (C, H D)
-    return weight.T.reshape(model.config.n_head, -1, model.config.n_embd)
 
 
 @contextmanager

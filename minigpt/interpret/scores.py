@@ -68,11 +68,6 @@ def uniform_attention(T: int) -> Tensor:
     return mask / mask.sum(-1, keepdim=True)
 
 
-def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
-    slices = (slice(start, start + len(part)) for start in range(len(ids) - len(part) + 1))
-    return [span for span in slices if list(ids[span]) == list(part)]
-
-
 def attention_share(weights: Tensor, keys: Tensor) -> Tensor:
     """Return the share of `weights` (..., T, S) on `keys` (T, S, bool), averaged over queries that have a key."""
     queries = keys.any(-1)  # (T,)
