@@ -71,8 +71,17 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
         return capturing_sdpa
 
-    with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
-        logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
+    residual: list[Tensor] = []  # (1, T, C) each
+    hooks = [
+        model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
+        *(block.register_forward_hook(lambda block, inputs, x: residual.append(x)) for block in model.blocks),
+    ]
+    try:
+        with eval_mode(model), patch_attention(model, capture):
+            logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not all(part.isfinite().all() for part in (*residual, logits)):
         raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
     dtype = captured[0][3].dtype
@@ -87,21 +96,6 @@ def extract(model: GPT, ids: Ids) -> Activations:
             f"implementation differ by {max_error:.1e}, relative to the largest value"
         )
     return Activations(tokens, q, k, v, weights, torch.cat(residual).float().cpu(), logits.float().cpu(), max_error)
-
-
-@contextmanager
-def capture_residual(model: GPT) -> Iterator[list[Tensor]]:
-    """Collect the residual stream (B, T, C), before the first layer and after each layer, in a `with` statement."""
-    residual: list[Tensor] = []
-    hooks = [
-        model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
-        *(block.register_forward_hook(lambda block, inputs, x: residual.append(x)) for block in model.blocks),
-    ]
-    try:
-        yield residual
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

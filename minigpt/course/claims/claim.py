@@ -1,6 +1,6 @@
 """Claims: true statements about attention, each with what is often said instead and what decides it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -84,12 +84,6 @@ def fmt(value: float | Tensor | Sequence[float]) -> str:
     if 1e-3 <= abs(value) < 1e6:
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:.0e}"
-
-
-def fmt_named(values: Mapping[str, float | Sequence[float]]) -> str:
-    """Format numbers with their names: 0.687 (RNN), 0.27 (LSTM)."""
-    separator = "; " if any(isinstance(value, Sequence) for value in values.values()) else ", "
-    return separator.join(f"{fmt(value)} ({name})" for name, value in values.items())
 
 
 def max_abs(difference: Tensor) -> float:
