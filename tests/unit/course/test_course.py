@@ -2,6 +2,7 @@
 
 import re
 import signal
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import course_book
 import pytest
 import torch
 from course_pages import assembled, blocks, page
+from random_models import TEXT, checkpoint
 
 from minigpt.course import networks
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
 from minigpt.course.worker import check
 from minigpt.errors import UserError
+from minigpt.interpret.extract import ablate_heads
+from minigpt.model.load import load_transformer
 from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import Training
 
 
@@ -78,24 +83,49 @@ def test_pages_get_the_recorded_numbers() -> None:
     assert number.show_range(values) != seeds, "the range of the book is wider"
 
 
-def test_chapters_6_and_9_train_no_longer_than_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both took more than a minute on two slow cores."""
-    calls: dict[str, Any] = {}
+def test_chapter_6_trains_no_longer_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took more than a minute on two slow cores."""
+    calls: dict[str, int] = {}
 
     def trained(name: str, seed: int, changes: dict[str, Any]) -> str:
-        calls[name] = changes
-        if name == "9":
-            raise KeyboardInterrupt
+        calls[name] = changes["train.steps"]
         return name
 
     monkeypatch.setattr(networks, "trained", trained)
     monkeypatch.setattr(networks, "loss", lambda name: 1.0 + len(name))
     assert set(networks.positions(1)) == set(CHAPTERS[5].numbers)
     assert list(calls) == ["6-rotary", "6-learned", "6-none", "6-rotary-one-layer", "6-none-one-layer"]
-    assert sum(changes["train.steps"] for changes in calls.values()) == 1250
-    with pytest.raises(KeyboardInterrupt):
-        networks.learned(1)
-    assert not {"train.eval_every", "train.save_every"} & set(calls["9"])  # only at the end
+    assert sum(calls.values()) == 1250
+
+
+def test_chapter_9_measures_the_copying_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = networks.trained
+    monkeypatch.setattr(networks, "trained", lambda *key_and_changes: trained(*key_and_changes[:2], SHORT))
+    numbers, recorded = networks.learned(1), CHAPTERS[8].recorded()
+    assert set(numbers) == set(recorded)
+    assert round(numbers["uniform"], 6) == recorded["uniform"][0], "it depends only on the text"
+    assert numbers["copy 0"] == pytest.approx(numbers["copy"], rel=1e-3), "the model has hardly learned"
+    assert numbers["copy 0"] != numbers["copy"]
+    assert numbers["least"] <= numbers["without copy"] <= numbers["most"]
+
+
+SHORT = {"model.context": 128, "model.n_layer": 1, "optim.lr": 1e-6, "optim.muon_lr": 1e-6, "train.steps": 1}
+
+
+def test_the_cost_of_a_head_is_the_rise_of_the_loss_without_it() -> None:
+    loaded = checkpoint()
+    model, ids = load_transformer(loaded), loaded.tokenizer.encode(TEXT)
+    windows = [ids[:30], ids[30:60]]
+
+    def mean_loss() -> float:
+        return statistics.fmean(evaluate(model, window, loaded.tokenizer).loss for window in windows)
+
+    costs, usual = networks.head_costs(model, loaded.tokenizer, windows), mean_loss()
+    with ablate_heads(model, {(1, 0)}):
+        assert costs[1, 0].item() == pytest.approx(mean_loss() - usual, abs=1e-6)
+    assert costs.shape == (2, 2)
+    assert len(costs.unique()) == 4
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
