@@ -170,11 +170,11 @@ def head_costs(model: GPT, tokenizer: Tokenizer, windows: Sequence[Ids]) -> Tens
     def losses() -> Tensor:
         return torch.tensor([evaluate(model, window, tokenizer).loss for window in windows])
 
-    usual, costs, heads = losses(), list[Tensor](), (model.config.n_layer, model.config.n_head)
-    for head in product(*map(range, heads)):
+    usual, costs = losses(), list[Tensor]()
+    for head in product(range(model.config.n_layer), range(model.config.n_head)):
         with ablate_heads(model, {head}):
             costs.append(losses() - usual)
-    return torch.stack(costs, 1).mean(0).view(heads)
+    return torch.stack(costs, 1).mean(0).view(model.config.n_layer, model.config.n_head)
 
 
 def replaced(seed: int) -> dict[str, float]:

@@ -67,13 +67,6 @@ Seen = tuple[Tensor, Sequence[str]]
 """The attention weights (L, H, T, T) for a window, and its T characters."""
 
 
-def describe_model(
-    model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
-) -> list[list[Description]]:
-    """Describe all heads over the start of the validation `split`, or over the `excerpt` if there is no split."""
-    return describe_heads(score_model(model, tokenizer, data, excerpt, split))
-
-
 def score_model(
     model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
 ) -> dict[str, Score]:
@@ -81,17 +74,14 @@ def score_model(
 
     A model of `builtin:stories` also has scores of links.
     """
-    length = min(model.config.context, MAX_LENGTH)
-    starts = range(0, 0 if split is None else len(split) - length + 1, length)
-    windows = [excerpt] if split is None or not starts else (np.asarray(split[at : at + length]) for at in starts)
-    seen, linked = list[Seen](), list[Seen]()
-    windows = list(islice(windows, WINDOWS if not is_on_stories(data) else 16 * LINKED_WINDOWS))
-    for window in windows[:WINDOWS]:
-        seen.append((extract(model, window).weights, characters(tokenizer, window)))
-    if is_on_stories(data):
-        for window, text in islice(linked_windows(windows, tokenizer), LINKED_WINDOWS):
-            linked.append((extract(model, window).weights, text))
-    return mean_scores(seen, linked)
+    length, split = min(model.config.context, MAX_LENGTH), excerpt[:0] if split is None else split
+    starts = range(0, len(split) - length + 1, length)[: 16 * LINKED_WINDOWS]
+    windows = [np.asarray(split[at : at + length]) for at in starts] or [excerpt]
+    linked = islice(linked_windows(windows, tokenizer), LINKED_WINDOWS if is_on_stories(data) else 0)
+    return mean_scores(
+        [(extract(model, window).weights, characters(tokenizer, window)) for window in windows[:WINDOWS]],
+        [(extract(model, window).weights, text) for window, text in linked],
+    )
 
 
 def mean_scores(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> dict[str, Score]:

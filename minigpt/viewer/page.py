@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.errors import ModelTooLargeError, UserError, ViewError, count, escape
-from minigpt.interpret.descriptions import describe_model
+from minigpt.interpret.descriptions import describe_heads, score_model
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.export import untrained_warning
@@ -152,8 +152,8 @@ class _Shown:
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
         heads: list[list[Data]] = []
         if isinstance(model, GPT):
-            described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
-            heads = [[asdict(description) for description in layer] for layer in described]
+            scores = score_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
+            heads = [[asdict(description) for description in layer] for layer in describe_heads(scores)]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
         return {
             "name": escape(checkpoint.run_name),

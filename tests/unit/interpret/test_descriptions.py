@@ -5,7 +5,7 @@ import pytest
 import torch
 from random_models import checkpoint
 
-from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, describe_model, mean_scores
+from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, mean_scores, score_model
 from minigpt.interpret.scores import pattern_keys, uniform_attention
 from minigpt.model.load import load_transformer
 from minigpt.text.stories import links, stories
@@ -124,16 +124,13 @@ def test_links_of_stories_come_before_patterns() -> None:
     assert both.phrase == "many letters at once"
 
 
-def test_a_model_is_described_over_the_split_or_the_excerpt() -> None:
+def test_a_model_is_scored_over_the_split_or_the_excerpt() -> None:
     loaded = checkpoint(context=32)
     model, split = load_transformer(loaded), loaded.tokenizer.encode("Speak, speak.\nAll:\n" * 20)
-    data = loaded.config.data
-    over_split = describe_model(model, loaded.tokenizer, data, split[:10], split)
-    assert over_split == describe_model(model, loaded.tokenizer, data, split[:20], split)
-    alone = describe_model(model, loaded.tokenizer, data, split[:10], None)
-    assert alone == describe_model(model, loaded.tokenizer, data, split[:10], split[:31])  # less than a window
-    assert alone != over_split
-    one = describe_model(model, loaded.tokenizer, data, np.array([3]), None)
-    assert {description.phrase for layer in one for description in layer} == {"no clear pattern", PHRASES["first"]} & {
-        description.phrase for layer in one for description in layer
-    }
+
+    def phrases(excerpt: np.ndarray, split: np.ndarray | None) -> object:
+        return describe_heads(score_model(model, loaded.tokenizer, loaded.config.data, excerpt, split))
+
+    assert phrases(split[:10], split) == phrases(split[:20], split) != phrases(split[:10], None)
+    assert phrases(split[:10], None) == phrases(split[:10], split[:31]), "less than a window"
+    assert phrases(split[:1], None)
