@@ -44,44 +44,29 @@ def guess(my: Any) -> Iterator[Case]:
     counts = 1 + torch.bincount(ids[:-1] * V + ids[1:], minlength=V * V).view(V, V)
     yield Case("vocabulary(text)", lambda: my.vocabulary(TEXT), alphabet)
     yield Case("encode(text, letters)", lambda: my.encode(TEXT, alphabet), ids)
-    yield Case(
-        "pair_probabilities(ids, V)",
-        lambda: my.pair_probabilities(ids, V),
-        expected,
-        {
-            "each column sums to 1, not each row": counts / counts.sum(0),
-            "the sum of the rows has no keepdim=True": counts / counts.sum(1),
-            "no 1 is added to the counts": (counts - 1) / (counts - 1).sum(1, keepdim=True),
-        },
-    )
+    mistakes = {
+        "each column sums to 1, not each row": counts / counts.sum(0),
+        "the sum of the rows has no keepdim=True": counts / counts.sum(1),
+        "no 1 is added to the counts": (counts - 1) / (counts - 1).sum(1, keepdim=True),
+    }
+    yield Case("pair_probabilities(ids, V)", lambda: my.pair_probabilities(ids, V), expected, mistakes)
     loss = torch.tensor(letters.loss_of_table(expected, ids, 1, V))
-    yield Case(
-        "loss_of_pairs(probabilities, ids)",
-        lambda: my.loss_of_pairs(expected, ids),
-        loss,
-        {"the minus is missing": -loss, "it is the sum, not the mean": loss * (len(ids) - 1)},
-    )
+    mistakes = {"the minus is missing": -loss, "it is the sum, not the mean": loss * (len(ids) - 1)}
+    yield Case("loss_of_pairs(probabilities, ids)", lambda: my.loss_of_pairs(expected, ids), loss, mistakes)
 
 
 def average(my: Any) -> Iterator[Case]:
     """Check chapter 2."""
     values, mask = randn(6, 4), causal_mask(6, 6, torch.device("cpu"))
-    yield Case(
-        "may_see(6)",
-        lambda: my.may_see(6),
-        mask,
-        {"it is true for later letters, not for earlier ones": mask.T, "a letter must see itself": mask.tril(-1)},
-    )
-    yield Case(
-        "average_past(values)",
-        lambda: my.average_past(values),
-        (mask / mask.sum(1, keepdim=True)) @ values,
-        {
-            "each column of the weights sums to 1, not each row": (mask / mask.sum(0)) @ values,
-            "each row is divided by T, not by its sum": (mask / 6) @ values,
-            "it averages later letters too": values.mean(0).expand(6, 4),
-        },
-    )
+    mistakes = {"it is true for later letters, not for earlier ones": mask.T, "a letter must see itself": mask.tril(-1)}
+    yield Case("may_see(6)", lambda: my.may_see(6), mask, mistakes)
+    mistakes = {
+        "each column of the weights sums to 1, not each row": (mask / mask.sum(0)) @ values,
+        "each row is divided by T, not by its sum": (mask / 6) @ values,
+        "it averages later letters too": values.mean(0).expand(6, 4),
+    }
+    expected = (mask / mask.sum(1, keepdim=True)) @ values
+    yield Case("average_past(values)", lambda: my.average_past(values), expected, mistakes)
 
 
 EXCHANGED = "queries and keys look exchanged"
@@ -101,33 +86,21 @@ def attend(my: Any) -> Iterator[Case]:
     small, large = randn(3, 5), 1000 * randn(2, 5)
     q, k, v = randn(3, 2, 6, 4)
     weights, products = attention_weights(q, k), q @ k.mT
-    yield Case(
-        "softmax(scores)",
-        lambda: my.softmax(small),
-        small.softmax(-1),
-        {
-            "each column sums to 1, not each row": small.softmax(0),
-            "all scores together sum to 1": small.flatten().softmax(0).view_as(small),
-        },
-    )
-    yield Case(
-        "softmax(1000 * scores)",
-        lambda: my.softmax(large),
-        large.softmax(-1),
-        {"the largest score is not subtracted": large.exp() / large.exp().sum(-1, keepdim=True)},
-    )
-    yield Case(
-        "attention_weights(q, k)",
-        lambda: my.attention_weights(q, k),
-        weights,
-        {
-            "the scores are not divided by the root of d_k": attention_weights(2 * q, k),
-            "the scores are divided by d_k, not by its root": attention_weights(q / 2, k),
-            EXCHANGED: attention_weights(k, q),
-            "later letters are not masked": (products / 2).softmax(-1),
-            "the mask comes after the softmax": (products / 2).softmax(-1).tril(),
-        },
-    )
+    mistakes = {
+        "each column sums to 1, not each row": small.softmax(0),
+        "all scores together sum to 1": small.flatten().softmax(0).view_as(small),
+    }
+    yield Case("softmax(scores)", lambda: my.softmax(small), small.softmax(-1), mistakes)
+    mistakes = {"the largest score is not subtracted": large.exp() / large.exp().sum(-1, keepdim=True)}
+    yield Case("softmax(1000 * scores)", lambda: my.softmax(large), large.softmax(-1), mistakes)
+    mistakes = {
+        "the scores are not divided by the root of d_k": attention_weights(2 * q, k),
+        "the scores are divided by d_k, not by its root": attention_weights(q / 2, k),
+        EXCHANGED: attention_weights(k, q),
+        "later letters are not masked": (products / 2).softmax(-1),
+        "the mask comes after the softmax": (products / 2).softmax(-1).tril(),
+    }
+    yield Case("attention_weights(q, k)", lambda: my.attention_weights(q, k), weights, mistakes)
     yield Case("attend(q, k, v)", lambda: my.attend(q, k, v), weights @ v)
 
 
@@ -142,12 +115,11 @@ def head(my: Any) -> Iterator[Case]:
     ids = torch.arange(12).view(2, 6) % 9
     embedded = model.embedding(ids)
     attended = _head_output(model.head, embedded)
-    yield Case(
-        "OneHead(9, 8)(ids)",
-        lambda: model(ids),
-        model.output(embedded + attended),
-        {"the letter's own x is not added": model.output(attended), "the head is left out": model.output(embedded)},
-    )
+    mistakes = {
+        "the letter's own x is not added": model.output(attended),
+        "the head is left out": model.output(embedded),
+    }
+    yield Case("OneHead(9, 8)(ids)", lambda: model(ids), model.output(embedded + attended), mistakes)
     yield Case("train(model, ids, steps=30, context=4, batch=4)", lambda: check_training(my.train), True)
     yield Case("train(model, ids, steps=1, context=4, batch=4, rate=0)", lambda: check_rate(my.train), True)
 
@@ -171,15 +143,11 @@ def positions(my: Any) -> Iterator[Case]:
     x, (cos, sin) = randn(2, 6, 8), rope_cos_sin(6, 8)
     neighbors = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     of_neighbors = apply_rope(x[..., neighbors], torch.stack((cos, sin)))[..., neighbors.argsort()]
-    yield Case(
-        "rope(x)",
-        lambda: my.rope(x),
-        apply_rope(x, torch.stack((cos, sin))),
-        {
-            "it rotates backward": apply_rope(x, torch.stack((cos, -sin))),
-            "it pairs neighbors, not the two halves": of_neighbors,
-        },
-    )
+    mistakes = {
+        "it rotates backward": apply_rope(x, torch.stack((cos, -sin))),
+        "it pairs neighbors, not the two halves": of_neighbors,
+    }
+    yield Case("rope(x)", lambda: my.rope(x), apply_rope(x, torch.stack((cos, sin))), mistakes)
 
 
 def heads(my: Any) -> Iterator[Case]:
@@ -188,18 +156,14 @@ def heads(my: Any) -> Iterator[Case]:
     q, k, v = ours.queries_keys_values(x)
     output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
     joined = output.transpose(1, 2).flatten(2)
-    yield Case(
-        "Attention(8, 4)(x)",
-        lambda: load(theirs, ours)(x),
-        ours(x),
-        {
-            "the heads are not moved behind the letters before they are put side by side": ours.proj(
-                output.reshape(2, 6, 8)
-            ),
-            EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
-            "the output is not multiplied by proj": joined,
-        },
-    )
+    mistakes = {
+        "the heads are not moved behind the letters before they are put side by side": ours.proj(
+            output.reshape(2, 6, 8)
+        ),
+        EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
+        "the output is not multiplied by proj": joined,
+    }
+    yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x), mistakes)
 
 
 def classic(seed: int = 2) -> GPT:
@@ -219,40 +183,28 @@ def block(my: Any) -> Iterator[Case]:
     name = "GPT(9, 16, n_layer=2, n_head=4, C=8)"
     yield Case(name, lambda: isinstance(load(theirs, ours), nn.Module), True)
     hidden = part.mlp.up(x)
-    yield Case(
-        "MLP of a block",
-        lambda: theirs.blocks[0].mlp(x),
-        part.mlp(x),
-        {
-            'GELU has no approximate="tanh"': part.mlp.down(F.gelu(hidden)),
-            "it has ReLU, not GELU": part.mlp.down(hidden.relu()),
-            "the activation is missing": part.mlp.down(hidden),
-        },
-    )
+    mistakes = {
+        'GELU has no approximate="tanh"': part.mlp.down(F.gelu(hidden)),
+        "it has ReLU, not GELU": part.mlp.down(hidden.relu()),
+        "the activation is missing": part.mlp.down(hidden),
+    }
+    yield Case("MLP of a block", lambda: theirs.blocks[0].mlp(x), part.mlp(x), mistakes)
     attended = part.attention(part.norm1(x))
     middle, after = x + attended, part.norm1(x + part.attention(x))
-    yield Case(
-        "Block(8, 4)(x)",
-        lambda: theirs.blocks[0](x),
-        part(x),
-        {
-            "the norms come after the parts, not before them": part.norm2(after + part.mlp(after)),
-            "x is not added to the output of the attention": attended + part.mlp(part.norm2(attended)),
-            "x is not added to the output of the MLP": part.mlp(part.norm2(middle)),
-            "the MLP does not see the output of the attention": middle + part.mlp(part.norm2(x)),
-        },
-    )
+    mistakes = {
+        "the norms come after the parts, not before them": part.norm2(after + part.mlp(after)),
+        "x is not added to the output of the attention": attended + part.mlp(part.norm2(attended)),
+        "x is not added to the output of the MLP": part.mlp(part.norm2(middle)),
+        "the MLP does not see the output of the attention": middle + part.mlp(part.norm2(x)),
+    }
+    yield Case("Block(8, 4)(x)", lambda: theirs.blocks[0](x), part(x), mistakes)
     embedded = ours.embed(ids)
-    yield Case(
-        f"{name}(ids)",
-        lambda: theirs(ids),
-        ours(ids),
-        {
-            "the embeddings of the positions are missing": _logits(ours, ours.token_embedding(ids)),
-            "the last norm is missing": _logits(ours, embedded, norm=False),
-            "only the first block is used": ours.unembed(part(embedded)),
-        },
-    )
+    mistakes = {
+        "the embeddings of the positions are missing": _logits(ours, ours.token_embedding(ids)),
+        "the last norm is missing": _logits(ours, embedded, norm=False),
+        "only the first block is used": ours.unembed(part(embedded)),
+    }
+    yield Case(f"{name}(ids)", lambda: theirs(ids), ours(ids), mistakes)
     yield from _generation(my, theirs)
     if is_run(RUNS / CLASSIC_RUN):
         checkpoint = load_checkpoint(CLASSIC_RUN, "last")
@@ -286,16 +238,17 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
             ids = torch.cat((ids, (sign * probabilities).argmax()[None]))
         return ids
 
+    mistakes = {
+        "the logits are those of the first position, not of the last": continuation(position=0),
+        "it takes the least probable letter": continuation(sign=-1),
+        "it keeps the first letters of the context, not the last": continuation(first=None, last=16),
+        "the model sees only the last letter": continuation(first=-1),
+    }
     yield Case(
         "generate(gpt, ids, 10) past the context",
         lambda: my.generate(load(theirs, certain), prompt, 10),
         continuation(),
-        {
-            "the logits are those of the first position, not of the last": continuation(position=0),
-            "it takes the least probable letter": continuation(sign=-1),
-            "it keeps the first letters of the context, not the last": continuation(first=None, last=16),
-            "the model sees only the last letter": continuation(first=-1),
-        },
+        mistakes,
     )
 
     def is_random() -> bool:
@@ -320,11 +273,12 @@ def learned(my: Any) -> Iterator[Case]:
     for layer, head in ((1, 2), (0, 1)):
         with ablate_heads(ours, {(layer, head)}):
             expected = ours(ids)
+        mistakes = {"the rows of proj.weight are zero, not the columns": rows(ids), "no head is removed": ours(ids)}
         yield Case(
             f"without_head(gpt, layer={layer}, head={head})(ids)",
             partial(lambda layer, head: my.without_head(theirs, layer, head)(ids), layer, head),
             expected,
-            {"the rows of proj.weight are zero, not the columns": rows(ids), "no head is removed": ours(ids)},
+            mistakes,
         )
         mistakes = {"without_head has changed the model that it was given": expected}
         yield Case("gpt(ids) is as before", lambda: theirs(ids), ours(ids), mistakes)
