@@ -155,13 +155,11 @@ def heads(my: Any) -> Iterator[Case]:
     x, ours, theirs = randn(2, 6, 8), Attention(small_config(**CLASSIC)), my.Attention(8, 4)
     q, k, v = ours.queries_keys_values(x)
     output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
-    joined = output.transpose(1, 2).flatten(2)
+    unmoved = ours.proj(output.reshape(2, 6, 8))
     mistakes = {
-        "the heads are not moved behind the letters before they are put side by side": ours.proj(
-            output.reshape(2, 6, 8)
-        ),
+        "the heads are not moved behind the letters before they are put side by side": unmoved,
         EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
-        "the output is not multiplied by proj": joined,
+        "the output is not multiplied by proj": output.transpose(1, 2).flatten(2),
     }
     yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x), mistakes)
 

@@ -12,28 +12,11 @@ from torch import Tensor
 from minigpt.config.schema import DataConfig
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import extract
-from minigpt.interpret.links import is_on_stories, link_scores, linked_windows
-from minigpt.interpret.scores import Score, clearness, head_scores
+from minigpt.interpret.links import LINKS, is_on_stories, link_scores, linked_windows
+from minigpt.interpret.scores import PATTERNS, Score, follows, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import Ids, Tokenizer
 
-PHRASES = {
-    "previous": "the previous letter",
-    "same": "the same letter earlier",
-    "induction": "what followed this letter before",
-    "word": "the start of the word",
-    "line": "the start of the line",
-    "first": "the first letter of the text",
-    "self": "this letter itself",
-}
-"""What a head attends to if it follows this pattern of `PATTERNS`."""
-LINK_PHRASES = {
-    "she": "the girl's name, after She",
-    "he": "the boy's name, after He",
-    "pronoun": "He or She, before a name",
-    "copy": "how this word went on before",
-}
-"""What a head attends to if it follows this link of `LINKS`."""
 BOTH = 0.75
 """A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
@@ -116,11 +99,11 @@ def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
     shares = {name: (score.values[at].item(), score.uniform) for name, score in scores.items()}
     for name in {"she", "he"} & shares.keys():  # not a name at all, but the one that the pronoun means
         shares[name] = shares[name][0], max(shares[name][1], shares[f"not {name}"][0])
-    phrases = {name: phrase for name, phrase in (PHRASES | LINK_PHRASES).items() if name in shares}
+    phrases = {name: phrase for name, phrase in (PATTERNS | LINKS).items() if name in shares}
     leads = {name: shares[name][0] - shares[name][1] for name in phrases}
     order = sorted(phrases, key=lambda name: -leads[name])
-    followed = [name for name in order if clearness(*map(torch.tensor, shares[name])) >= 0]
-    followed.sort(key=lambda name: name not in LINK_PHRASES)  # links come first
+    followed = [name for name in order if follows(*shares[name])]
+    followed.sort(key=lambda name: name not in LINKS)  # links come first
     if {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]:
         phrase = "the name that He or She means"
     else:

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from minigpt.errors import escape
-from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, Description
+from minigpt.interpret.descriptions import Description
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.extract import Activations
-from minigpt.interpret.scores import Score
+from minigpt.interpret.links import LINKS
+from minigpt.interpret.scores import PATTERNS, Score
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
@@ -78,7 +79,7 @@ def summary_rows(heads: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows = []
     for entry in heads:
         scores = {"-": {"value": None, "uniform": None}}  # a text of one token has no score
-        scores |= {name: score for name, score in entry["scores"].items() if name in PHRASES | LINK_PHRASES}
+        scores |= {name: score for name, score in entry["scores"].items() if name in PATTERNS | LINKS}
         best = max(scores, key=lambda name: _lead(**scores[name]))
         numbers = (scores[best]["value"], scores[best]["uniform"], entry["scores"]["distance"]["value"])
         rows.append((f"{entry['layer']}.{entry['head']}", entry["attends_to"], best, *map(_number, numbers)))
