@@ -78,16 +78,13 @@ def summary_rows(heads: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a row for each of the `head_entries`: its strongest score, beside that of uniform attention."""
     rows = []
     for entry in heads:
-        scores = {"-": {"value": None, "uniform": None}}  # a text of one token has no score
-        scores |= {name: score for name, score in entry["scores"].items() if name in PATTERNS | LINKS}
-        best = max(scores, key=lambda name: _lead(**scores[name]))
-        numbers = (scores[best]["value"], scores[best]["uniform"], entry["scores"]["distance"]["value"])
+        scores = {name: score for name, score in entry["scores"].items() if score["uniform"] is not None}
+        leads = {name: scores[name]["value"] - scores[name]["uniform"] for name in scores if name in PATTERNS | LINKS}
+        best = max(leads, key=leads.__getitem__, default="-")
+        strongest = scores.get(best, {"value": None, "uniform": None})  # a text of one token has no scores
+        numbers = (strongest["value"], strongest["uniform"], entry["scores"]["distance"]["value"])
         rows.append((f"{entry['layer']}.{entry['head']}", entry["attends_to"], best, *map(_number, numbers)))
     return rows
-
-
-def _lead(value: float | None, uniform: float | None, lift: float | None = None) -> float:
-    return -math.inf if value is None or uniform is None else value - uniform
 
 
 def _number(value: float | None) -> str:

@@ -101,7 +101,7 @@ def extract(model: GPT, ids: Ids) -> Activations:
 @contextmanager
 def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
     """Replace each layer's attention kernel with `patch(layer, kernel)` in a `with` statement."""
-    layers = attention_layers(model)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
     before = [attention.kernels for attention in layers]
     try:
         for layer, (attention, kernels) in enumerate(zip(layers, before, strict=True)):
@@ -110,11 +110,6 @@ def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[
     finally:
         for attention, kernels in zip(layers, before, strict=True):
             attention.kernels = kernels
-
-
-def attention_layers(model: GPT) -> list[Attention]:
-    """Return the attention module of each layer."""
-    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 @contextmanager

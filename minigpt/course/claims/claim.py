@@ -55,6 +55,9 @@ class Result:
 def decide(claim: Claim, part: str) -> Result:
     """Run the check of a claim of the theme `part`, compare its recorded runs, and return the result."""
     finding = claim.check() if claim.check else Finding(bool(claim.trained), "")
+    where = claim.trained[0].page_path if claim.trained else ""
+    if check := claim.check:
+        where = f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
     holds = finding.holds and all(experiment.holds() for experiment in claim.trained)
     return Result(
         claim.id,
@@ -65,13 +68,8 @@ def decide(claim: Claim, part: str) -> Result:
         claim.mistake,
         finding.measured,
         [experiment.text() for experiment in claim.trained],
-        location(claim.check) if claim.check else claim.trained[0].page_path,
+        where,
     )
-
-
-def location(check: Callable[..., object]) -> str:
-    """Return the file and line where a check is defined."""
-    return f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
 
 
 def fmt(value: float | Tensor | Sequence[float]) -> str:
