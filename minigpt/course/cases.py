@@ -106,11 +106,12 @@ def attend(my: Any) -> Iterator[Case]:
 
 def head(my: Any) -> Iterator[Case]:
     """Check chapter 5."""
-    x, zeros, one = randn(2, 6, 8), torch.zeros(1, 8), my.Head(8, 4)
+    x, zeros, theirs = randn(2, 6, 8), torch.zeros(1, 8), my.Head(8, 4)
     for name in ("query", "key", "value"):
-        call = partial(_project, getattr(one, name), zeros)
+        call = partial(_project, getattr(theirs, name), zeros)
         yield Case(f"Head(8, 4).{name}(zeros)", call, torch.zeros(1, 4), {"it has a bias": call()})
-    yield Case("Head(8, 4)(x)", lambda: one(x), _head_output(one, x), {EXCHANGED: _head_output(one, x, swap=True)})
+    mistakes = {EXCHANGED: _head_output(theirs, x, swap=True)}
+    yield Case("Head(8, 4)(x)", lambda: theirs(x), _head_output(theirs, x), mistakes)
     model = my.OneHead(9, 8)
     ids = torch.arange(12).view(2, 6) % 9
     embedded = model.embedding(ids)
@@ -132,9 +133,9 @@ def _project(layer: Any, x: Tensor) -> Tensor:
     return output
 
 
-def _head_output(one: Any, x: Tensor, swap: bool = False) -> Tensor:
+def _head_output(theirs: Any, x: Tensor, swap: bool = False) -> Tensor:
     """Return what a head with `query`, `key` and `value` computes."""
-    q, k, v = (_project(layer, x) for layer in (one.query, one.key, one.value))
+    q, k, v = (_project(layer, x) for layer in (theirs.query, theirs.key, theirs.value))
     return (attention_weights(k, q) if swap else attention_weights(q, k)) @ v
 
 

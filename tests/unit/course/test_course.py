@@ -18,8 +18,9 @@ from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
 from minigpt.course.worker import check
 from minigpt.errors import UserError
 from minigpt.interpret.extract import ablate_heads
+from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
-from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import Training
 
@@ -108,6 +109,17 @@ def test_chapter_9_measures_the_copying_head(tmp_path: Path, monkeypatch: pytest
     assert numbers["copy 0"] == pytest.approx(numbers["copy"], rel=1e-3), "the model has hardly learned"
     assert numbers["copy 0"] != numbers["copy"]
     assert numbers["least"] <= numbers["without copy"] <= numbers["most"]
+
+    def attending_to_all(checkpoint: Checkpoint) -> GPT:
+        model = load_transformer(checkpoint)
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        return model
+
+    monkeypatch.setattr(networks, "load_transformer", attending_to_all)
+    changed = networks.learned(1)
+    assert changed["copy"] == pytest.approx(numbers["uniform"])
+    assert changed["copy 0"] != pytest.approx(numbers["uniform"], rel=1e-3)
 
 
 SHORT = {"model.context": 128, "model.n_layer": 1, "optim.lr": 1e-6, "optim.muon_lr": 1e-6, "train.steps": 1}
