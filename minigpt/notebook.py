@@ -42,6 +42,10 @@ class Text:
         return BLOCK.format(prompt + _escaped(self.text))
 
 
+def _escaped(text: str) -> str:
+    return html.escape(sanitize_terminal(text))
+
+
 @dataclass(frozen=True)
 class Loss:
     """How well a model predicts a text of N characters. Jupyter colors each character by its loss."""
@@ -64,7 +68,12 @@ class Loss:
         return f"Loss({self.mean:.4f} nats per character, {count(len(self.text), 'character')})"
 
     def _repr_html_(self) -> str:
-        spans = [_colored(*pair, self.uniform) for pair in zip(self.text, self.losses.tolist(), strict=True)]
+        spans = []
+        for char, loss in zip(self.text, self.losses.tolist(), strict=True):
+            shown = html.escape(char if char == " " else glyph(char)) + "\n" * (char == "\n")
+            strength = 0.8 * min(1.0, loss / self.uniform) if self.uniform and loss >= 0 else 0.0  # not of NaN
+            style = f"background:rgba(213,94,0,{strength:.2f})"
+            spans.append(f'<span style="{style}" title="{loss:.2f} nats">{shown}</span>')
         facts = f"{self.mean:.4f} nats per character. The darkest characters have {self.uniform:.2f} or more."
         return BLOCK.format("".join(spans)) + f"<p>{facts}</p>"
 
@@ -90,9 +99,8 @@ class Model:
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
-        metadata, config = self.checkpoint.metadata, self.checkpoint.config.model
-        parts = (f"{self.checkpoint.run_name}, step {metadata.step}", config.family)
-        return f"Model({', '.join(parts)}, {metadata.parameters:,} parameters)"
+        metadata, family = self.checkpoint.metadata, self.checkpoint.config.model.family
+        return f"Model({self.checkpoint.run_name}, step {metadata.step}, {family}, {metadata.parameters:,} parameters)"
 
     def generate(
         self,
@@ -118,10 +126,9 @@ class Model:
             UnknownCharacterError: The prompt has characters outside the vocabulary.
             ConfigError: A setting is unknown or out of range.
         """
-        arguments = {"length": length, "temperature": temperature, "seed": seed, **settings}
-        chosen = {f"sample.{key}": value for key, value in arguments.items() if value is not None}
-        stored = flatten(self.checkpoint.config)
-        sample = resolve(("run", stored), ("arguments", chosen)).config.sample
+        settings |= {"length": length, "temperature": temperature, "seed": seed}
+        chosen = {f"sample.{key}": value for key, value in settings.items() if value is not None}
+        sample = resolve(("run", flatten(self.checkpoint.config)), ("arguments", chosen)).config.sample
         tokenizer = self.checkpoint.tokenizer
         if prompt is None:  # not every text has the default, a newline
             default = unix_newlines(sample.prompt)
@@ -199,16 +206,3 @@ def load(run: str = "last", which: str | int | None = None) -> Model:
         CheckpointError: There is no such checkpoint, or it is damaged.
     """
     return Model(load_checkpoint(run, which))
-
-
-def _escaped(text: str) -> str:
-    return html.escape(sanitize_terminal(text))
-
-
-def _colored(char: str, loss: float, uniform: float) -> str:
-    """Return a character on a background that is darker for a higher loss."""
-    shown = html.escape(char if char == " " else glyph(char)) + "\n" * (char == "\n")
-    if math.isnan(loss):
-        return f"<span>{shown}</span>"
-    strength = min(1.0, loss / uniform) if uniform else 0.0
-    return f'<span style="background:rgba(213,94,0,{0.8 * strength:.2f})" title="{loss:.2f} nats">{shown}</span>'

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from by_hand import compute
 
 from minigpt.course import letters, networks
-from minigpt.course.by_hand import COMPONENTS, WORDS, compute
+from minigpt.course.by_hand import COMPONENTS, WORDS
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter
 from minigpt.interpret.extract import extract
 from minigpt.interpret.gradient import gradient_by_distance

@@ -37,9 +37,7 @@ def attention(
     val: ValOption = None,
     layer: Annotated[int | None, Option(help="Show only this layer. The first is 0.", metavar="N")] = None,
     head: Annotated[int | None, Option(help="Show only this head. The first is 0.", metavar="N")] = None,
-    all_scores: Annotated[bool, Option("--scores", help="Print every score of every head.")] = False,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
-    npz: Annotated[Path | None, Option(help="Save all activations as float32 NumPy arrays.", metavar="FILE")] = None,
     as_json: JsonOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
@@ -55,7 +53,7 @@ def attention(
 
     Examples:
       minigpt attention
-      minigpt attention mine --text "the cat and the dog" --scores
+      minigpt attention mine --text "the cat and the dog"
       minigpt attention mine --layer 2 --head 1 --json
     """
     from minigpt.interpret import export, images
@@ -63,8 +61,8 @@ def attention(
     from minigpt.interpret.extract import extract
     from minigpt.model.load import load_transformer
 
-    check_writable(npz, png, read=file, force=force)
-    loaded = load_run(run, checkpoint, [npz, png])
+    check_writable(png, read=file, force=force)
+    loaded = load_run(run, checkpoint, [png])
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
     config = loaded.config.model
     check_index("--layer", layer, config.n_layer, "layers")
@@ -78,18 +76,16 @@ def attention(
         scores = score_model(*measured, None)
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
-    selected, about = list(product(layers, heads)), f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
-    if npz:
-        write_bytes(export.to_npz(activations, excerpt, scores), npz)
+    about = f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
     if png:
         weights = activations.weights[list(layers)][:, list(heads)]
         title = f"{loaded.run_name}, step {loaded.metadata.step:,}: {about}"
         write_bytes(images.to_png(images.draw(weights, layers, heads, excerpt.characters, title)), png)
+    entries = export.head_entries(descriptions, scores, product(layers, heads))
     if as_json:
-        write(json_text(export.to_json(loaded, activations, excerpt, descriptions, scores, selected)))
+        write(json_text(export.to_json(loaded, activations, excerpt, entries)))
         return
     notice_skipped(excerpt)
     notice_checkpoint(loaded)
     notice(about)
-    rows = export.table_rows if all_scores else export.summary_rows
-    table(*rows(descriptions, scores, selected))
+    table(("head", "attends to", "strongest", "weight", "if uniform", "distance"), export.summary_rows(entries))

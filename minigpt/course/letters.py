@@ -62,9 +62,6 @@ def loss_of_pairs() -> float:
     return loss_of_table(table(training, 1, V), validation, 1, V)
 
 
-# --- chapters 1 to 4 ---------------------------------------------------------------------------------
-
-
 def guess(seed: int) -> dict[str, float]:
     """Measure chapter 1: tables of letters. Nothing is random."""
     tokenizer, training, validation = text()
@@ -120,9 +117,6 @@ def keys_in_use(weights: Tensor) -> float:
     """Return exp of the mean entropy of the rows: N for equal weights on N keys, 1 if one key has all weight."""
     entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
     return math.exp(entropy.mean().item())
-
-
-# --- chapter 5 ---------------------------------------------------------------------------------------
 
 
 class Average(nn.Module):

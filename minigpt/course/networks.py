@@ -1,21 +1,28 @@
 """What chapters 6 to 10 measure: models that minigpt trains, in runs whose names start with `course-`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.course.evidence import Evidence
 from minigpt.errors import RunFinishedError, UserError
+from minigpt.interpret.descriptions import mean_scores
+from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.interpret.gradient import gradient_by_distance, spread_windows
+from minigpt.interpret.links import linked_windows
 from minigpt.model.gpt import GPT, Block
 from minigpt.model.load import load_model, load_transformer
 from minigpt.paths import RUNS, is_run
+from minigpt.seeds import mix_seed
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.runs import lock, new_run
 from minigpt.text.dataset import load_dataset
+from minigpt.text.tokenizer import Ids, Tokenizer
+from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import train
 from minigpt.training.setup import prepare_resume, prepare_run
 
@@ -38,6 +45,8 @@ FAR = 32
 """The distance of chapter 10, in letters."""
 EARLY = 200
 """The step at which chapter 10 compares its models for the first time."""
+WINDOWS, LINKED_WINDOWS = 8, 32
+"""How many windows chapter 9 evaluates without each head, and in how many it looks for links."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
@@ -133,22 +142,39 @@ def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
     """
     curve = {"train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20} if keeps_curve else {}
     checkpoint = trained("9", seed, {"model.context": 128, "train.steps": 1200, **curve})
-    tokens = load_dataset(checkpoint.config.data, checkpoint.tokenizer).validation
-    evidence = Evidence(checkpoint, tokens)
-    now, then, uniform = evidence.link_scores("copy")  # (N, L, H), and (N)
-    score = now.nanmean(0)
-    best = int(score.argmax())
-    costs = evidence.costs.mean(0)  # (L, H)
+    tokenizer, context = checkpoint.tokenizer, checkpoint.config.model.context
+    tokens = load_dataset(checkpoint.config.data, tokenizer).validation
+    adjacent = [np.asarray(tokens[at : at + context]) for at in range(0, len(tokens) - context + 1, context)]
+    linked = list(islice(linked_windows(adjacent, tokenizer), LINKED_WINDOWS))
+    torch.manual_seed(mix_seed(seed, "weights"))
+    untrained = GPT(checkpoint.config.model, tokenizer.vocab_size).eval()
+    model = load_transformer(checkpoint)
+    then, now = (mean_scores((), ((extract(m, ids).weights, text) for ids, text in linked)) for m in (untrained, model))
+    best = int(now["copy"].values.argmax())
+    costs = head_costs(model, tokenizer, adjacent[:WINDOWS])
     return {
-        "uniform": uniform.nanmean().item(),
-        "copy 0": then.nanmean(0).flatten()[best].item(),
-        "copy": score.flatten()[best].item(),
+        "uniform": now["copy"].uniform,
+        "copy 0": then["copy"].values.flatten()[best].item(),
+        "copy": now["copy"].values.flatten()[best].item(),
         "loss": loss(checkpoint),
         "without copy": costs.flatten()[best].item(),
         "most": costs.max().item(),
         "least": costs.min().item(),
-        "pronoun": max(evidence.link_scores(kind)[0].nanmean(0).max().item() for kind in ("he", "she")),
+        "pronoun": max(now[kind].values.max().item() for kind in ("he", "she")),
     }
+
+
+def head_costs(model: GPT, tokenizer: Tokenizer, windows: Sequence[Ids]) -> Tensor:
+    """Return by how much the loss rises without each head, (L, H): the mean over the windows, in nats."""
+
+    def losses() -> Tensor:
+        return torch.tensor([evaluate(model, window, tokenizer).loss for window in windows])
+
+    usual, costs = losses(), list[Tensor]()
+    for head in product(range(model.config.n_layer), range(model.config.n_head)):
+        with ablate_heads(model, {head}):
+            costs.append(losses() - usual)
+    return torch.stack(costs, 1).mean(0).view(model.config.n_layer, model.config.n_head)
 
 
 def replaced(seed: int) -> dict[str, float]:

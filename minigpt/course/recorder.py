@@ -5,7 +5,6 @@ The text is the ids 0, 1, 2, ..., so an id is also a position in the text, and t
 Letters in shapes: B batch, T time, V vocabulary.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,14 @@ class Recorder(nn.Module):
         self.table = nn.Parameter(torch.zeros(V, V))
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
         """Ids (B, T), logits (B, T, V) and their gradients (B, T, V)."""
-        self.gradients: list[Tensor] = []
-        """The gradients of the table, one from each backward pass."""
-        self.sums: list[Tensor] = []
-        """What `table.grad` was after each of them."""
-        self.table.register_hook(lambda gradient: self.gradients.append(gradient.clone()))
-        self.table.register_post_accumulate_grad_hook(lambda table: self.sums.append(table.grad.clone()))
+        self.accumulates = False
+        """Whether a backward pass has added its gradient to an earlier one."""
+        gradients: list[Tensor] = []
+        self.table.register_hook(lambda gradient: gradients.append(gradient.clone()))
+        self.table.register_post_accumulate_grad_hook(lambda table: self._compare(table.grad, gradients.pop()))
+
+    def _compare(self, total: Tensor, gradient: Tensor) -> None:
+        self.accumulates |= not torch.allclose(total, gradient)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T)."""
@@ -54,14 +55,10 @@ def check_training(train: Callable[..., Any]) -> bool:
         raise Mistake("trains on the same windows at every step")
     if (starts == starts[:, :1]).all():
         raise Mistake("trains on a batch of equal windows")
-    for total, gradient in zip(recorder.sums, recorder.gradients, strict=False):
-        if not torch.allclose(total, gradient):
-            raise Mistake("adds the gradients of all steps: zero_grad is missing")
+    if recorder.accumulates:
+        raise Mistake("adds the gradients of all steps: zero_grad is missing")
     if not recorder.table.any():
         raise Mistake("leaves the parameters as they were: is optimizer.step missing, or zero_grad after backward?")
-    loss = F.cross_entropy(recorder.table[:-1].cpu(), torch.arange(1, V)).item()
-    if not loss < math.log(V):
-        raise Mistake(f"raises the loss of the model, from {math.log(V):.4f} to {loss:.4f}")
     if not isinstance(returned, float | int | Tensor):
         raise Mistake(f"returns a {type(returned).__name__}, expected the loss of the last step")
     result = torch.as_tensor(returned).detach().mean().item()

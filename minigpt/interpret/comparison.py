@@ -4,7 +4,6 @@ import json
 import math
 import os
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,9 @@ from minigpt.training.evaluate import EvalResult, evaluate
 
 LONGEST_LINE = 1 << 20
 """The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
+
+
+Unit = Literal["loss", "bits_per_character"]
 
 
 class Curve(NamedTuple):
@@ -58,6 +60,12 @@ class Measured:
         return self.metadata.fingerprint, split + skipped
 
     @property
+    def experiment(self) -> object:
+        """What the seeds of a group share."""
+        origin = self.metadata.origin and self.metadata.origin.sha256
+        return {**self.settings, "train.seed": None}, self.validation_text, origin
+
+    @property
     def machine(self) -> str:
         """What training times depend on, beside the settings."""
         runtime = self.metadata.runtime
@@ -89,7 +97,7 @@ class Comparison:
     """Groups of runs, the best first if they are ranked, else in the order given."""
 
     groups: tuple[Group, ...]
-    unit: Literal["loss", "bits_per_character"]
+    unit: Unit
     """The unit in which losses are comparable if the texts are the same."""
     is_ranked: bool
     notes: tuple[str, ...]
@@ -122,39 +130,31 @@ def compare(runs: Sequence[Measured]) -> Comparison:
     character.
     """
     groups = _grouped(runs)
-    is_one_unit = len({run.settings["data.tokenizer"] for run in runs}) == 1
+    unit: Unit = "loss" if len({run.settings["data.tokenizer"] for run in runs}) == 1 else "bits_per_character"
     is_ranked = len({run.validation_text for run in runs}) == 1
     notes = [note.format(values) for note, value in DIFFERENCES if (values := _differing(groups, value))]
     if is_ranked:
-        groups.sort(
-            key=lambda group: (
-                group.mean(lambda run: run.result.loss if is_one_unit else run.result.bits_per_character) or 0.0
-            )
-        )
+        groups.sort(key=lambda group: group.mean(lambda run: getattr(run.result, unit)))
     else:
-        texts = "; ".join(f"{group.name}: {_text_name(group.runs[0])}" for group in groups)
-        notes.insert(0, f"not ranked, because the validation texts differ ({texts})")
-    unit: Literal["loss", "bits_per_character"] = "loss" if is_one_unit else "bits_per_character"
+        texts = []
+        for group in groups:
+            name, (_, split) = group.runs[0].metadata.corpus, group.runs[0].validation_text
+            texts.append(f"{group.name}: {name}" + f", data.val_fraction {split}" * bool(split))
+        notes.insert(0, f"not ranked, because the validation texts differ ({'; '.join(texts)})")
     return Comparison(tuple(groups), unit, is_ranked and len(groups) > 1, tuple(notes))
 
 
 def _grouped(runs: Sequence[Measured]) -> list[Group]:
-    """Return a group for each setting. A seed that occurs twice, as in two checkpoints of a run, starts another."""
-    members: dict[tuple[str, int], list[Measured]] = {}
-    earlier = Counter[tuple[str, int]]()
+    """Return a group for each experiment. A seed that occurs twice, as in two checkpoints of a run, starts another."""
+    groups = list[list[Measured]]()
     for run in runs:
-        origin = run.metadata.origin and run.metadata.origin.sha256
-        setting = {**run.settings, "train.seed": None, "text": run.validation_text, "from": origin}
-        key = json.dumps(setting, sort_keys=True)
-        seed = key, run.settings["train.seed"]
-        members.setdefault((key, earlier[seed]), []).append(run)
-        earlier[seed] += 1
-    return [Group(tuple(group)) for group in members.values()]
-
-
-def _text_name(run: Measured) -> str:
-    _, split = run.validation_text
-    return f"{run.metadata.corpus}, data.val_fraction {split}" if split else run.metadata.corpus
+        for group in groups:
+            if group[0].experiment == run.experiment and run.settings not in [member.settings for member in group]:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return [Group(tuple(group)) for group in groups]
 
 
 def _differing(groups: Sequence[Group], value: Callable[[Measured], object]) -> str:
@@ -191,7 +191,6 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
 
 def read_curve(run: Path) -> Curve:
     """Read the evaluations and the throughput of a run from its metrics.jsonl. Skip lines that are damaged."""
-    columns = ("step", "time", "loss/validation")
     points, speeds = list[list[float]](), list[float]()
     with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
         while line := file.readline(LONGEST_LINE):
@@ -199,7 +198,7 @@ def read_curve(run: Path) -> Curve:
                 entry = json.loads(line)
                 if "speed/characters_per_second" in entry:
                     speeds.append(float(entry["speed/characters_per_second"]))
-                point = [float(entry[name]) for name in columns]
+                point = [float(entry[name]) for name in ("step", "time", "loss/validation")]
                 if all(map(math.isfinite, point)):
                     points.append(point)
     steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())

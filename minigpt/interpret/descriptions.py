@@ -12,28 +12,11 @@ from torch import Tensor
 from minigpt.config.schema import DataConfig
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import extract
-from minigpt.interpret.links import is_on_stories, link_scores, linked_windows
-from minigpt.interpret.scores import Score, clearness, head_scores
+from minigpt.interpret.links import LINKS, is_on_stories, link_scores, linked_windows
+from minigpt.interpret.scores import PATTERNS, Score, follows, head_scores
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import Ids, Tokenizer
 
-PHRASES = {
-    "previous": "the previous letter",
-    "same": "the same letter earlier",
-    "induction": "what followed this letter before",
-    "word": "the start of the word",
-    "line": "the start of the line",
-    "first": "the first letter of the text",
-    "self": "this letter itself",
-}
-"""What a head attends to if it follows this pattern of `PATTERNS`."""
-LINK_PHRASES = {
-    "she": "the girl's name, after She",
-    "he": "the boy's name, after He",
-    "pronoun": "He or She, before a name",
-    "copy": "how this word went on before",
-}
-"""What a head attends to if it follows this link of `LINKS`."""
 BOTH = 0.75
 """A head is named after both pronouns if it follows the weaker one at least this much as clearly."""
 MEASURES = {"distance": "mean distance, in letters", "entropy": "entropy, in nats"}
@@ -67,13 +50,6 @@ Seen = tuple[Tensor, Sequence[str]]
 """The attention weights (L, H, T, T) for a window, and its T characters."""
 
 
-def describe_model(
-    model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
-) -> list[list[Description]]:
-    """Describe all heads over the start of the validation `split`, or over the `excerpt` if there is no split."""
-    return describe_heads(score_model(model, tokenizer, data, excerpt, split))
-
-
 def score_model(
     model: GPT, tokenizer: Tokenizer, data: DataConfig, excerpt: Ids, split: Ids | None
 ) -> dict[str, Score]:
@@ -81,17 +57,14 @@ def score_model(
 
     A model of `builtin:stories` also has scores of links.
     """
-    length = min(model.config.context, MAX_LENGTH)
-    starts = range(0, 0 if split is None else len(split) - length + 1, length)
-    windows = [excerpt] if split is None or not starts else (np.asarray(split[at : at + length]) for at in starts)
-    seen, linked = list[Seen](), list[Seen]()
-    windows = list(islice(windows, WINDOWS if not is_on_stories(data) else 16 * LINKED_WINDOWS))
-    for window in windows[:WINDOWS]:
-        seen.append((extract(model, window).weights, characters(tokenizer, window)))
-    if is_on_stories(data):
-        for window, text in islice(linked_windows(windows, tokenizer), LINKED_WINDOWS):
-            linked.append((extract(model, window).weights, text))
-    return mean_scores(seen, linked)
+    length, split = min(model.config.context, MAX_LENGTH), excerpt[:0] if split is None else split
+    starts = range(0, len(split) - length + 1, length)[: 16 * LINKED_WINDOWS]
+    windows = [np.asarray(split[at : at + length]) for at in starts] or [excerpt]
+    linked = islice(linked_windows(windows, tokenizer), LINKED_WINDOWS if is_on_stories(data) else 0)
+    return mean_scores(
+        [(extract(model, window).weights, characters(tokenizer, window)) for window in windows[:WINDOWS]],
+        [(extract(model, window).weights, text) for window, text in linked],
+    )
 
 
 def mean_scores(seen: Sequence[Seen], linked: Iterable[Seen] = ()) -> dict[str, Score]:
@@ -126,11 +99,11 @@ def _describe(scores: Mapping[str, Score], at: tuple[int, int]) -> Description:
     shares = {name: (score.values[at].item(), score.uniform) for name, score in scores.items()}
     for name in {"she", "he"} & shares.keys():  # not a name at all, but the one that the pronoun means
         shares[name] = shares[name][0], max(shares[name][1], shares[f"not {name}"][0])
-    phrases = {name: phrase for name, phrase in (PHRASES | LINK_PHRASES).items() if name in shares}
+    phrases = {name: phrase for name, phrase in (PATTERNS | LINKS).items() if name in shares}
     leads = {name: shares[name][0] - shares[name][1] for name in phrases}
     order = sorted(phrases, key=lambda name: -leads[name])
-    followed = [name for name in order if clearness(*map(torch.tensor, shares[name])) >= 0]
-    followed.sort(key=lambda name: name not in LINK_PHRASES)  # links come first
+    followed = [name for name in order if follows(*shares[name])]
+    followed.sort(key=lambda name: name not in LINKS)  # links come first
     if {*followed[:2]} == {"he", "she"} and leads[followed[1]] >= BOTH * leads[followed[0]]:
         phrase = "the name that He or She means"
     else:

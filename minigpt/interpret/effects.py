@@ -1,13 +1,12 @@
 """Switch off heads one at a time, and compare what the model predicts next."""
 
-from collections.abc import Callable
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from minigpt.interpret.extract import capture_residual, patch_attention
+from minigpt.interpret.extract import ablate_heads
 from minigpt.model.gpt import GPT, eval_mode
-from minigpt.model.kernels import SDPA
 from minigpt.text.tokenizer import Ids
 
 CLEAR = 0.5
@@ -16,38 +15,18 @@ CLEAR = 0.5
 
 @torch.no_grad()
 def probabilities_without(model: GPT, ids: Ids, start: int) -> Tensor:
-    """Return the next-token probabilities at the positions from `start` on, without each head.
+    """Return the next-token probabilities at the positions from `start` on, without each head, (1 + L H, T - start, V).
 
     The first row has the probabilities of the whole model, the next rows those without head 0 of layer 0, head 1 of
-    layer 0, and so on, (1 + L H, T - start, V). Switching off a head changes nothing in the layers below it, so these
-    layers run once.
+    layer 0, and so on.
     """
     tokens = torch.from_numpy(ids.astype("int64"))[None]
-    cos_sin = None if model.cos_sin is None else model.cos_sin[:, : len(ids)]
-    with eval_mode(model), capture_residual(model) as residual:
-        rows = [model(tokens)[:, start:].softmax(-1)]  # (1, T - start, V)
-
-    for layer, x in enumerate(residual[:-1]):
-        with eval_mode(model), patch_attention(model, _silence_each(layer)):
-            for block in model.blocks[layer:]:
-                x = block(x, cos_sin)  # (H, T, C)
-            rows.append(model.unembed(x[:, start:]).softmax(-1))
-    return torch.cat(rows).float()
-
-
-def _silence_each(at: int) -> Callable[[int, SDPA], SDPA]:
-    """Return a patch of layer `at`, whose output (1, H, T, D) becomes (H, H, T, D): element h is without head h."""
-
-    def patch(layer: int, sdpa: SDPA) -> SDPA:
-        def silenced(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-            heads = q.size(1)
-            y = sdpa(q, k, v, dropout).repeat(heads, 1, 1, 1)
-            y[range(heads), range(heads)] = 0
-            return y
-
-        return silenced if layer == at else sdpa
-
-    return patch
+    heads = product(range(model.config.n_layer), range(model.config.n_head))
+    rows = []
+    for removed in (set[tuple[int, int]](), *({head} for head in heads)):
+        with eval_mode(model), ablate_heads(model, removed):
+            rows.append(model(tokens)[0, start:].softmax(-1))
+    return torch.stack(rows).float()
 
 
 def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:

@@ -1,17 +1,15 @@
-"""Export activations and scores as NPZ, JSON or table rows."""
+"""Export scores as JSON or table rows."""
 
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from minigpt.errors import escape
-from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, Description
+from minigpt.interpret.descriptions import Description
 from minigpt.interpret.excerpt import Excerpt
 from minigpt.interpret.extract import Activations
-from minigpt.interpret.scores import MEASURES, Score
+from minigpt.interpret.links import LINKS
+from minigpt.interpret.scores import PATTERNS, Score
 from minigpt.storage.checkpoint import Checkpoint
 
 LEARNED = 0.05
@@ -32,52 +30,19 @@ def untrained_warning(checkpoint: Checkpoint) -> str | None:
     )
 
 
-def to_npz(activations: Activations, excerpt: Excerpt, scores: Mapping[str, Score]) -> bytes:
-    """Return an NPZ file with all activations in float32, the tokens, and the scores of each head (L, H).
-
-    NumPy drops NUL characters from `characters`; use `ids` if the text may contain them.
-    """
-    names = ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits", "output_norms")
-    arrays: dict[str, Any] = {name: getattr(activations, name).numpy() for name in names}
-    arrays["characters"] = np.array(excerpt.characters)
-    for name, score in scores.items():
-        arrays[f"score/{name}"], arrays[f"uniform/{name}"] = score.values.numpy(), np.float64(score.uniform)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def to_json(
-    checkpoint: Checkpoint,
-    activations: Activations,
-    excerpt: Excerpt,
-    descriptions: Sequence[Sequence[Description]],
-    scores: Mapping[str, Score],
-    selected: Sequence[tuple[int, int]],
-) -> dict[str, Any]:
-    """Return the excerpt and the scores of the `selected` (layer, head) pairs. Include the weights of a single head."""
-    document = {
-        "checkpoint": escape(checkpoint.path),
-        "step": checkpoint.metadata.step,
-        "validation_loss": checkpoint.metadata.state.validation_loss,
-        "text": checkpoint.tokenizer.decode(excerpt.ids),
-        "characters": excerpt.characters,
-        "source": excerpt.source,
-        "skipped": excerpt.skipped,
-        "max_error": activations.max_error,
-        "heads": [
-            {
-                "layer": layer,
-                "head": head,
-                "attends_to": descriptions[layer][head].phrase,
-                "scores": {name: _score(score, layer, head) for name, score in scores.items()},
-            }
-            for layer, head in selected
-        ],
-    }
-    if len(selected) == 1:
-        document["weights"] = activations.weights[selected[0]].tolist()
-    return document
+def head_entries(
+    descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Iterable[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """Return the phrase and all scores of the `selected` heads, each (layer, head). NaN becomes None."""
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "attends_to": descriptions[layer][head].phrase,
+            "scores": {name: _score(score, layer, head) for name, score in scores.items()},
+        }
+        for layer, head in selected
+    ]
 
 
 def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
@@ -89,39 +54,38 @@ def _score(score: Score, layer: int, head: int) -> dict[str, float | None]:
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def summary_rows(
-    descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and rows of a table with the strongest score of each head, beside its uniform baseline."""
+def to_json(
+    checkpoint: Checkpoint, activations: Activations, excerpt: Excerpt, heads: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the excerpt, and the `head_entries` of some heads. Include the weights of a single head."""
+    document = {
+        "checkpoint": escape(checkpoint.path),
+        "step": checkpoint.metadata.step,
+        "validation_loss": checkpoint.metadata.state.validation_loss,
+        "text": checkpoint.tokenizer.decode(excerpt.ids),
+        "characters": excerpt.characters,
+        "source": excerpt.source,
+        "skipped": excerpt.skipped,
+        "max_error": activations.max_error,
+        "heads": heads,
+    }
+    if len(heads) == 1:
+        document["weights"] = activations.weights[heads[0]["layer"], heads[0]["head"]].tolist()
+    return document
+
+
+def summary_rows(heads: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row for each of the `head_entries`: its strongest score, beside that of uniform attention."""
     rows = []
-    shares = [name for name in scores if name in PHRASES | LINK_PHRASES and not math.isnan(scores[name].uniform)]
-    for layer, head in selected:
-        candidates = [(scores[name].values[layer, head].item(), scores[name].uniform, name) for name in shares]
-        nothing = (math.nan, math.nan, "-")  # a text of one token
-        weight, uniform, best = max(candidates, key=lambda candidate: candidate[0] - candidate[1], default=nothing)
-        numbers = (weight, uniform, scores["distance"].values[layer, head].item())
-        rows.append((f"{layer}.{head}", descriptions[layer][head].phrase, best, *map(_number, numbers)))
-    return ("head", "attends to", "strongest", "weight", "if uniform", "distance"), rows
+    for entry in heads:
+        scores = {name: score for name, score in entry["scores"].items() if score["uniform"] is not None}
+        leads = {name: scores[name]["value"] - scores[name]["uniform"] for name in scores if name in PATTERNS | LINKS}
+        best = max(leads, key=leads.__getitem__, default="-")
+        strongest = scores.get(best, {"value": None, "uniform": None})  # a text of one token has no scores
+        numbers = (strongest["value"], strongest["uniform"], entry["scores"]["distance"]["value"])
+        rows.append((f"{entry['layer']}.{entry['head']}", entry["attends_to"], best, *map(_number, numbers)))
+    return rows
 
 
-def table_rows(
-    descriptions: Sequence[Sequence[Description]], scores: Mapping[str, Score], selected: Sequence[tuple[int, int]]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the header and rows of a table of the selected heads. The first row is the uniform baseline.
-
-    Pattern scores show their lift, such as ×1.5.
-    """
-    rows = [("uniform", "", *(_number(score.uniform) for score in scores.values()))]
-    for layer, head in selected:
-        values = (_with_lift(name, scores[name], layer, head) for name in scores)
-        rows.append((f"{layer}.{head}", descriptions[layer][head].phrase, *values))
-    return ("head", "attends to", *scores), rows
-
-
-def _with_lift(name: str, score: Score, layer: int, head: int) -> str:
-    value, lift = score.values[layer, head].item(), score.lift[layer, head].item()
-    return _number(value) + (f" ×{lift:.1f}" if name not in MEASURES and math.isfinite(lift) else "")
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -42,8 +42,6 @@ class Activations:
     """The residual stream before the first block and after each block, (L + 1, T, C)."""
     logits: Tensor
     """Next-token logits at each position, (T, V)."""
-    output_norms: Tensor
-    """|v_s W_O|, (L, H, S): the norm of a head's output if it attends only to key s."""
     max_error: float
     """The largest difference between kernel and reference, relative to the largest value of the head."""
 
@@ -73,8 +71,17 @@ def extract(model: GPT, ids: Ids) -> Activations:
 
         return capturing_sdpa
 
-    with eval_mode(model), patch_attention(model, capture), capture_residual(model) as residual:
-        logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
+    residual: list[Tensor] = []  # (1, T, C) each
+    hooks = [
+        model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
+        *(block.register_forward_hook(lambda block, inputs, x: residual.append(x)) for block in model.blocks),
+    ]
+    try:
+        with eval_mode(model), patch_attention(model, capture):
+            logits = model(tokens[None].to(model.token_embedding.weight.device))[0]  # (T, V)
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not all(part.isfinite().all() for part in (*residual, logits)):
         raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
     dtype = captured[0][3].dtype
@@ -88,41 +95,13 @@ def extract(model: GPT, ids: Ids) -> Activations:
             f"cannot show the attention of layer {layer}, head {head}: the model's kernel and the reference "
             f"implementation differ by {max_error:.1e}, relative to the largest value"
         )
-    return Activations(
-        ids=tokens,
-        q=q, k=k, v=v, weights=weights,
-        residual=torch.cat(residual).float().cpu(),
-        logits=logits.float().cpu(),
-        output_norms=torch.stack([(v[layer] @ output_weights(model, layer)).norm(dim=-1) for layer in range(len(v))]),
-        max_error=max_error,
-    )  # fmt: skip
-
-
-@contextmanager
-def capture_residual(model: GPT) -> Iterator[list[Tensor]]:
-    """Collect the residual stream (B, T, C), before the first layer and after each layer, in a `with` statement."""
-    residual: list[Tensor] = []
-    hooks = [
-        model.blocks[0].register_forward_pre_hook(lambda block, inputs: residual.append(inputs[0])),
-        *(block.register_forward_hook(lambda block, inputs, x: residual.append(x)) for block in model.blocks),
-    ]
-    try:
-        yield residual
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def output_weights(model: GPT, layer: int) -> Tensor:
-    """Return the rows of W_O that belong to each head, (H, D, C). The layer's output is the sum over heads."""
-    weight = attention_layers(model)[layer].proj.weight.detach().float().cpu()  # (C, H D)
-    return weight.T.reshape(model.config.n_head, -1, model.config.n_embd)
+    return Activations(tokens, q, k, v, weights, torch.cat(residual).float().cpu(), logits.float().cpu(), max_error)
 
 
 @contextmanager
 def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[None]:
     """Replace each layer's attention kernel with `patch(layer, kernel)` in a `with` statement."""
-    layers = attention_layers(model)
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
     before = [attention.kernels for attention in layers]
     try:
         for layer, (attention, kernels) in enumerate(zip(layers, before, strict=True)):
@@ -131,11 +110,6 @@ def patch_attention(model: GPT, patch: Callable[[int, SDPA], SDPA]) -> Iterator[
     finally:
         for attention, kernels in zip(layers, before, strict=True):
             attention.kernels = kernels
-
-
-def attention_layers(model: GPT) -> list[Attention]:
-    """Return the attention module of each layer."""
-    return [module for module in model.modules() if isinstance(module, Attention)]
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from minigpt.text.stories import links
 from minigpt.text.tokenizer import Ids, Tokenizer
 
 LINKS = {
-    "copy": "what followed the same character of the same invented word, earlier in the story",
-    "he": "before a name to which He leads, the earlier names of the boy",
-    "not he": "at the same positions, the names of the girl",
-    "she": "before a name to which She leads, the earlier names of the girl",
-    "not she": "at the same positions, the names of the boy",
-    "pronoun": "before a name to which He or She leads, that pronoun",
+    "she": "the girl's name, after She",
+    "he": "the boy's name, after He",
+    "pronoun": "He or She, before a name",
+    "copy": "how this word went on before",
 }
 """The keys of each link. Its score is the share of attention on them, averaged over the positions with such a link."""
+SCORES = ("copy", "he", "not he", "she", "not she", "pronoun")
+"""The scores of links. "not he" is the attention to the other child's name, at the positions of "he"."""
 
 
 def is_on_stories(data: DataConfig) -> bool:
@@ -35,12 +35,12 @@ def linked_windows(windows: Iterable[Ids], tokenizer: Tokenizer) -> Iterator[tup
 
 
 def link_scores(weights: Tensor, text: str) -> dict[str, Score]:
-    """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of LINKS.
+    """Return the scores of the attention weights (L, H, T, S) for a text of T characters, by the names of SCORES.
 
     A score is NaN if the text has no such link.
     """
     T, weights = len(text), weights.double()
-    masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in LINKS}
+    masks = {name: torch.zeros(T, T, dtype=torch.bool) for name in SCORES}
     for link in links(text):
         masks[link.kind][link.query, list(link.keys)] = True
         if link.rivals:

@@ -15,22 +15,15 @@ from minigpt.interpret.excerpt import whole_characters
 from minigpt.model.gpt import causal_mask
 
 PATTERNS = {
-    "previous": "the previous character",
-    "self": "the query itself",
-    "first": "the first character of the text, often an attention sink (Xiao et al. 2023)",
-    "same": "earlier occurrences of the same character",
-    "induction": "the characters that followed earlier occurrences of the same character (Olsson et al. 2022)",
-    "word": "the first character of the current word",
-    "line": "the first character of the current line",
+    "previous": "the previous letter",
+    "same": "the same letter earlier",
+    "induction": "what followed this letter before",  # Olsson et al. 2022
+    "word": "the start of the word",
+    "line": "the start of the line",
+    "first": "the first letter of the text",  # often an attention sink (Xiao et al. 2023)
+    "self": "this letter itself",
 }
 """The keys of each pattern. Its score is the share of attention on them, averaged over queries that have such keys."""
-MEASURES = {
-    "distance": "mean distance to the attended keys, in characters",
-    "distance without first": "the same, ignoring attention to the first character",
-    "entropy": "entropy of the attention weights, in nats",
-    "top": "weight of the strongest key",
-    "outside line": "share of attention before the current line, ignoring attention to the first character",
-}
 MIN_SHARE, MIN_MARGIN = 0.4, 0.15
 """A head follows a pattern if it gets this share of its attention, and this much more than the baseline."""
 SPACING = 16
@@ -53,7 +46,7 @@ class Score:
 
 
 def head_scores(weights: Tensor, characters: Sequence[str]) -> dict[str, Score]:
-    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, then MEASURES."""
+    """Return all scores of the attention weights (L, H, T, S) by name: PATTERNS, `measures`, `outside_line`."""
     T = len(characters)
     weights = weights.double()
     rows = torch.cat((weights.flatten(0, 1), uniform_attention(T)[None]))  # (L H + 1, T, S)
@@ -66,11 +59,6 @@ def uniform_attention(T: int) -> Tensor:
     """Return uniform causal attention, (T, S)."""
     mask = causal_mask(T, T, torch.device("cpu")).double()
     return mask / mask.sum(-1, keepdim=True)
-
-
-def _occurrences(ids: Sequence[int], part: Sequence[int]) -> list[slice]:
-    slices = (slice(start, start + len(part)) for start in range(len(ids) - len(part) + 1))
-    return [span for span in slices if list(ids[span]) == list(part)]
 
 
 def attention_share(weights: Tensor, keys: Tensor) -> Tensor:
@@ -130,7 +118,7 @@ def _segment_starts(is_inside: Sequence[bool]) -> Tensor:
 
 
 def measures(weights: Tensor) -> dict[str, Tensor]:
-    """Return the MEASURES of attention weights (N, T, S). Each has shape (N,)."""
+    """Return mean distance, entropy and strongest weight of attention (N, T, S). Each has shape (N,)."""
     T = weights.size(-1)
     distance = (torch.arange(T)[:, None] - torch.arange(T)).double()  # (T, S)
     later = weights[:, 1:]
@@ -139,10 +127,10 @@ def measures(weights: Tensor) -> dict[str, Tensor]:
     rest_distance = (rest * distance[2:, 1:]).sum(-1) / rest_sum.clamp_min(1e-12)
     counted = rest_sum > 1e-6
     return {
-        "distance": (later * distance[1:]).sum(-1).mean(-1),
+        "distance": (later * distance[1:]).sum(-1).mean(-1),  # in characters
         "distance without first": (rest_distance * counted).sum(-1) / counted.sum(-1),
-        "entropy": torch.special.entr(later).sum(-1).mean(-1),
-        "top": later.amax(-1).mean(-1) if T > 1 else later.sum((-1, -2)) * math.nan,
+        "entropy": torch.special.entr(later).sum(-1).mean(-1),  # in nats
+        "top": later.amax(-1).mean(-1) if T > 1 else later.sum((-1, -2)) * math.nan,  # the strongest key
     }
 
 
@@ -158,11 +146,11 @@ def outside_line(weights: Tensor, characters: Sequence[str]) -> Tensor:
     return shares[:, queries].mean(-1)
 
 
-def clearness(share: Tensor, baseline: Tensor | float) -> Tensor:
-    """Return by how much a head exceeds what it takes to follow a pattern. It follows it if this is not below zero.
+def follows(share: float, baseline: float) -> bool:
+    """Return whether a head follows a pattern: whether it gives the keys enough of its attention.
 
     Args:
         share: The share of its attention on the keys.
         baseline: The share that uniform attention gives them, or a rival gets.
     """
-    return torch.minimum(share - MIN_SHARE, share - baseline - MIN_MARGIN)
+    return share >= max(MIN_SHARE, baseline + MIN_MARGIN)

@@ -40,18 +40,13 @@ def pack_weights(weights: Mapping[str, Array], exact: bool) -> dict[str, dict[st
 
 def packed_size(weights: Mapping[str, Array], exact: bool) -> int:
     """Return the size in bytes of what `pack_weights(weights, exact)` packs, before base64."""
-    size = 0
-    for weight in weights.values():
-        is_rounded = weight.ndim > 1 and not exact
-        size += weight.size + 4 * len(weight) if is_rounded else 4 * weight.size
-    return size
+    return sum(4 * w.size if exact or w.ndim < 2 else w.size + 4 * len(w) for w in weights.values())
 
 
 def dequantized(weights: Mapping[str, Array]) -> dict[str, Array]:
     """Return the weights as the page has them after `pack_weights(weights, exact=False)`, bit by bit."""
-    page: dict[str, Array] = {}
+    page = {name: weight.astype(np.float32) for name, weight in weights.items()}
     for name, weight in weights.items():
-        page[name] = weight.astype(np.float32)
         if weight.ndim > 1:
             integers, scale = _quantize(weight)
             page[name] = integers.astype(np.float32) * scale[:, None]

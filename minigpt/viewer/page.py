@@ -3,24 +3,20 @@
 Python packs the weights and computes what the page starts with. JavaScript, built from `web/`, does the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt import __version__
-from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.errors import ModelTooLargeError, UserError, ViewError, count, escape
-from minigpt.interpret.descriptions import describe_model
+from minigpt.interpret.descriptions import describe_heads, score_model
 from minigpt.interpret.effects import probabilities_without, strongest_effect
-from minigpt.interpret.excerpt import Excerpt, characters, glyph
+from minigpt.interpret.excerpt import Excerpt, characters
 from minigpt.interpret.export import untrained_warning
 from minigpt.interpret.extract import extract
-from minigpt.interpret.images import grid, small_png
 from minigpt.interpret.scores import are_letters
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
@@ -33,10 +29,8 @@ from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_siz
 
 MAX_WEIGHTS = 12_000_000
 """Maximum size of the packed weights of a model, in bytes. As base64, they take a third more: 16 MB."""
-THUMBNAIL, CELL = 32, 96
-"""Side length of the picture of a head without JavaScript, in weights and in pixels."""
-CONFIG = ("family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias")
-SAMPLE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+CONFIG = {"family", "n_layer", "n_head", "n_embd", "context", "position", "norm", "activation", "qk_norm", "bias"}
+SAMPLE = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
 UNITS = (("hour", 3600, 7200), ("minute", 60, 90), ("second", 1, 0))
 """Units of a duration: name, seconds, and the shortest duration in this unit, in seconds."""
 Data = dict[str, Any]
@@ -88,7 +82,9 @@ def build_page(
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
         models.append(_Shown(other, ids, exact, selected).data(selected, split))
-    warnings = _warnings(checkpoint, excerpt)
+    warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
+    if excerpt.skipped:
+        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
     data: Data = {
         "version": __version__,
         "models": models,
@@ -96,28 +92,12 @@ def build_page(
         "text": text,
         "selected": selected,
         "head": head,
-        "sample": _fields(checkpoint.config.sample, SAMPLE),
+        "sample": checkpoint.config.sample.model_dump(include=SAMPLE),
         "warnings": warnings,
     }
     if tokenizer.kind == "char":
         data["vocabulary"] = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
-    return assemble(
-        data,
-        title=f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}",
-        summary=_sentence(checkpoint),
-        warnings=warnings,
-        letters=characters(tokenizer, ids),
-        selected=selected,
-        expected=first.expected(selected),
-        image=first.image(),
-    )
-
-
-def _warnings(checkpoint: Checkpoint, excerpt: Excerpt) -> list[str]:
-    warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
-    if excerpt.skipped:
-        warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")
-    return warnings
+    return assemble(data, f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}")
 
 
 def check_size(checkpoint: Checkpoint, exact: bool) -> None:
@@ -172,35 +152,20 @@ class _Shown:
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
         heads: list[list[Data]] = []
         if isinstance(model, GPT):
-            described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
-            heads = [[asdict(description) for description in layer] for layer in described]
+            scores = score_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
+            heads = [[asdict(description) for description in layer] for layer in describe_heads(scores)]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
         return {
             "name": escape(checkpoint.run_name),
             "step": checkpoint.metadata.step,
             "parameters": checkpoint.metadata.parameters,
             "summary": _summary(checkpoint),
-            "config": _fields(checkpoint.config.model, CONFIG),
+            "config": checkpoint.config.model.model_dump(include=CONFIG),
             "weights": pack_weights(in_order, self.exact),
             "check": {"ids": self.ids[: at + 1].tolist(), "logits": self.logits[at].tolist()},
             "rounding": self.rounding,
             "heads": heads,
         }
-
-    def expected(self, selected: int) -> str:
-        """Return a sentence with the most likely next letter."""
-        share, i = self.probabilities[selected].max(-1)
-        (letter,) = characters(self.checkpoint.tokenizer, np.array([int(i)]))
-        return f"After the marked letter, the model expects “{glyph(letter)}” with a probability of {share:.0%}."
-
-    def image(self) -> bytes | None:
-        """Return a picture of the attention of all heads, as PNG, or None if there are no heads."""
-        if not isinstance(self.model, GPT):
-            return None
-        weights = extract(self.model, self.ids).weights
-        small = F.adaptive_max_pool2d(weights, min(THUMBNAIL, weights.size(-1)))  # each pixel is its largest weight
-        small = (31 * small.sqrt()).round().div(31).square()  # 32 shades make the file a third smaller
-        return small_png(grid(small, CELL))
 
 
 @torch.no_grad()
@@ -221,22 +186,16 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
         if (start.layer, start.head) != (None, None):
             raise UserError("a recurrent network has no layers of heads")
         return first + int(shown.probabilities[first : last + 1].amax(-1).argmax()), None
-    allowed = torch.ones(config.n_layer, config.n_head, dtype=torch.bool)
-    for index, dim, name in ((start.layer, 0, "layer"), (start.head, 1, "head")):
-        if index is not None and not 0 <= index < allowed.size(dim):
-            raise UserError(f"no {name} {index}: this model has {name}s 0 to {allowed.size(dim) - 1}")
-        if index is not None:
-            allowed &= (torch.arange(allowed.size(dim)) == index).view((-1, 1) if dim == 0 else (1, -1))
+    L, H = config.n_layer, config.n_head
+    allowed = torch.tensor([start.layer in (None, at // H) and start.head in (None, at % H) for at in range(L * H)])
+    if not allowed.any():
+        raise UserError(f"there is no such head: this model has layers 0 to {L - 1}, with heads 0 to {H - 1}")
     without = probabilities_without(shown.model, shown.ids[: last + 1], first)
     focus = extract(shown.model, shown.ids).weights.amax(-1).flatten(0, 1)[:, first : last + 1]
     is_letter = [*are_letters(characters(shown.checkpoint.tokenizer, shown.ids)), False]
     before_letter = torch.tensor(is_letter[first + 1 : last + 2])
-    position, head = strongest_effect(without, focus, allowed.flatten(), before_letter)
-    return first + position, divmod(head, config.n_head)
-
-
-def _fields(section: ModelConfig | SampleConfig, names: Sequence[str]) -> Data:
-    return {name: getattr(section, name) for name in names}
+    position, head = strongest_effect(without, focus, allowed, before_letter)
+    return first + position, divmod(head, H)
 
 
 def _summary(checkpoint: Checkpoint) -> str:
@@ -252,10 +211,3 @@ def _summary(checkpoint: Checkpoint) -> str:
     unit, size = next((name, size) for name, size, shortest in UNITS if seconds >= shortest)
     date = last_start(folder.parent.parent, metadata.step) if folder.parent.name == CHECKPOINTS else ""
     return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)
-
-
-def _sentence(checkpoint: Checkpoint) -> str:
-    """Return a line that says what the page shows."""
-    config, weights = checkpoint.config.model, checkpoint.metadata.parameters
-    kind = f"recurrent network ({config.family.upper()})" if config.is_recurrent else "GPT"
-    return f"A {kind} of {weights:,} weights, {_summary(checkpoint)}. It runs inside this page."

@@ -2,8 +2,10 @@
 
 import json
 import math
+import operator
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +52,31 @@ def lengths(path: Path = LENGTHS) -> list[Run]:
             run |= {name: [point[name] for point in own], f"{name} exponent": slope(own, name)}
         found.append(run)
     return found
+
+
+def measure(quantity: str, runs: Sequence[Run]) -> list[float]:
+    """Return the values of a quantity, one for each seed, from the recorded runs of its question.
+
+    Raises:
+        KeyError: No run has the variant or the value.
+    """
+    variants = {run["variant"] for run in runs}
+
+    def by_seed(term: str) -> dict[int, float]:
+        variant, _, key = (term, "", "loss") if term in variants else term.rpartition("/")
+        values = {run["seed"]: _value(run, key) for run in runs if run["variant"] == variant}
+        if not values:
+            raise KeyError(f"no runs of {term!r}")
+        return dict(sorted(values.items()))
+
+    for sign, combine in ((" - ", operator.sub), (" / ", operator.truediv)):
+        if quantity not in variants and sign in quantity:
+            left, right = map(by_seed, quantity.split(sign))
+            return [round(combine(value, right[seed]), 8) for seed, value in left.items() if seed in right]
+    return list(by_seed(quantity).values())
+
+
+def _value(run: Run, key: str) -> float:
+    """Return a value of a run, or the mean of a part of a list: `KEY[a:b]`."""
+    name, *part = re.split(r"\[|:|]", key)
+    return statistics.fmean(run[name][int(part[0]) - 1 : int(part[1])]) if part else float(run[name])

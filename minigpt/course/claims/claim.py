@@ -1,6 +1,6 @@
 """Claims: true statements about attention, each with what is often said instead and what decides it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -55,6 +55,9 @@ class Result:
 def decide(claim: Claim, part: str) -> Result:
     """Run the check of a claim of the theme `part`, compare its recorded runs, and return the result."""
     finding = claim.check() if claim.check else Finding(bool(claim.trained), "")
+    where = claim.trained[0].page_path if claim.trained else ""
+    if check := claim.check:
+        where = f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
     holds = finding.holds and all(experiment.holds() for experiment in claim.trained)
     return Result(
         claim.id,
@@ -65,13 +68,8 @@ def decide(claim: Claim, part: str) -> Result:
         claim.mistake,
         finding.measured,
         [experiment.text() for experiment in claim.trained],
-        location(claim.check) if claim.check else claim.trained[0].page_path,
+        where,
     )
-
-
-def location(check: Callable[..., object]) -> str:
-    """Return the file and line where a check is defined."""
-    return f"{check.__module__.replace('.', '/')}.py:{check.__code__.co_firstlineno}"
 
 
 def fmt(value: float | Tensor | Sequence[float]) -> str:
@@ -84,12 +82,6 @@ def fmt(value: float | Tensor | Sequence[float]) -> str:
     if 1e-3 <= abs(value) < 1e6:
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:.0e}"
-
-
-def fmt_named(values: Mapping[str, float | Sequence[float]]) -> str:
-    """Format numbers with their names: 0.687 (RNN), 0.27 (LSTM)."""
-    separator = "; " if any(isinstance(value, Sequence) for value in values.values()) else ", "
-    return separator.join(f"{fmt(value)} ({name})" for name, value in values.items())
 
 
 def max_abs(difference: Tensor) -> float:

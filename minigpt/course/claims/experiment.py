@@ -1,18 +1,15 @@
 """Recorded training runs that decide a claim.
 
-The lab notebook (docs/project/lab) records all runs in runs.jsonl, and measurements against the length of the text in
-lengths.jsonl. `scripts/make_docs` copies the numbers that the
-claims use into recorded.json, so that no number is typed twice and an installed minigpt has them.
+`scripts/make_docs` copies the numbers that the claims use from the lab notebook (docs/project/lab) into recorded.json,
+so that no number is typed twice and an installed minigpt has them.
 """
 
 import json
-import operator
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 RECORDED = Path(__file__).with_name("recorded.json")
 
@@ -66,31 +63,3 @@ def mean_and_error(values: Sequence[float]) -> str:
     style = ".0e" if 0 < abs(mean) < 0.0005 else ".3f"
     error = f" ± {statistics.stdev(values) / len(values) ** 0.5:{style}}" if len(values) > 1 else ""
     return f"{mean:{style}}{error}"
-
-
-def measure(quantity: str, runs: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the values of a quantity, one for each seed, from the recorded runs of its question.
-
-    Raises:
-        KeyError: No run has the variant or the value.
-    """
-    variants = {str(run["variant"]) for run in runs}
-
-    def by_seed(term: str) -> dict[int, float]:
-        variant, _, key = (term, "", "loss") if term in variants else term.rpartition("/")
-        values = {int(str(run["seed"])): _value(run, key) for run in runs if run["variant"] == variant}
-        if not values:
-            raise KeyError(f"no runs of {term!r}")
-        return dict(sorted(values.items()))
-
-    for sign, combine in ((" - ", operator.sub), (" / ", operator.truediv)):
-        if quantity not in variants and sign in quantity:
-            left, right = map(by_seed, quantity.split(sign))
-            return [round(combine(value, right[seed]), 8) for seed, value in left.items() if seed in right]
-    return list(by_seed(quantity).values())
-
-
-def _value(run: dict[str, Any], key: str) -> float:
-    """Return a value of a run, or the mean of a part of a list: `KEY[a:b]`."""
-    name, *part = re.split(r"\[|:|]", key)
-    return statistics.fmean(run[name][int(part[0]) - 1 : int(part[1])]) if part else float(run[name])

@@ -105,14 +105,10 @@ def steps_counted() -> Finding:
         for position in range(100):
             state = cell(state if text is None else text[position], state)  # without a text, feeds its output back
 
+    settings, embedding = SampleConfig(length=100), model.token_embedding
     steps = [
-        len(record_inputs(model.token_embedding, lambda: model(ids[None]))),
-        len(
-            record_inputs(
-                model.token_embedding,
-                lambda: list(generate_ids(TorchEngine(model), ids[:1].numpy(), SampleConfig(length=100))),
-            )
-        ),
+        len(record_inputs(embedding, lambda: model(ids[None]))),
+        len(record_inputs(embedding, lambda: list(generate_ids(TorchEngine(model), ids[:1].numpy(), settings)))),
         len(record_inputs(cell, lambda: recur(normal(100, WIDTH, claim=81)))),
         len(record_inputs(cell, lambda: recur(None))),
     ]

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from by_hand import compute
 
-from minigpt.course.by_hand import W_K, W_Q, W_V, X, compute
+from minigpt.course.by_hand import W_K, W_Q, W_V, X
 from minigpt.course.small_models import EXACT, small_attention
 
 

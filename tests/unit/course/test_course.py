@@ -1,6 +1,5 @@
 """The course: its code, its numbers, its solutions and its figures."""
 
-import json
 import re
 import signal
 import statistics
@@ -11,13 +10,18 @@ from typing import Any
 import course_book
 import pytest
 import torch
-from course_pages import PAGES, assembled, blocks, page
+from course_pages import assembled, blocks, page
+from random_models import TEXT, checkpoint
 
 from minigpt.course import networks
 from minigpt.course.chapters import CHAPTERS, SEEDS, Chapter, book_range
 from minigpt.course.worker import check
 from minigpt.errors import UserError
-from minigpt.storage.checkpoint import load_checkpoint
+from minigpt.interpret.extract import ablate_heads
+from minigpt.model.gpt import GPT
+from minigpt.model.load import load_transformer
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import Training
 
 
@@ -59,20 +63,6 @@ def test_solutions_run(mygpt: Path, chapter: Chapter, monkeypatch: pytest.Monkey
             exec(compile(code, chapter.page, "exec"), {})  # noqa: S102
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: str(chapter.number))
-def test_pages_follow_the_plan(chapter: Chapter) -> None:
-    text = page(chapter)
-    assert text.startswith(f"# {chapter.number}. {chapter.title}")
-    assert f"minigpt course run {chapter.number}" in text
-    assert f"minigpt course check {chapter.number} mygpt.py" in text
-    assert 'class="predict"' in text
-    assert 'figure class="course"' in text
-    assert "She says" in text
-    assert "{{" not in text
-    words = len(text.split())
-    assert 1100 <= words <= 2200  # code and numbers included
-
-
 def test_numbers_have_the_values_of_five_seeds() -> None:
     for chapter in CHAPTERS:
         recorded = chapter.recorded()
@@ -85,65 +75,69 @@ def test_a_range_is_wider_than_the_seeds() -> None:
     assert book_range([3.0, 3.0]) == (3.0, 3.0)
 
 
-def test_bars_show_the_recorded_numbers() -> None:
-    data = json.loads((PAGES / "figures-data.js").read_text(encoding="utf-8").removeprefix("window.COURSE = ")[:-2])
-    means = {round(statistics.fmean(v), 4) for chapter in CHAPTERS for v in chapter.recorded().values()}
-    shown = [value for figure in ("positions", "heads", "layers") for one in data[figure] for _, value in one["rows"]]
-    assert len([value for value in shown if value in means]) >= len(shown) - 4  # differences of heads
-    figures = {re.findall(r'data-figure="(\w+)"', page(chapter))[0] for chapter in CHAPTERS}
-    drawn = (PAGES / "figures.js").read_text(encoding="utf-8")
-    assert all(name in data or f"    {name}(" in drawn for name in figures)
-
-
-def test_every_figure_has_a_small_picture() -> None:
-    """Without JavaScript, and on GitHub, it is all that a reader sees. scripts/make_figures takes the pictures."""
-    wanted = set()
-    for chapter in CHAPTERS:
-        text = page(chapter)
-        for name, source, alt in re.findall(r'data-figure="(\w+)"><img src="(.+?)" alt="(.+?)">', text):
-            assert (source, bool(alt)) == (f"images/{name}.png", True)
-            wanted.add(source)
-        for panels, source in re.findall(r'<a href="../live.html#only=(.+?)"><img src="(.+?)" alt=".+?"></a>', text):
-            assert source == f"images/live-{panels.replace(',', '-')}.png"
-            wanted.add(source)
-        assert len(re.findall("<img ", text)) == len(re.findall("data-figure=|#only=", text)), chapter.page
-    assert {f"images/{path.name}" for path in (PAGES / "images").iterdir()} == wanted
-    assert len(wanted) > 10
-    assert all(500 < (PAGES / path).stat().st_size < 60_000 for path in wanted)
-
-
-def test_a_page_shows_the_range_of_the_seeds_beside_the_wider_range_of_the_book() -> None:
+def test_pages_get_the_recorded_numbers() -> None:
     chapter = CHAPTERS[-1]
-    values = chapter.recorded()["gpt"]
-    filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds-->", chapter)
-    assert filled == f"{min(values):.3f} to {max(values):.3f}<!--n:gpt seeds-->"
-    assert filled.partition("<")[0] != chapter.numbers["gpt"].show_range(values)
+    number, values = chapter.numbers["gpt"], chapter.recorded()["gpt"]
+    filled = course_book.fill("1.0 to 2.0<!--n:gpt seeds--> and 1.0 to\n2.0<!--n:gpt range-->.", chapter)
+    seeds = f"{min(values):.3f} to {max(values):.3f}"
+    assert filled == f"{seeds}<!--n:gpt seeds--> and {number.show_range(values)}<!--n:gpt range-->."
+    assert number.show_range(values) != seeds, "the range of the book is wider"
 
 
-def test_a_range_that_a_line_break_splits_is_filled_in_once() -> None:
-    filled = course_book.fill("and 1.0 to\n2.0<!--n:gpt range-->.", CHAPTERS[-1])
-    assert filled == f"and {CHAPTERS[-1].numbers['gpt'].show_range(CHAPTERS[-1].recorded()['gpt'])}<!--n:gpt range-->."
-    assert not [chapter.page for chapter in CHAPTERS if re.search(r"(\S+ to)\s+\1 ", page(chapter))]
-
-
-def test_chapters_6_and_9_train_no_longer_than_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both took more than a minute on two slow cores."""
-    calls: dict[str, Any] = {}
+def test_chapter_6_trains_no_longer_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took more than a minute on two slow cores."""
+    calls: dict[str, int] = {}
 
     def trained(name: str, seed: int, changes: dict[str, Any]) -> str:
-        calls[name] = changes
-        if name == "9":
-            raise KeyboardInterrupt
+        calls[name] = changes["train.steps"]
         return name
 
     monkeypatch.setattr(networks, "trained", trained)
     monkeypatch.setattr(networks, "loss", lambda name: 1.0 + len(name))
     assert set(networks.positions(1)) == set(CHAPTERS[5].numbers)
     assert list(calls) == ["6-rotary", "6-learned", "6-none", "6-rotary-one-layer", "6-none-one-layer"]
-    assert sum(changes["train.steps"] for changes in calls.values()) == 1250
-    with pytest.raises(KeyboardInterrupt):
-        networks.learned(1)
-    assert not {"train.eval_every", "train.save_every"} & set(calls["9"])  # only at the end
+    assert sum(calls.values()) == 1250
+
+
+def test_chapter_9_measures_the_copying_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = networks.trained
+    monkeypatch.setattr(networks, "trained", lambda *key_and_changes: trained(*key_and_changes[:2], SHORT))
+    numbers, recorded = networks.learned(1), CHAPTERS[8].recorded()
+    assert set(numbers) == set(recorded)
+    assert round(numbers["uniform"], 6) == recorded["uniform"][0], "it depends only on the text"
+    assert numbers["copy 0"] == pytest.approx(numbers["copy"], rel=1e-3), "the model has hardly learned"
+    assert numbers["copy 0"] != numbers["copy"]
+    assert numbers["least"] <= numbers["without copy"] <= numbers["most"]
+
+    def attending_to_all(checkpoint: Checkpoint) -> GPT:
+        model = load_transformer(checkpoint)
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        return model
+
+    monkeypatch.setattr(networks, "load_transformer", attending_to_all)
+    changed = networks.learned(1)
+    assert changed["copy"] == pytest.approx(numbers["uniform"])
+    assert changed["copy 0"] != pytest.approx(numbers["uniform"], rel=1e-3)
+
+
+SHORT = {"model.context": 128, "model.n_layer": 1, "optim.lr": 1e-6, "optim.muon_lr": 1e-6, "train.steps": 1}
+
+
+def test_the_cost_of_a_head_is_the_rise_of_the_loss_without_it() -> None:
+    loaded = checkpoint()
+    model, ids = load_transformer(loaded), loaded.tokenizer.encode(TEXT)
+    windows = [ids[:30], ids[30:60]]
+
+    def mean_loss() -> float:
+        return statistics.fmean(evaluate(model, window, loaded.tokenizer).loss for window in windows)
+
+    costs, usual = networks.head_costs(model, loaded.tokenizer, windows), mean_loss()
+    with ablate_heads(model, {(1, 0)}):
+        assert costs[1, 0].item() == pytest.approx(mean_loss() - usual, abs=1e-6)
+    assert costs.shape == (2, 2)
+    assert len(costs.unique()) == 4
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

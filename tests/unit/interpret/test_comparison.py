@@ -3,13 +3,16 @@
 import math
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from compared import measured
 from forgery import STEPS
 
+from minigpt.errors import CheckpointError
 from minigpt.interpret.comparison import compare, measure, read_curve
 from minigpt.model.device import Runtime
 from minigpt.storage.checkpoint import load_checkpoint
@@ -99,3 +102,10 @@ def test_a_run_is_measured_as_it_was_trained(finished_run: Path, tmp_path: Path)
     assert run.curve.characters_per_second > 0
     rounded = measure("r", checkpoint, Runtime("cpu", "bfloat16", False, 1))
     assert 0 < abs(rounded.result.loss - run.result.loss) < 0.02
+
+
+def test_a_loss_that_is_not_finite_is_an_error(finished_run: Path) -> None:
+    checkpoint = load_checkpoint(str(finished_run))
+    weights = {name: np.full_like(weight, np.nan) for name, weight in checkpoint.weights.items()}
+    with pytest.raises(CheckpointError, match="r: the loss is nan; an earlier checkpoint may work"):
+        measure("r", replace(checkpoint, weights=weights), CPU)

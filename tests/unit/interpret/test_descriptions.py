@@ -5,8 +5,9 @@ import pytest
 import torch
 from random_models import checkpoint
 
-from minigpt.interpret.descriptions import LINK_PHRASES, PHRASES, describe_heads, describe_model, mean_scores
-from minigpt.interpret.scores import pattern_keys, uniform_attention
+from minigpt.interpret.descriptions import describe_heads, mean_scores, score_model
+from minigpt.interpret.links import LINKS
+from minigpt.interpret.scores import PATTERNS, pattern_keys, uniform_attention
 from minigpt.model.load import load_transformer
 from minigpt.text.stories import links, stories
 
@@ -29,7 +30,7 @@ def phrase_of(*heads: torch.Tensor, text: str = TEXT) -> list[str]:
 
 def test_a_head_on_the_keys_of_a_pattern_gets_its_phrase() -> None:
     keys = pattern_keys(list(TEXT))
-    assert phrase_of(*(head_on(keys[name]) for name in PHRASES)) == list(PHRASES.values())
+    assert phrase_of(*(head_on(keys[name]) for name in PATTERNS)) == list(PATTERNS.values())
 
 
 def test_heads_without_a_pattern_say_so() -> None:
@@ -54,7 +55,7 @@ def test_a_phrase_needs_a_share_of_the_attention() -> None:
     assert phrase_of(weights, head_on(previous, 0.25), head_on(previous, 0.4)) == [
         "no clear pattern",
         "no clear pattern",
-        PHRASES["previous"],
+        PATTERNS["previous"],
     ]
 
 
@@ -85,7 +86,7 @@ def test_scores_are_means_over_windows() -> None:
     previous, itself = (head_on(keys[name])[None, None] for name in ("previous", "self"))
     text = list(TEXT)
     ((mixed,),) = describe_heads(mean_scores([(previous, text), (previous, text), (itself, text)]))
-    assert mixed.phrase == PHRASES["previous"]
+    assert mixed.phrase == PATTERNS["previous"]
     ((alone,),) = describe_heads(mean_scores([(previous, text)]))
     assert mixed.evidence[0].value < alone.evidence[0].value
 
@@ -109,8 +110,8 @@ def test_links_of_stories_come_before_patterns() -> None:
     weights = torch.stack(heads)[None]
     (described,) = describe_heads(mean_scores([(weights, list(text))], [(weights, text)]))
     assert [description.phrase for description in described] == [
-        LINK_PHRASES["she"], LINK_PHRASES["he"], "the name that He or She means", LINK_PHRASES["pronoun"],
-        LINK_PHRASES["copy"], PHRASES["previous"], LINK_PHRASES["she"], PHRASES["previous"],
+        LINKS["she"], LINKS["he"], "the name that He or She means", LINKS["pronoun"],
+        LINKS["copy"], PATTERNS["previous"], LINKS["she"], PATTERNS["previous"],
     ]  # fmt: skip
     labels = [one.label for one in described[0].evidence]
     assert labels[0] == "attention to the girl's name, after She"
@@ -124,16 +125,13 @@ def test_links_of_stories_come_before_patterns() -> None:
     assert both.phrase == "many letters at once"
 
 
-def test_a_model_is_described_over_the_split_or_the_excerpt() -> None:
+def test_a_model_is_scored_over_the_split_or_the_excerpt() -> None:
     loaded = checkpoint(context=32)
     model, split = load_transformer(loaded), loaded.tokenizer.encode("Speak, speak.\nAll:\n" * 20)
-    data = loaded.config.data
-    over_split = describe_model(model, loaded.tokenizer, data, split[:10], split)
-    assert over_split == describe_model(model, loaded.tokenizer, data, split[:20], split)
-    alone = describe_model(model, loaded.tokenizer, data, split[:10], None)
-    assert alone == describe_model(model, loaded.tokenizer, data, split[:10], split[:31])  # less than a window
-    assert alone != over_split
-    one = describe_model(model, loaded.tokenizer, data, np.array([3]), None)
-    assert {description.phrase for layer in one for description in layer} == {"no clear pattern", PHRASES["first"]} & {
-        description.phrase for layer in one for description in layer
-    }
+
+    def phrases(excerpt: np.ndarray, split: np.ndarray | None) -> object:
+        return describe_heads(score_model(model, loaded.tokenizer, loaded.config.data, excerpt, split))
+
+    assert phrases(split[:10], split) == phrases(split[:20], split) != phrases(split[:10], None)
+    assert phrases(split[:10], None) == phrases(split[:10], split[:31]), "less than a window"
+    assert phrases(split[:1], None)

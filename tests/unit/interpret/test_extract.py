@@ -56,8 +56,6 @@ def test_activations_are_those_of_the_forward_pass(family: str, position: str) -
             assert torch.allclose(
                 attention_stages(activations, layer, head)["softmax"], activations.weights[layer, head], atol=1e-6
             )
-            direct = activations.v[layer, head] @ block.attention.proj.weight[:, 8 * head : 8 * head + 8].T
-            assert torch.allclose(activations.output_norms[layer, head], direct.norm(dim=-1), atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from minigpt.interpret.links import LINKS, link_scores
+from minigpt.interpret.links import SCORES, link_scores
 from minigpt.text.stories import links, stories
 
 
@@ -17,7 +17,7 @@ def test_a_head_on_the_links_scores_one_and_uniform_attention_scores_the_baselin
         weights[0, 1, link.query] = 0
         weights[0, 1, link.query, link.keys[0]] = 1
     scores = link_scores(weights, text)
-    assert scores.keys() == LINKS.keys()
+    assert scores.keys() == {*SCORES}
     assert [score.values[0, 1].item() for score in scores.values()] == [1, 1, 0, 1, 0, 0]
     for score in scores.values():
         assert score.values[0, 0].item() == pytest.approx(score.uniform)

@@ -8,10 +8,9 @@ import torch
 from minigpt.interpret.excerpt import characters
 from minigpt.interpret.extract import Activations
 from minigpt.interpret.scores import (
-    MEASURES,
     PATTERNS,
     are_letters,
-    clearness,
+    follows,
     head_scores,
     outside_line,
     pattern_keys,
@@ -106,8 +105,8 @@ def test_only_a_text_with_spaces_has_words(text: str, has_words: bool, is_byte: 
 
 
 def test_a_head_follows_a_pattern_that_gets_a_share_and_more_than_the_baseline() -> None:
-    shares, baselines = torch.tensor([0.39, 0.41, 0.9, 0.9]), torch.tensor([0.0, 0.0, 0.76, 0.74])
-    assert (clearness(shares, baselines) >= 0).tolist() == [False, True, False, True]
+    scores = ((0.39, 0.0), (0.41, 0.0), (0.9, 0.76), (0.9, 0.74))
+    assert [follows(*score) for score in scores] == [False, True, False, True]
 
 
 def test_induction_has_earlier_keys_only() -> None:
@@ -119,7 +118,7 @@ def test_induction_has_earlier_keys_only() -> None:
 def test_scores_without_keys_are_nan(text: str) -> None:
     T = len(text)
     scores = head_scores(torch.ones(2, 2, T, T).tril() / torch.arange(1, T + 1)[:, None], list(text))
-    assert scores.keys() == PATTERNS.keys() | MEASURES.keys()
+    assert scores.keys() == PATTERNS.keys() | {"distance", "distance without first", "entropy", "top", "outside line"}
     if T == 1:
         assert all(math.isnan(score.uniform) for score in scores.values())
     assert all(score.values.shape == (2, 2) for score in scores.values())

@@ -2,9 +2,7 @@
 
 import base64
 import hashlib
-import io
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from pages import Elements, page_data, page_json, unpack
-from PIL import Image
 from random_models import TEXT, checkpoint, excerpt, recurrent
 
 from minigpt.config.presets import presets, read_preset
@@ -43,9 +40,6 @@ def rounded(loaded: Checkpoint) -> Checkpoint:
 def probabilities(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
     found: torch.Tensor = model(torch.tensor([ids]))[0].softmax(-1)
     return found
-
-
-# ---- content ----
 
 
 def test_the_same_checkpoint_and_text_give_the_same_bytes() -> None:
@@ -109,24 +103,11 @@ def test_a_start_of_ones_own() -> None:
     data = page_data(build_page(loaded, text, start=Start(layer=1, at_end=True)))
     assert (data["selected"], data["head"][0]) == (len(text.ids) - 1, 1)
     assert page_data(build_page(loaded, text, start=Start(1, 0)))["head"] == [1, 0]
-    for start, problem in (
-        (Start(layer=2), "no layer 2: this model has layers 0 to 1"),
-        (Start(head=-1), "no head -1"),
-    ):
-        with pytest.raises(UserError, match=problem):
+    for start in (Start(layer=2), Start(head=-1)):
+        with pytest.raises(UserError, match="no such head: this model has layers 0 to 1, with heads 0 to 1"):
             build_page(loaded, text, start=start)
     with pytest.raises(UserError, match="has no layers of heads"):
         build_page(recurrent(), text, start=Start(layer=0))
-
-
-def test_heads_come_with_a_phrase_and_evidence() -> None:
-    loaded = checkpoint()
-    (model,) = page_data(build_page(loaded, excerpt(loaded), split=loaded.tokenizer.encode(TEXT * 8)))["models"]
-    assert [len(layer) for layer in model["heads"]] == [2, 2]
-    for head in (head for layer in model["heads"] for head in layer):
-        assert head["phrase"]
-        labels = [one["label"] for one in head["evidence"]]
-        assert {"attention to the previous letter", "mean distance, in letters", "entropy, in nats"} <= {*labels}
 
 
 def test_other_models_share_the_vocabulary() -> None:
@@ -153,10 +134,7 @@ def test_a_model_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelTooLargeError, match="the weights of large take") as error:
         build_page(large, excerpt(large), exact=True)
     assert error.value.fits_rounded
-
-
-def test_a_large_model_beside_a_small_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = checkpoint(), checkpoint(width=48, name="large")
+    monkeypatch.undo()
     monkeypatch.setattr(viewer_page, "MAX_WEIGHTS", packed_size(small.weights, exact=False))
     with pytest.raises(ModelTooLargeError, match="the weights of large") as error:
         build_page(small, excerpt(small), others=[small, large])
@@ -172,17 +150,14 @@ def test_every_preset_fits() -> None:
 
 def test_a_recurrent_network_has_no_heads() -> None:
     loaded = recurrent()
-    data = page_data(page := build_page(loaded, excerpt(loaded)))
+    data = page_data(build_page(loaded, excerpt(loaded)))
     (model,) = data["models"]
     assert (data["head"], model["heads"], model["config"]["family"]) == (None, [], "lstm")
-    assert "A recurrent network (LSTM) of " in text_of(page)
-    assert "<img" not in page
 
 
 @pytest.mark.parametrize("text", ["a", "\n", "ap"])
-@pytest.mark.parametrize("vocabulary", ["", TEXT])
-def test_the_smallest_texts_and_vocabularies_work(text: str, vocabulary: str) -> None:
-    loaded = checkpoint(text[0] + vocabulary if vocabulary else text, context=8)
+def test_the_smallest_texts_and_vocabularies_work(text: str) -> None:
+    loaded = checkpoint(text, context=8)
     data = page_data(build_page(loaded, excerpt(loaded, text)))
     assert data["text"] == text
     assert 0 <= data["selected"] < len(text)
@@ -199,40 +174,6 @@ def test_parts_of_characters_are_cut_from_the_ends() -> None:
         assert page_data(build_page(loaded, replace(cut, ids=np.array(ids))))["text"] == expected
 
 
-def test_a_page_without_weights_is_small() -> None:
-    letters = "".join(map(chr, range(33, 33 + 65)))
-    loaded = checkpoint(letters, layers=6, heads=6, width=96, context=256)
-    text = excerpt(loaded, "".join(np.random.default_rng(0).choice(list(letters), 200)))
-    page = build_page(loaded, text)
-    weights = page_data(page)["models"][0]["weights"]
-    packed = sum(len(part["data"]) + len(part.get("scale", "")) for part in weights.values())
-    assert packed < 1.4 * sum(weight.size for weight in loaded.weights.values())
-    assert len(page.encode()) - packed < 500_000
-
-
-# ---- without JavaScript ----
-
-
-def text_of(page: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("<script")[0]))
-
-
-def test_without_javascript_the_page_shows_the_text_and_all_heads() -> None:
-    loaded = checkpoint(layers=3, heads=4, step=1234, name="my run")
-    page = build_page(loaded, excerpt(loaded))
-    data = page_data(page)
-    assert "my run, step 1,234" in text_of(page)
-    best = probabilities(load_model(rounded(loaded)), loaded.tokenizer.encode(TEXT).tolist())[data["selected"]]
-    assert f"with a probability of {best.max():.0%}" in text_of(page)
-    (marked,) = re.findall("<mark>(.*?)</mark>", page, re.DOTALL)
-    assert marked == TEXT[data["selected"]]
-    (found,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    image = Image.open(io.BytesIO(base64.b64decode(found)))
-    assert image.width * 3 == pytest.approx(image.height * 4)
-    darkest, lightest = image.convert("L").getextrema()
-    assert darkest < 100 < 240 < lightest
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.2, "0 seconds"), (1, "1 second"), (89, "89 seconds"), (125, "2 minutes"), (9000, "2 hours")],
@@ -241,7 +182,6 @@ def test_the_page_says_how_long_the_model_was_trained(seconds: float, expected: 
     loaded = checkpoint()
     loaded.metadata.state.seconds = seconds
     page = build_page(loaded, excerpt(loaded))
-    assert f"A GPT of 1 weights, trained in {expected}. It runs inside this page." in text_of(page)
     assert page_data(page)["models"][0]["summary"] == f"trained in {expected}"
 
 
@@ -256,7 +196,7 @@ def test_the_page_says_how_long_the_model_was_trained(seconds: float, expected: 
 def test_an_untrained_model_gets_a_warning(changes: dict[str, Any], warning: bool) -> None:
     loaded = checkpoint(**changes)
     page = build_page(loaded, excerpt(loaded))
-    assert ("This model " in text_of(page)) == warning == bool(page_data(page)["warnings"])
+    assert bool(page_data(page)["warnings"]) == warning
 
 
 def test_a_model_with_the_weights_of_another_is_not_untrained() -> None:
@@ -265,9 +205,8 @@ def test_a_model_with_the_weights_of_another_is_not_untrained() -> None:
     tuned = {"origin": Origin(run="first-1", step=30, sha256="")}
     for changes, said in ((imported, "imported from nanoGPT"), (tuned, "with the weights of first-1, step 30")):
         one = replace(loaded, metadata=loaded.metadata.model_copy(update=changes))
-        page = build_page(one, excerpt(one))
-        assert page_data(page)["warnings"] == []
-        assert said in text_of(page)
+        data = page_data(build_page(one, excerpt(one)))
+        assert (data["warnings"], data["models"][0]["summary"]) == ([], said)
 
 
 @pytest.mark.parametrize(("chosen", "selected"), [(0, 0), (1, 4), (3, 4), (4, 4), (5, 6), (7, 7)])
@@ -279,17 +218,15 @@ def test_the_selected_byte_ends_a_character(monkeypatch: pytest.MonkeyPatch, cho
 
 def test_a_cut_text_gets_a_warning() -> None:
     loaded = checkpoint()
-    assert "first 300 tokens" in text_of(build_page(loaded, excerpt(loaded, skipped=300)))
-
-
-# ---- safety ----
+    (warning,) = page_data(build_page(loaded, excerpt(loaded, skipped=300)))["warnings"]
+    assert "first 300 tokens" in warning
 
 
 def test_hostile_text_cannot_open_or_close_an_element() -> None:
     loaded = checkpoint(HOSTILE, name="</script><img src=x onerror=alert(1)>&\"'\u202e")
     page = build_page(loaded, excerpt(loaded, HOSTILE))
     tags = Elements(page).tags
-    assert sum(tag == "img" for tag, _ in tags) == 1  # the picture without JavaScript
+    assert not [tag for tag, _ in tags if tag == "img"]
     assert sum(tag == "script" for tag, _ in tags) == sum(tag == "/script" for tag, _ in tags) == 2
     assert not [a for _, a in tags if any(name.startswith("on") or name == "style" for name in a)]
     assert not set("<>&\u2028\u2029\x00") & set(page_json(page))
