@@ -38,6 +38,7 @@ def attention(
     layer: Annotated[int | None, Option(help="Show only this layer. The first is 0.", metavar="N")] = None,
     head: Annotated[int | None, Option(help="Show only this head. The first is 0.", metavar="N")] = None,
     png: Annotated[Path | None, Option(help="Save the weights as an image.", metavar="FILE")] = None,
+    npz: Annotated[Path | None, Option(help="Save all activations as float32 NumPy arrays.", metavar="FILE")] = None,
     as_json: JsonOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
@@ -61,8 +62,8 @@ def attention(
     from minigpt.interpret.extract import extract
     from minigpt.model.load import load_transformer
 
-    check_writable(png, read=file, force=force)
-    loaded = load_run(run, checkpoint, [png])
+    check_writable(npz, png, read=file, force=force)
+    loaded = load_run(run, checkpoint, [npz, png])
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
     config = loaded.config.model
     check_index("--layer", layer, config.n_layer, "layers")
@@ -77,6 +78,8 @@ def attention(
     layers = range(config.n_layer) if layer is None else [layer]
     heads = range(config.n_head) if head is None else [head]
     about = f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
+    if npz:
+        write_bytes(export.to_npz(activations, excerpt), npz)
     if png:
         weights = activations.weights[list(layers)][:, list(heads)]
         title = f"{loaded.run_name}, step {loaded.metadata.step:,}: {about}"

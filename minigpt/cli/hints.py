@@ -100,7 +100,6 @@ COMMANDS = {
 WITHDRAWN = {
     "attention --tty": "the page shades the text: minigpt inspect last --open",
     "attention --query": "click a letter of the page: minigpt inspect last --open",
-    "attention --npz": "in Python, minigpt.extract gives all activations",
     "attention --probe": "click a letter of the page: minigpt inspect last --open",
     "attention --scores": "all scores are in minigpt attention --json, and on the page: minigpt inspect last --open",
     "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",

@@ -1,13 +1,17 @@
 """A process that check.py started: run the reader's file, compare its functions with minigpt's, and send the answer.
 
-Usage: CHAPTER FILE. Standard output receives the answer as JSON: {"passed": {CHAPTER: [CASE, ...]}, "problem": ""}.
-What the file prints goes to stderr.
+Usage: CHAPTER FILE. Standard input is a pipe that closes when the parent ends. Standard output receives the answer as
+JSON: {"passed": {CHAPTER: [CASE, ...]}, "problem": ""}. The file sees neither: it has an empty standard input, and
+what it prints goes to stderr.
 """
 
 import importlib.util
 import json
 import os
+import re
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +55,9 @@ def check(chapter: int, path: Path) -> dict[str, Any]:
         if isinstance(error, AttributeError) and module is not None and error.obj is module:
             at = f"chapter {len(passed)}"
             problem = f"{path.name} has no {error.name}"
-            if len(passed) < chapter:
+            if imports_itself(path):
+                problem += ", and imports itself: write what uses your functions in another file"
+            elif len(passed) < chapter:
                 problem += f"; the check of chapter {chapter} includes the chapters before it"
         else:
             problem = where(error, path)
@@ -59,24 +65,59 @@ def check(chapter: int, path: Path) -> dict[str, Any]:
     return {"passed": passed, "problem": ""}
 
 
+def imports_itself(path: Path) -> bool:
+    """Return whether a file imports the module that it is."""
+    return bool(re.search(rf"^\s*(?:from|import)\s+{re.escape(path.stem)}\b".encode(), path.read_bytes(), re.MULTILINE))
+
+
 def where(error: BaseException, path: Path) -> str:
     """Return an error in one line, with the last line of the reader's file that led to it."""
     if isinstance(error, Mistake):
         return str(error)
+    try:
+        message = next(iter(str(error).splitlines()), "")
+    except BaseException:  # the reader's own class of errors may fail
+        message = ""
     if isinstance(error, SyntaxError):
         lines, problem = [error.lineno], error.msg
     else:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-        problem = f"{type(error).__name__}: {error}".removesuffix(": ").partition("\n")[0]
+        problem = f"{type(error).__name__}: {message}".removesuffix(": ")
     line = f"line {lines[-1]}: " if lines and lines[-1] else ""
     return line + shorten(problem, 200)
 
 
+def detach() -> int:
+    """Hide the pipe to the parent, and the file for the answer, from the reader's file. Return the answer's descriptor.
+
+    When the pipe closes, end.
+    """
+
+    def follow() -> None:
+        os.read(parent, 1)
+        end()
+
+    parent, answer = os.dup(0), os.dup(1)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    os.close(empty)
+    sys.stdout = sys.stderr  # which has no buffer to lose
+    threading.Thread(target=follow, daemon=True).start()
+    return answer
+
+
+def end() -> None:
+    """End this process, and the processes that the reader's file started, without waiting for anything of the file."""
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    answer = detach()
     chapter, file = sys.argv[1:]
     sys.argv[:] = [file]
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    os.write(answer, json.dumps(check(int(chapter), Path(file).resolve())).encode())
-    os._exit(0)  # without waiting for threads of the file
+    result = json.dumps(check(int(chapter), Path(file).resolve()))
+    os.write(answer, result.encode())
+    end()

@@ -1,8 +1,11 @@
-"""Export scores as JSON or table rows."""
+"""Export activations as NPZ, and scores as JSON or table rows."""
 
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from minigpt.errors import escape
 from minigpt.interpret.descriptions import Description
@@ -28,6 +31,18 @@ def untrained_warning(checkpoint: Checkpoint) -> str | None:
         f"This model has learned almost nothing: its validation loss is {loss:.3f}, "
         f"and that of a uniform guess is {uniform:.3f}."
     )
+
+
+def to_npz(activations: Activations, excerpt: Excerpt) -> bytes:
+    """Return an NPZ file with all activations, and the tokens.
+
+    NumPy drops NUL characters from `characters`; use `ids` if the text may contain them.
+    """
+    names = ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits")
+    arrays: dict[str, Any] = {name: getattr(activations, name).numpy() for name in names}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, characters=np.array(excerpt.characters), **arrays)
+    return buffer.getvalue()
 
 
 def head_entries(

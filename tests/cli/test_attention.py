@@ -81,11 +81,16 @@ def test_heads_have_the_names_of_the_page(cli: Cli, empty_folder: Path) -> None:
     assert re.split("  +", she)[1:3] == ["the girl's name, after She", "she"]
 
 
-def test_json_has_the_weights_of_a_single_head(cli: Cli, folder: Path) -> None:
-    text = "hath all too short"
-    found = cli("attention", "--text", text, "--layer", 1, "--head", 0, "--json").json
+def test_npz_and_json_hold_the_activations(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    text, npz = "hath all too short", tmp_path / "a.npz"
+    found = cli("attention", "--text", text, "--npz", npz, "--layer", 1, "--head", 0, "--json").json
     loaded = load_checkpoint(folder / "runs/verse")
     activations = extract(load_model(loaded), loaded.tokenizer.encode(text))
+    with np.load(npz) as arrays:
+        for name in ("ids", "weights", "q", "k", "v", "head_outputs", "residual", "logits"):
+            assert np.array_equal(arrays[name], getattr(activations, name).numpy()), name
+        assert "".join(arrays["characters"]) == text
+        assert arrays["weights"].dtype == np.float32
     assert found["text"] == text
     assert torch.equal(torch.tensor(found["weights"]), activations.weights[1, 0])
     (head,) = found["heads"]
@@ -167,7 +172,7 @@ def test_outputs_never_overwrite_a_run_or_its_text(cli: Cli, folder: Path) -> No
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     kept = [run / "config.yaml", next(run.glob("checkpoints/step-*/model.safetensors"))]
     for out in [*kept, folder / "verse.txt"]:
-        for command in (["inspect", "-o"], ["sample", "-l", 3, "-o"], ["attention", "--png"]):
+        for command in (["inspect", "-o"], ["sample", "-l", 3, "-o"], ["attention", "--npz"]):
             assert cli(*command, out).error.startswith(f"cannot write {out}: ")
     assert cli("attention", "--file", "x", "--png", "x").error.startswith("cannot write x: ")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
