@@ -7,16 +7,16 @@ import os
 import shutil
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from minigpt.errors import escape, reason
+from minigpt.errors import escape
 from minigpt.paths import VALIDATION
 from minigpt.storage.metadata import Metadata
 from minigpt.training.signals import STDERR
@@ -43,60 +43,54 @@ BAR = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}<{remaining}]{postf
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
-    write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
+    A resumed run first removes what was written after its checkpoint, so each curve has each step once.
 
     TensorBoard gives each run one color, so it shows a run as two: NAME, and NAME/validation for the validation loss.
     """
 
     def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
+        self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
         self.is_silent = run is None
+        self.lines: BinaryIO | None = None
+        """metrics.jsonl, after `__enter__`."""
+        self.digest = hashlib.sha256()
+        self.size = resumed.metrics_bytes if resumed else 0
+        """The size of metrics.jsonl, as `sha256` is its hash."""
+        self.sha256 = resumed.metrics_sha256 if resumed else self.digest.hexdigest()
         self.boards: dict[str, SummaryWriter] = {}
-        """TensorBoard's writers: "" for the run, and VALIDATION. Empty after a failed write."""
+        """TensorBoard's writers: "" for the run, and VALIDATION."""
         self.bar: tqdm[Any] | None = None
         self.printed = time.monotonic()
         """When the last line was printed."""
         self.began: tuple[float, int] | None = None
         """When `progress` was first called, and the step then."""
-        self.pending, self.is_failing = b"", False
-        self.size, self.digest = resumed.metrics_bytes if resumed else 0, hashlib.sha256()
-        """The size and the SHA-256 of metrics.jsonl, including pending lines."""
-        self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
-        self.lines: Any = None
-        """metrics.jsonl, between `__enter__` and `close`."""
-        self.excepthook = threading.excepthook
 
     def __enter__(self) -> "Metrics":
         """Open the files. Before, only messages are reported."""
         if self.run is None:
             return self
-        step, content = self.resumed.step if self.resumed else 0, _kept_lines(self.path, self.resumed)
-        threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
+        step, content = self.resumed.step if self.resumed else 0, _lines_until(self.resumed, self.path)
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
-        self.lines = open(self.path, "ab", buffering=0)
+        self.lines = open(self.path, "ab")
         self.lines.truncate(len(content))
-        self.size, self.digest = len(content), hashlib.sha256(content)
-        if self.resumed and self.sha256 != self.resumed.metrics_sha256:
+        self.digest.update(content)
+        if self.resumed and self.digest.hexdigest() != self.sha256:
             self.message(f"{self.path} has changed since step {step}: its curves may be damaged")
+        self.size, self.sha256 = len(content), self.digest.hexdigest()
         return self
-
-    @property
-    def sha256(self) -> str:
-        """The hash of metrics.jsonl. If nothing is reported, the hash in the checkpoint from which the run resumed."""
-        return self.resumed.metrics_sha256 if self.is_silent and self.resumed else self.digest.hexdigest()
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
         """Write scalars by tag to `metrics.jsonl` and TensorBoard. `seconds` is the age of the run."""
-        if self.is_silent:
+        if self.lines is None:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
         line = (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
-        self.pending += line
-        self.size += len(line)
+        self.lines.write(line)
+        self.lines.flush()
         self.digest.update(line)
-        self._write_pending()
+        self.size, self.sha256 = self.size + len(line), self.digest.hexdigest()
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
 
@@ -104,18 +98,8 @@ class Metrics:
         """Call a method of torch's SummaryWriter that takes a tag, such as "add_image"."""
         kind, _, name = tag.partition("/")
         chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
-        run = VALIDATION if name == VALIDATION else ""
-        self._to_boards(lambda board: getattr(board, method)(chart, *arguments, **options), run)
-
-    def _to_boards(self, write: Callable[[SummaryWriter], object], *names: str) -> None:
-        """Write to TensorBoard with the writers of these `names`. If that fails, stop using TensorBoard."""
-        try:
-            for name in names:
-                if name in self.boards:
-                    write(self.boards[name])
-        except OSError as error:
-            self.boards = {}
-            self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
+        if board := self.boards.get(VALIDATION if name == VALIDATION else ""):
+            getattr(board, method)(chart, *arguments, **options)
 
     def message(self, line: str) -> None:
         """Print a line above the progress bar. A terminal wraps it between words."""
@@ -154,53 +138,27 @@ class Metrics:
         self.message(f"{line}, {status}")
 
     def flush(self) -> None:
-        """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
-        self._to_boards(SummaryWriter.flush, *self.boards)
+        """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""
+        for board in self.boards.values():
+            board.flush()
         if self.lines:
-            self._write_pending(sync=True)
-
-    def close(self) -> None:
-        """Write what is pending and close the files."""
-        if self.lines is None or self.lines.closed:
-            return
-        self.flush()
-        self._to_boards(SummaryWriter.close, *self.boards)
-        if self.bar is not None:
-            self.bar.close()
-        if self.pending:
-            self.message(f"{self.path}: lost the last {len(self.pending):,} bytes, the disk is full")
-        self.lines.close()
-        threading.excepthook = self.excepthook
+            os.fsync(self.lines.fileno())
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _ignore_disk_errors(self, thread: threading.ExceptHookArgs) -> None:
-        """Hide tracebacks of disk errors in TensorBoard's thread. The next call of a writer raises the same error."""
-        if not issubclass(thread.exc_type, OSError):
-            self.excepthook(thread)
-
-    def _write_pending(self, sync: bool = False) -> None:
-        """Write the pending lines. If a write fails, keep the lines in memory."""
-        try:
-            while self.pending:
-                self.pending = self.pending[self.lines.write(self.pending) :]
-            if sync:
-                os.fsync(self.lines.fileno())
-        except OSError as error:
-            if not self.is_failing:
-                self.message(f"cannot write {self.path}: {reason(error)}; keeping the lines in memory")
-            self.is_failing = True
-        else:
-            if self.is_failing:
-                self.message(f"{self.path} is writable again; no line was lost")
-            self.is_failing = False
+        """Close the files. The last checkpoint has flushed what it covers."""
+        if self.bar is not None:
+            self.bar.close()
+        with suppress(OSError):  # an error of the block says what is wrong
+            if self.lines is not None:
+                self.lines.close()
+            for board in self.boards.values():
+                board.close()
 
 
-def _kept_lines(path: Path, resumed: Metadata | None) -> bytes:
+def _lines_until(checkpoint: Metadata | None, path: Path) -> bytes:
     """Return the lines of `metrics.jsonl` up to the checkpoint of a resumed run."""
-    if resumed is None or not path.exists():
+    if checkpoint is None or not path.exists():
         return b""
     with open(path, "rb") as file:
-        content = file.read(min(resumed.metrics_bytes, path.stat().st_size))
+        content = file.read(min(checkpoint.metrics_bytes, path.stat().st_size))
     return content[: content.rfind(b"\n") + 1]

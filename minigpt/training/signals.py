@@ -1,9 +1,7 @@
-"""Handle signals that ask the process to end, and write to a stderr that may have no reader."""
+"""Handle signals that ask the process to end, and write to a stderr whose reader may be gone."""
 
 import errno
 import os
-import re
-import select
 import signal
 import sys
 import threading
@@ -19,8 +17,6 @@ from minigpt.world import rank
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
-PATIENCE = 1.0
-"""Seconds to wait for a reader of stderr."""
 CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe or a terminal that was closed."""
 
@@ -61,10 +57,7 @@ def raise_in_main_thread(number: int) -> None:
 
 
 def handle(*numbers: int | None, by: Any = interrupt) -> dict[int, Any]:
-    """Handle signals by `interrupt`, except those that the parent process ignores, as nohup does.
-
-    Return the previous handlers.
-    """
+    """Handle signals, except those that the parent process ignores, as nohup does. Return the previous handlers."""
     handled = [number for number in numbers if number and signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, by) for number in handled}
 
@@ -83,11 +76,9 @@ def unhandled() -> Iterator[None]:
 class Stage(Enum):
     """What `Interrupts` does with a signal depends on it."""
 
-    TRAINING = auto()
-    """No signal arrived, or only SIGHUP."""
+    TRAINING = auto()  # no signal arrived, or only SIGHUP
     STOPPING = auto()
-    OVER = auto()
-    """The block has ended."""
+    OVER = auto()  # the block has ended
 
 
 class Interrupts:
@@ -113,10 +104,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            handlers: dict[int, Any] = {signal.SIGINT: self._note, signal.SIGTERM: self._note}
-            if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-                handlers[SIGHUP] = self._note
-            self.previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            self.previous = handle(signal.SIGINT, signal.SIGTERM, SIGHUP, by=self._note)
         return self
 
     def adopt(self, number: int | None) -> None:
@@ -155,13 +143,7 @@ class Interrupts:
 
 
 class Stderr:
-    """`sys.stderr` as a file that never fails and never blocks. It drops text that cannot be written.
-
-    The reader of a pipe may be gone or busy. A terminal may be stopped by Ctrl-S or disconnected. A disk may be full.
-    """
-
-    def __init__(self) -> None:
-        self.patience = PATIENCE
+    """`sys.stderr` as a file that never fails. It drops text whose reader is gone, or for which the disk is full."""
 
     def __getattr__(self, name: str) -> Any:  # tqdm asks for the encoding and the width
         return getattr(sys.stderr, name)
@@ -170,15 +152,10 @@ class Stderr:
         """Do nothing: `write` flushes."""
 
     def write(self, text: str) -> None:
-        """Write `text`. If stderr stops accepting it, drop the rest."""
-        # A ready pipe takes 4096 bytes, a ready terminal 256 bytes or a line end. A character has at most 4 bytes.
-        pieces = re.findall(r"[^\n]{1,64}|\n" if sys.stderr.isatty() else r"(?s:.{1,1024})", text)
+        """Write `text`, or drop it."""
         try:
-            for piece in pieces:
-                if not self._is_ready():
-                    return
-                sys.stderr.write(piece)
-                sys.stderr.flush()
+            sys.stderr.write(text)
+            sys.stderr.flush()
         except RuntimeError:  # a signal handler writes while it interrupts a write
             pass
         except OSError as error:
@@ -187,15 +164,6 @@ class Stderr:
                 os.dup2(devnull, 2)
                 os.close(devnull)
 
-    def _is_ready(self) -> bool:
-        """Return whether stderr accepts a piece of text. Wait for a slow reader, but only once."""
-        try:
-            is_ready = bool(select.select([], [sys.stderr], [], self.patience)[1])
-        except (OSError, ValueError):  # stderr has no descriptor, or this is Windows, where only sockets have a state
-            return True
-        self.patience = PATIENCE if is_ready else 0.0
-        return is_ready
-
 
 STDERR = Stderr()
-"""The stream for progress and notices. Setting O_NONBLOCK instead would affect other processes that share stderr."""
+"""The stream for progress and notices."""
