@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -97,23 +98,23 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     device = pick_device(config.device, saved)
     kind = torch.device(device).type
     earlier = saved if saved and saved.device.partition(":")[0] == kind else None
-    threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
+
+    def choose(name: str, default: Callable[[], Any]) -> Any:
+        wanted = getattr(config, name)
+        return wanted if wanted != "auto" else getattr(earlier, name) if earlier else default()
+
+    threads = config.threads
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * available_cores() else torch.get_num_threads()
-    if dtype == "auto" and earlier:
-        dtype = earlier.dtype
-    elif dtype == "auto":
-        dtype = "bfloat16" if has_fast_bfloat16(kind) else "float32"
-    if kernels == "auto" and earlier:
-        kernels = earlier.kernels
-    elif kernels == "auto":
-        kernels = "cpu" if kind == "cpu" else "torch"
+    dtype = choose("dtype", lambda: "bfloat16" if has_fast_bfloat16(kind) else "float32")
+    kernels = choose("kernels", lambda: "cpu" if kind == "cpu" else "torch")
     runtime = Runtime(device, dtype, False, threads, kernels)
-    if compile == "auto" and earlier:
-        compile = earlier.compile
-    elif compile == "auto" and flops and kind == "cpu" and has_compiler():
-        compile = 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS  # training reaches a third of this speed
-    return replace(runtime, compile=compile is True)
+
+    def compilation_pays() -> bool:
+        can_pay = flops and kind == "cpu" and has_compiler()
+        return bool(can_pay and 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS)  # as `time_step` estimates
+
+    return replace(runtime, compile=choose("compile", compilation_pays))
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:

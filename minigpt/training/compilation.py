@@ -1,11 +1,9 @@
 """Make the loss faster: compiled with torch.compile, or recorded as a CUDA graph."""
 
 import math
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -17,8 +15,6 @@ from minigpt.model.device import Runtime
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of targets (B, T) given inputs (B, T)."""
-REPORT_SECONDS = 30.0
-"""Seconds between two lines while compiling."""
 MAX_RATIO = 1.1
 """Keep the compiled loss if its time is at most this multiple of the plain time: short timings are noisy."""
 
@@ -34,7 +30,7 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
     log("compiling the network: 15 to 45 s, longer on a busy machine (runtime.compile=false skips this)")
     compiled = torch.compile(loss)
     try:
-        with warnings.catch_warnings(), _reports(log):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's remarks about itself
             compiled(*example).backward()
     except torch.OutOfMemoryError:
@@ -48,24 +44,6 @@ def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: boo
         log(f"a compiled step takes {ratio:.2f} times as long here; continuing without compilation")
         return loss
     return compiled
-
-
-@contextmanager
-def _reports(log: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, say from time to time that it does."""
-    is_done, started = threading.Event(), time.perf_counter()
-
-    def report() -> None:
-        while not is_done.wait(REPORT_SECONDS):
-            log(f"still compiling after {time.perf_counter() - started:.0f} s")
-
-    thread = threading.Thread(target=report, name="compiling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_done.set()
-        thread.join()
 
 
 def time_ratio(compiled: Loss, plain: Loss, example: tuple[Tensor, Tensor]) -> float:

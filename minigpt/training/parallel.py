@@ -19,15 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import (
-    ConfigError,
-    InsufficientMemoryError,
-    JoinError,
-    OtherProcessError,
-    UserError,
-    escape,
-    reason,
-)
+from minigpt.errors import ConfigError, InsufficientMemoryError, JoinError, OtherProcessError, UserError, escape, reason
 from minigpt.model.memory import check_memory, training_memory
 from minigpt.model.size import count_parameters
 from minigpt.training.dtensors import is_dtensor, local, rows
@@ -35,6 +27,8 @@ from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
+Write = Callable[[Path], None]
+"""Writes files into a folder."""
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
 """How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
@@ -103,14 +97,13 @@ class Processes:
             ConfigError: One has not.
         """
         main = self.share(dict(settings))
+        changed = "; ".join(
+            f"{key} {settings[key]} instead of {main[key]}" for key in main if settings[key] != main[key]
+        )
 
         def compare() -> None:
-            changed = [
-                f"{key} {settings.get(key)} instead of {main[key]}" for key in main if settings.get(key) != main[key]
-            ]
             if changed:
-                problem = escape("; ".join(changed))[:500]
-                raise ConfigError(f"process {self.rank} differs from process 0: {problem}")
+                raise ConfigError(f"process {self.rank} differs from process 0: {escape(changed)[:500]}")
 
         self.together(compare)
 
@@ -185,40 +178,35 @@ class Processes:
 
     # --- files -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
-        """Let every process write into the folders that the main process chooses (collective).
-
-        Yield a function to the main process, which calls `write` with a folder on all processes. The other
-        processes yield None, after the block of the main process has ended.
+    def write_together(self, save: Callable[[Write], object], write: Write) -> None:
+        """Let the main process `save` with a function that calls `write` with a folder on every process (collective).
 
         Raises:
-            OtherProcessError: The block of the main process failed.
+            OtherProcessError: `save` failed on the main process.
         """
-        if self.is_main:
-            has_failed = True
-            try:
-                yield lambda folder: self._written(self.share(folder), write)
-                has_failed = False
-            finally:
-                self.share(has_failed)
-            return
-        while isinstance(folder := self.share(None), Path):
-            with suppress(OSError):  # the main process raises it
-                self._written(folder, write)
-        if folder:
-            raise OtherProcessError("another process failed")
-        yield None
 
-    def _written(self, folder: Path, write: Callable[[Path], None]) -> None:
-        problem = None
-        try:
-            write(folder)
-        except (OSError, SafetensorError) as error:
-            problem = reason(error)
-        problems = [f"process {rank}: {text}" for rank, text in enumerate(self.gather(problem)) if text]
-        if problems:
-            raise OSError("; ".join(problems))
+        def write_parts(folder: Path) -> None:
+            problem = ""
+            try:
+                write(folder)
+            except (OSError, SafetensorError) as error:
+                problem = f"process {self.rank}: {reason(error)}"
+            if problems := [*filter(None, self.gather(problem))]:
+                raise OSError("; ".join(problems))
+
+        if self.is_main:
+            is_saved = False
+            try:
+                save(lambda folder: write_parts(self.share(folder)))
+                is_saved = True
+            finally:
+                self.share(is_saved)
+        else:
+            while isinstance(folder := self.share(None), Path):
+                with suppress(OSError):  # the main process raises it, or tries again
+                    write_parts(folder)
+            if not folder:
+                raise OtherProcessError("another process failed")
 
 
 ONE = Processes()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from minigpt.model.gpt import GPT
 from minigpt.model.memory import backward_bytes, check_memory, training_memory
@@ -70,19 +69,15 @@ def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     Raises:
         UserError: The GPU cannot record it.
     """
-    sequences = learner.config.train.sequences_at_once
-    if is_recordable(learner.config, learner.runtime):
-        return record_loss(learner.mean_loss, learner.model, example_batch(learner, tokens, sequences))
-    if not learner.runtime.compile:
+    config, runtime = learner.config, learner.runtime
+    is_recorded = is_recordable(config, runtime)
+    if not (is_recorded or runtime.compile):
         return learner.mean_loss
-    example = example_batch(learner, tokens, sequences)
-    is_optional = learner.config.runtime.compile == "auto" and step == 0
+    x, y = batch_at(tokens, config.model.context, config.train.sequences_at_once, seed=0, step=0)
+    example = x.to(runtime.device), y.to(runtime.device)
+    if is_recorded:
+        return record_loss(learner.mean_loss, learner.model, example)
+    is_optional = config.runtime.compile == "auto" and step == 0
     loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass
     return loss if all(learner.processes.gather(loss != learner.mean_loss)) else learner.mean_loss
-
-
-def example_batch(learner: Learner, tokens: Ids, sequences: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (sequences, context) to compile for and to measure with."""
-    x, y = batch_at(tokens, learner.config.model.context, sequences, seed=0, step=0)
-    return x.to(learner.runtime.device), y.to(learner.runtime.device)
