@@ -4,10 +4,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import sys
-import textwrap
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,17 +23,12 @@ GROUPS = {
     "time": "2 speed/time",
     "memory": "2 speed/memory",
     "optimizer": "3 optimizer",
-    "weights": "4 model/weights",
-    "gradients": "4 model/gradients",
     "heads": "5 attention/heads",
     "attention": "5 attention",
 }
 """TensorBoard's group of charts for the first part of each tag. The numbers set the order of the groups."""
 LOSSES = {"loss": "1 loss/loss", "bits_per_character": "1 loss/loss, bits per char"}
 """TensorBoard's first charts, with training and validation together."""
-FLUSH_SECONDS = 10
-QUIET_SECONDS = 30
-"""Without a terminal, print the progress if nothing was printed for so long."""
 BAR = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}<{remaining}]{postfix}"
 
 
@@ -54,16 +46,11 @@ class Metrics:
         self.lines: BinaryIO | None = None
         """metrics.jsonl, after `__enter__`."""
         self.digest = hashlib.sha256()
-        self.size = resumed.metrics_bytes if resumed else 0
-        """The size of metrics.jsonl, as `sha256` is its hash."""
+        self.size = resumed.metrics_bytes if resumed else 0  # of metrics.jsonl, as `sha256` is its hash
         self.sha256 = resumed.metrics_sha256 if resumed else self.digest.hexdigest()
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers: "" for the run, and VALIDATION."""
         self.bar: tqdm[Any] | None = None
-        self.printed = time.monotonic()
-        """When the last line was printed."""
-        self.began: tuple[float, int] | None = None
-        """When `progress` was first called, and the step then."""
 
     def __enter__(self) -> "Metrics":
         """Open the files. Before, only messages are reported."""
@@ -71,7 +58,7 @@ class Metrics:
             return self
         step, content = self.resumed.step if self.resumed else 0, _lines_until(self.resumed, self.path)
         # In older files, TensorBoard ignores events from purge_step on.
-        options: Any = {"purge_step": step + (step > 0), "flush_secs": FLUSH_SECONDS}
+        options: Any = {"purge_step": step + (step > 0), "flush_secs": 10}
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
         self.lines = open(self.path, "ab")
         self.lines.truncate(len(content))
@@ -102,40 +89,19 @@ class Metrics:
             getattr(board, method)(chart, *arguments, **options)
 
     def message(self, line: str) -> None:
-        """Print a line above the progress bar. A terminal wraps it between words."""
+        """Print a line above the progress bar."""
         if not self.is_silent:
-            self.printed = time.monotonic()
-            text, width = escape(line), shutil.get_terminal_size().columns
-            if sys.stderr.isatty() and len(text) > width:
-                text = textwrap.fill(text, width, break_long_words=False)
-            tqdm.write(f"{text}\n", file=STDERR, end="")
+            tqdm.write(f"{escape(line)}\n", file=STDERR, end="")
 
     def progress(self, step: int, steps: int, status: str) -> None:
-        """Move the progress bar to `step` of `steps`, and show `status` beside it.
-
-        Without a terminal, as in a log file, print a line instead if nothing was printed for a while.
-        """
-        if self.is_silent:
-            return
-        if not sys.stderr.isatty():
-            self._print_progress(step, steps, status)
+        """Move the progress bar, which only a terminal has, to `step` of `steps`. Show `status` beside it."""
+        if self.is_silent or not sys.stderr.isatty():
             return
         if self.bar is None:
             self.bar = tqdm(initial=step, total=steps, unit="step", file=STDERR, dynamic_ncols=True, bar_format=BAR)
         self.bar.set_postfix_str(status, refresh=False)
         self.bar.n = step
         self.bar.refresh()
-
-    def _print_progress(self, step: int, steps: int, status: str) -> None:
-        now = time.monotonic()
-        began, start = self.began = self.began or (now, step)
-        if now < self.printed + QUIET_SECONDS:
-            return
-        line = f"{step:,} of {steps:,} steps"
-        if step > start:
-            seconds = (now - began) * (steps - step) / (step - start)
-            line += f", {tqdm.format_interval(seconds)} left"
-        self.message(f"{line}, {status}")
 
     def flush(self) -> None:
         """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""

@@ -65,7 +65,7 @@ class Processes:
         On each machine, one process goes first, so that the others find its cached files.
 
         Raises:
-            UserError, OSError: `work` raised it here. If it fails on several processes, only the first raises it.
+            UserError, OSError: `work` raised it here, and on no process before this one.
             OtherProcessError: `work` failed on another process, which prints the message.
         """
         if self.size == 1:

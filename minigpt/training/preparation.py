@@ -16,11 +16,7 @@ Log = Callable[[str], None]
 
 
 def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
-    """Report what runs where, check that a batch fits, and return the loss to use (collective).
-
-    Args:
-        tokens: The training text (N,), for examples of a batch.
-        step: The number of steps that the run has.
+    """Report what runs where, check that a batch of `tokens` (N,) fits, and return the loss to use (collective).
 
     Raises:
         InsufficientMemoryError: A batch does not fit.

@@ -241,35 +241,9 @@ def test_a_pipe_gets_plain_lines_and_no_bar(tmp_path: Path, monkeypatch: pytest.
     assert printed(tmp_path, io.StringIO(), monkeypatch) == "a line\nanother\\nline\n"
 
 
-def test_a_pipe_gets_a_line_if_nothing_was_printed_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("minigpt.training.metrics.time.monotonic", lambda: now)
-    with Metrics(tmp_path) as metrics:
-        for position in range(500, 1000, 100):
-            metrics.progress(position, 1000, f"loss {position / 1000}")
-            if position == 600:
-                metrics.message("step 600: an evaluation")
-            now += 20
-    assert capsys.readouterr().err.splitlines() == [
-        "step 600: an evaluation",
-        "800 of 1,000 steps, 00:40 left, loss 0.8",
-    ]
-
-
 def test_a_terminal_gets_a_bar_that_starts_at_the_resumed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its estimate counts the steps of this session only."""
     text = printed(tmp_path, Terminal(), monkeypatch)
     assert "500/1000 steps" in text
     assert re.search(r" 75%\|.*750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)
     assert "a line\n" in text
-
-
-def test_a_terminal_wraps_a_message_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "20")
-    with Metrics(tmp_path) as metrics:
-        metrics.message("compiling the network: 15 to 45 s")
-    assert stream.getvalue() == "compiling the\nnetwork: 15 to 45 s\n"
