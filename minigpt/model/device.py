@@ -88,7 +88,6 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     """Fill in the settings that are "auto".
 
     Args:
-        config: The settings.
         saved: The environment of a run that resumes. Its decisions replace "auto" if its device is available.
         flops: The work of this process in the whole run, which decides if compilation pays.
 
@@ -128,10 +127,9 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int |
     devices = available_devices()
     if local_rank is not None:
         devices = [device for device in devices if device != "mps"]  # gloo cannot add its gradients
+    device = "cuda:0" if wanted == "cuda" else wanted
     if wanted == "auto":
         device = saved.device if saved and saved.device in devices else devices[0]
-    else:
-        device = "cuda:0" if wanted == "cuda" else wanted
     if local_rank is not None and device.startswith("cuda"):
         device = f"cuda:{local_rank}"
     if device not in devices:
@@ -164,8 +162,7 @@ def has_fast_bfloat16(kind: str) -> bool:
 def measure_matmul(runtime: Runtime) -> float:
     """Return the speed of matrix multiplications in FLOP/s: on a CPU, from that of one thread.
 
-    Threads that share a multiplication wait for a thread that another program interrupts, so the speed of all threads
-    together would depend on the load.
+    The speed of all threads together would depend on the load, because each waits for the slowest.
     """
     cores = min(runtime.threads, available_cores()) if runtime.device == "cpu" else 1
     return cores * (SHARED if cores > 1 else 1.0) * measure_product(runtime.device, runtime.dtype)

@@ -201,9 +201,8 @@ class Training:
         """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
-        model, autocast = self.learner.best_model, self.learner.runtime.autocast
-        text, tokenizer = self.data.validation, self.data.tokenizer
-        result = evaluate(model, text, tokenizer, autocast=autocast, processes=self.processes)
+        model, data, autocast = self.learner.best_model, self.data, self.learner.runtime.autocast
+        result = evaluate(model, data.validation, data.tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
@@ -236,18 +235,13 @@ class Training:
             metrics_bytes=self.metrics.size,
             metrics_sha256=self.metrics.sha256,
         )
-        log = self.metrics.message
-        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, log):
+        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, self.metrics.message):
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:
-        state, status = self.state, [activity]
-        if state.train_loss is not None:
-            status.append(f"loss {state.train_loss:.3f}")
-        if state.validation_loss is not None:
-            status.append(f"val {state.validation_loss:.3f}")
-        status.append(self.speed)
-        self.metrics.progress(state.step, self.steps, ", ".join(filter(None, status)))
+        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
+        shown = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
+        self.metrics.progress(self.state.step, self.steps, ", ".join(filter(None, (activity, *shown, self.speed))))
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,12 +139,7 @@ def measure_step(
     """
     batch = {"batch_size": sequences, "micro_batch_size": None, "shards": 1, "ema": 0.0}
     compile = config.runtime.compile if is_recordable(config, runtime) else False  # "auto" records
-    small = config.model_copy(
-        update={
-            "train": config.train.model_copy(update=batch),
-            "runtime": config.runtime.model_copy(update={"compile": compile}),
-        }
-    )
+    small = changed(config, train=batch, runtime={"compile": compile})
     tokens = np.random.default_rng(0).integers(vocab_size, size=(sequences + 2) * config.model.context)
     try:
         learner = Learner(small, vocab_size, replace(runtime, compile=False))
@@ -199,6 +195,11 @@ def plan_memory(config: RunConfig, free: int | None, needs: Callable[[RunConfig]
 
 def with_checkpointing(config: RunConfig) -> RunConfig:
     """Return a run that takes the least memory for activations."""
-    train = config.train.model_copy(update={"micro_batch_size": 1})
-    runtime = config.runtime.model_copy(update={"activation_checkpointing": True})
-    return config.model_copy(update={"train": train, "runtime": runtime})
+    return changed(config, train={"micro_batch_size": 1}, runtime={"activation_checkpointing": True})
+
+
+def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """Return `config` with other settings in some `sections`. They are not checked."""
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    )
