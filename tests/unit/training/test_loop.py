@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import random
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -275,30 +274,6 @@ def test_a_system_error_names_its_file(go: Any, tmp_path: Path) -> None:
     assert error.value.saved_step == 0
 
 
-# --- the cost of resuming ----------------------------------------------------------------------------
-
-
-def test_resuming_replays_nothing(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After any number of steps, only the batches of the steps to come are read."""
-    go(train__steps=1)
-    read: list[int] = []
-    batch_at, whole = learner.batch_at, Training.loop
-
-    def at_a_million(training: Training, probes: Any) -> Any:
-        training.state.step = 1_000_000
-        read.clear()
-        return whole(training, probes)
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        read.append(named.get("step", arguments[4]))
-        return batch_at(*arguments, **named)
-
-    monkeypatch.setattr(learner, "batch_at", counted)
-    monkeypatch.setattr(Training, "loop", at_a_million)
-    _, outcome = go(resume=True, train__steps=1_000_002)
-    assert (read, outcome.state.step) == ([1_000_000, 1_000_001], 1_000_002)
-
-
 def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
     run, _ = go(train__steps=4)
     before = (run / "metrics.jsonl").read_bytes()
@@ -308,45 +283,6 @@ def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
     training.save()
     go(resume=True, train__steps=8)
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
-
-
-# --- kernels and compilation -------------------------------------------------------------------------
-
-
-def losses_of_steps(tmp_path: Path, **changes: Any) -> list[float]:
-    """Return the loss of each step of a short run that learns."""
-    config = make_config(train__steps=60, train__batch_size=16, model__context=80, model__n_embd=32, **changes)
-    training, losses = Training(config, tmp_path, make_data()), []
-    for _ in range(60):
-        before = training.state.loss_sum
-        training.step()
-        losses.append(training.state.loss_sum - before)
-    assert losses[-1] < 0.7 * losses[0]
-    return losses
-
-
-@pytest.mark.parametrize("family", ["classic", "modern"])
-def test_in_float32_the_fast_kernels_give_the_same_curve(family: str, tmp_path: Path) -> None:
-    ours, torchs = (
-        losses_of_steps(tmp_path, model__family=family, runtime__kernels=name, model__dropout=0.0)
-        for name in ("cpu", "torch")
-    )
-    assert ours != torchs
-    assert ours[:5] == pytest.approx(torchs[:5], abs=1e-4)  # later, differences in the last bits have grown
-    assert statistics.fmean(ours[-20:]) == pytest.approx(statistics.fmean(torchs[-20:]), abs=0.02)
-
-
-@pytest.mark.slow
-def test_with_dropout_and_in_bfloat16_the_kernels_agree_within_the_noise_of_seeds(tmp_path: Path) -> None:
-    """Masks and rounding differ, the mean must not: pairs of runs from the same weights and batches."""
-    differences = []
-    for seed in range(4):
-        common = {"model__dropout": 0.2, "train__seed": seed}
-        fast = losses_of_steps(tmp_path, runtime__dtype="bfloat16", runtime__kernels="cpu", **common)
-        plain = losses_of_steps(tmp_path, runtime__kernels="torch", **common)
-        differences.append(statistics.fmean(fast[-20:]) - statistics.fmean(plain[-20:]))
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    assert abs(statistics.fmean(differences)) < max(4 * error, 0.02)
 
 
 @pytest.mark.slow
