@@ -66,7 +66,7 @@ def train(
         learner = make_learner(config, data, resume, start=start, processes=processes)
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
         training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
-        refuse_if_finished(config, run, training.steps, training.state)
+        training.refuse_if_finished()
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
@@ -104,6 +104,12 @@ class Training:
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
         self.speed = ""
+
+    def refuse_if_finished(self) -> None:
+        """Complete a save that was interrupted. Raise RunFinishedError if nothing is left to do."""
+        if self.processes.is_main and newest_step(self.run) == self.state.step:  # there is nothing to quarantine
+            repair(self.run, self.state)
+        refuse_if_finished(self.config, self.run, self.steps, self.state)
 
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
         """Repair the folder, check that a batch fits, choose the loss, and record what computes it (collective)."""

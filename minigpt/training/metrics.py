@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from minigpt.errors import escape
+from minigpt.errors import escape, reason
 from minigpt.paths import VALIDATION
 from minigpt.storage.metadata import Metadata
 from minigpt.training.signals import STDERR
@@ -35,7 +35,8 @@ BAR = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}<{remaining}]{postf
 class Metrics:
     """Report what happens in a run. Without a run folder, report nothing.
 
-    A resumed run first removes what was written after its checkpoint, so each curve has each step once.
+    A resumed run first removes what was written after its checkpoint, so each curve has each step once. A failed
+    write does not end training: lines of `metrics.jsonl` wait in memory, and logging to TensorBoard stops.
 
     TensorBoard gives each run one color, so it shows a run as two: NAME, and NAME/validation for the validation loss.
     """
@@ -43,8 +44,9 @@ class Metrics:
     def __init__(self, run: Path | None = None, resumed: Metadata | None = None) -> None:
         self.run, self.path, self.resumed = run, (run or Path()) / "metrics.jsonl", resumed
         self.is_silent = run is None
-        self.lines: BinaryIO | None = None
+        self.lines: Any = None
         """metrics.jsonl, after `__enter__`."""
+        self.pending = b""
         self.digest = hashlib.sha256()
         self.size = resumed.metrics_bytes if resumed else 0  # of metrics.jsonl, as `sha256` is its hash
         self.sha256 = resumed.metrics_sha256 if resumed else self.digest.hexdigest()
@@ -60,7 +62,7 @@ class Metrics:
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": 10}
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
-        self.lines = open(self.path, "ab")
+        self.lines = open(self.path, "ab", buffering=0)
         self.lines.truncate(len(content))
         self.digest.update(content)
         if self.resumed and self.digest.hexdigest() != self.sha256:
@@ -74,10 +76,9 @@ class Metrics:
             return
         numbers = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}  # JSON has no NaN
         line = (json.dumps({"step": step, "time": round(seconds, 3), **numbers}) + "\n").encode()
-        self.lines.write(line)
-        self.lines.flush()
         self.digest.update(line)
         self.size, self.sha256 = self.size + len(line), self.digest.hexdigest()
+        self._write(line)
         for tag, value in scalars.items():
             self.to_tensorboard("add_scalar", tag, value, step)
 
@@ -85,8 +86,12 @@ class Metrics:
         """Call a method of torch's SummaryWriter that takes a tag, such as "add_image"."""
         kind, _, name = tag.partition("/")
         chart = LOSSES.get(kind) or "/".join(filter(None, (GROUPS.get(kind, kind), name)))
-        if board := self.boards.get(VALIDATION if name == VALIDATION else ""):
-            getattr(board, method)(chart, *arguments, **options)
+        try:
+            if board := self.boards.get(VALIDATION if name == VALIDATION else ""):
+                getattr(board, method)(chart, *arguments, **options)
+        except OSError as error:
+            self.boards = {}
+            self.message(f"cannot write to TensorBoard: {reason(error)}; metrics.jsonl keeps the scalars")
 
     def message(self, line: str) -> None:
         """Print a line above the progress bar."""
@@ -104,19 +109,35 @@ class Metrics:
         self.bar.refresh()
 
     def flush(self) -> None:
-        """Write everything to disk. Call it before a checkpoint claims that its steps are logged."""
-        for board in self.boards.values():
-            board.flush()
+        """Write what is pending to disk. Call it before a checkpoint claims that its steps are logged."""
         if self.lines:
-            os.fsync(self.lines.fileno())
+            self._write(sync=True)
+        with suppress(OSError):  # the next call of `to_tensorboard` reports it
+            for board in self.boards.values():
+                board.flush()
+
+    def _write(self, line: bytes = b"", sync: bool = False) -> None:
+        """Write the pending lines and `line`. If that fails, keep them in memory."""
+        is_first, self.pending = not self.pending, self.pending + line
+        try:
+            while self.pending:
+                self.pending = self.pending[self.lines.write(self.pending) :]
+            if sync:
+                os.fsync(self.lines.fileno())
+        except OSError as error:
+            if is_first:
+                self.message(f"cannot write {self.path}: {reason(error)}; keeping the lines in memory")
 
     def __exit__(self, *_: object) -> None:
-        """Close the files. The last checkpoint has flushed what it covers."""
         if self.bar is not None:
             self.bar.close()
-        with suppress(OSError):  # an error of the block says what is wrong
-            if self.lines is not None:
-                self.lines.close()
+        if self.lines is None:
+            return
+        self.flush()
+        if self.pending:
+            self.message(f"{self.path}: lost the last {len(self.pending):,} bytes")
+        self.lines.close()
+        with suppress(OSError):
             for board in self.boards.values():
                 board.close()
 

@@ -117,7 +117,7 @@ def _gather(
     """Return what the settings of a new run come from. If they should fit the text, the first layer is still empty."""
     layers: list[ConfigSource] = [(FITTED, {})]
     if preset is not None or not text:
-        layers = [*presets.read_preset(preset or "quickstart", only_shipped=preset is None)]
+        layers = [*presets.read_preset("quickstart" if preset is None else preset, only_shipped=preset is None)]
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))

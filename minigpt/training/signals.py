@@ -1,7 +1,9 @@
-"""Handle signals that ask the process to end, and write to a stderr whose reader may be gone."""
+"""Handle signals that ask the process to end, and write to a stderr that may have no reader."""
 
 import errno
 import os
+import re
+import select
 import signal
 import sys
 import threading
@@ -17,6 +19,8 @@ from minigpt.world import rank
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 PAIR = 1.0
 """Signals within this many seconds of the first belong to the same request."""
+PATIENCE = 1.0
+"""Seconds to wait for a reader of stderr."""
 CLOSED = {errno.EPIPE, errno.EIO, errno.ENXIO}
 """Errors of writing to a pipe or a terminal that was closed."""
 
@@ -143,7 +147,13 @@ class Interrupts:
 
 
 class Stderr:
-    """`sys.stderr` as a file that never fails. It drops text whose reader is gone, or for which the disk is full."""
+    """`sys.stderr` as a file that never fails and never blocks. It drops text that cannot be written.
+
+    The reader of a pipe may be gone or busy. A terminal may be stopped by Ctrl-S or disconnected. A disk may be full.
+    """
+
+    def __init__(self) -> None:
+        self.patience = PATIENCE
 
     def __getattr__(self, name: str) -> Any:  # tqdm asks for the encoding and the width
         return getattr(sys.stderr, name)
@@ -152,10 +162,15 @@ class Stderr:
         """Do nothing: `write` flushes."""
 
     def write(self, text: str) -> None:
-        """Write `text`, or drop it."""
+        """Write `text`. If stderr stops accepting it, drop the rest."""
+        # A ready pipe takes 4096 bytes, a ready terminal 256 bytes or a line end. A character has at most 4 bytes.
+        pieces = re.findall(r"[^\n]{1,64}|\n" if sys.stderr.isatty() else r"(?s:.{1,1024})", text)
         try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            for piece in pieces:
+                if not self._is_ready():
+                    return
+                sys.stderr.write(piece)
+                sys.stderr.flush()
         except RuntimeError:  # a signal handler writes while it interrupts a write
             pass
         except OSError as error:
@@ -164,6 +179,15 @@ class Stderr:
                 os.dup2(devnull, 2)
                 os.close(devnull)
 
+    def _is_ready(self) -> bool:
+        """Return whether stderr accepts a piece of text. Wait for a slow reader, but only once."""
+        try:
+            is_ready = bool(select.select([], [sys.stderr], [], self.patience)[1])
+        except (OSError, ValueError):  # stderr has no descriptor, or this is Windows, where only sockets have a state
+            return True
+        self.patience = PATIENCE if is_ready else 0.0
+        return is_ready
+
 
 STDERR = Stderr()
-"""The stream for progress and notices."""
+"""The stream for progress and notices. Setting O_NONBLOCK instead would affect other processes that share stderr."""

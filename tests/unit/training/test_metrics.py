@@ -10,6 +10,8 @@ import shutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,24 +200,38 @@ def test_metrics_without_a_run_write_nothing(tmp_path: Path, capsys: Any, monkey
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """Let files grow to `size` bytes only. A write that does not fit is written in part, as on a full disk."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    def fill() -> None:
-        with Metrics(tmp_path) as metrics:
-            metrics.log(1, 1.0, {"a": 0.5})
-            resource.setrlimit(resource.RLIMIT_FSIZE, (metrics.size + 10, hard))
-            try:
-                metrics.log(2, 1.0, {"a": 0.5})
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    with pytest.raises(OSError, match="File too large"):
-        fill()
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_lines_wait_for_a_full_disk_and_the_board_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Metrics(tmp_path) as metrics:
+        metrics.log(1, 1.0, {"a": 0.5})
+        metrics.flush()
+        with full_at((tmp_path / "metrics.jsonl").stat().st_size + 10):
+            for step in range(2, 5):
+                metrics.log(step, 1.0, {"a": 0.5})
+            metrics.flush()
+            metrics.to_tensorboard("add_text", "sample", "text " * 10, 8)
+        metrics.log(5, 1.0, {"a": 0.5})
+        assert line_scalars(tmp_path) == {("a", step): 0.5 for step in range(1, 6)}
+    with full_at(10), Metrics(tmp_path) as metrics:
+        metrics.log(1, 1.0, {"a": 0.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "keeping the lines in memory" in line]) == 2
+    assert "cannot write to TensorBoard: File too large; metrics.jsonl keeps the scalars" in lines
+    assert re.search(r"lost the last \d+ bytes", lines[-1])
 
 
 # --- the terminal ------------------------------------------------------------------------------------

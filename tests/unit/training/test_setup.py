@@ -223,6 +223,15 @@ def test_resuming_a_finished_run_changes_nothing(cli: Cli, run: Path) -> None:
     assert contents(run) == before
 
 
+def test_a_resume_of_a_finished_run_completes_its_last_save(cli: Cli, run: Path) -> None:
+    """A kill after the checkpoint is published leaves hidden folders."""
+    after = contents(run)
+    (run / "checkpoints/.step-00000002.0123456789abcdef0123456789abcdef.tmp").mkdir()
+    assert "run stopped is finished" in cli("train", "--resume", "stopped", "-s", "train.steps=6").error
+    assert contents(run) == after
+    assert list((run / "checkpoints").glob(".*")) == []
+
+
 def test_a_resume_that_fails_after_a_save_keeps_its_new_settings(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

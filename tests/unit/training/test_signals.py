@@ -31,7 +31,7 @@ from minigpt.cli.main import main
 from minigpt.storage.metadata import METADATA
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.training import signals
-from minigpt.training.signals import STDERR, Interrupts, handle
+from minigpt.training.signals import STDERR, Interrupts, Stderr, handle
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
@@ -312,3 +312,37 @@ def test_a_full_disk_neither_ends_the_process_nor_closes_stderr(monkeypatch: pyt
 
 
 """Functions that return a descriptor to read from and one to write to."""
+
+
+# ---- a stderr that nobody reads ----
+
+ENDS = {"pipe": os.pipe, "terminal": getattr(os, "openpty", os.pipe)}
+"""Functions that return a descriptor to read from and one to write to."""
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_writes_to_a_stderr_that_nobody_reads_do_not_block(kind: str) -> None:
+    write = "for n in range(3000): STDERR.write('\u2588' * (n * 7 % 301) + '\\n' * (n % 3))"
+    read, end = ENDS[kind]()
+    command = [sys.executable, "-c", f"from minigpt.training.signals import STDERR\n{write}"]
+    subprocess.run(command, env=environment(), stderr=end, timeout=60, check=True)
+    os.close(end)
+    os.close(read)
+
+
+def test_lines_that_nobody_reads_are_lost_and_later_ones_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[str]()
+    stream = SimpleNamespace(isatty=lambda: False, write=written.append, flush=lambda: None)
+    ready = iter([False, False, True])
+    patience = list[float]()
+
+    def select_ready(*arguments: Any) -> Any:
+        patience.append(arguments[3])
+        return [], [stream] * next(ready), []
+
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(signals.select, "select", select_ready)
+    stderr = Stderr()
+    for line in ("lost", "lost, too", "written"):
+        stderr.write(line)
+    assert (written, patience) == (["written"], [1.0, 0.0, 0.0]), "it waits only once"
