@@ -100,11 +100,7 @@ def peak_memory(device: str = "cpu") -> int | None:
 
 
 def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> None:
-    """Check that a device has so much memory free.
-
-    Raises:
-        InsufficientMemoryError: It has not. The error suggests a smaller micro-batch, if that is enough.
-    """
+    """Raise InsufficientMemoryError if a device has less free. Suggest a smaller micro-batch, if that is enough."""
     free = free_memory_bytes(device)
     if free is not None and memory.total > free:
         problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"

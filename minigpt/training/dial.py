@@ -77,11 +77,7 @@ def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
 def measure_steps(
     prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int, most: int
 ) -> tuple[StepTime, int]:
-    """Measure a run's times. Return them and how many steps it can take, at `most`.
-
-    Raises:
-        UserError: It can take none.
-    """
+    """Measure a run's times. Return them and how many steps it can take, at `most`. Raises UserError if none."""
     config, vocab_size, validation = prepared.config, prepared.data.tokenizer.vocab_size, len(prepared.data.validation)
     time, overhead = time_step(config, vocab_size, runtime, processes, 3.0), 0.0
     steps = steps_within(seconds, time, config, validation, most)

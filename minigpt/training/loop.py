@@ -157,11 +157,7 @@ class Training:
         return Outcome(state, None if is_done else signal, is_early)
 
     def step(self) -> None:
-        """Make one update (collective).
-
-        Raises:
-            DivergedError: The loss or gradient is not finite. The weights are as before.
-        """
+        """Make one update (collective). Raises DivergedError if it is not finite. The weights are then as before."""
         state = self.state
         self.lr_factor = lr_factor((state.step + 0.5) / self.steps, self.config.optim)  # the middle of the step
         loss, self.gradient_norm = self.learner.backward(self.data.train, state.step)

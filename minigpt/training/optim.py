@@ -175,10 +175,9 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
-        """Copy the whole tensors that `state_dict` returned on the main process. Others give only their shapes.
+        """Copy the whole tensors that `state_dict` returned. Only their shapes matter outside of the main process.
 
-        Raises:
-            ValueError: A name or a shape does not fit the model.
+        Raises ValueError if a name or a shape does not fit the model.
         """
         if not state:  # before the first step
             return

@@ -91,11 +91,7 @@ class Processes:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
 
     def check_same(self, settings: Mapping[str, object]) -> None:
-        """Check that every process has the settings of the main process (collective).
-
-        Raises:
-            ConfigError: One has not.
-        """
+        """Check that every process has the settings of the main process (collective). Raises ConfigError."""
         main = self.share(dict(settings))
         changed = "; ".join(
             f"{key} {settings[key]} instead of {main[key]}" for key in main if settings[key] != main[key]
@@ -181,8 +177,7 @@ class Processes:
     def write_together(self, save: Callable[[Write], object], write: Write) -> None:
         """Let the main process `save` with a function that calls `write` with a folder on every process (collective).
 
-        Raises:
-            OtherProcessError: `save` failed on the main process.
+        Raises OtherProcessError if `save` failed on the main process.
         """
 
         def write_parts(folder: Path) -> None:
@@ -264,8 +259,7 @@ def check_count(size: int, config: RunConfig) -> None:
 def choose_fsdp(size: int, config: RunConfig, vocab_size: int, device: str) -> bool:
     """Return whether to use FSDP2 on `size` processes: if the settings say so, or if a copy of the model does not fit.
 
-    Raises:
-        InsufficientMemoryError: It does not fit.
+    Raises InsufficientMemoryError if a part of the model does not fit, either.
     """
     parallel, what = config.runtime.parallel, f"a model of {count_parameters(config.model, vocab_size):,} parameters"
 

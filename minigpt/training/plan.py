@@ -73,23 +73,25 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
     """Return `sequence_bytes` of a run without allocating them. A GPU is taken to keep what a CPU keeps."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
-    with nullcontext() if config.model.is_recurrent else FakeTensorMode():
-        learner = Learner(config, vocab_size, replace(runtime, device="cpu", compile=False))
-        if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
-            use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
-        return sequence_bytes(learner)
+    def count(layers: int) -> int:
+        first_layers = changed(config, model={"n_layer": layers}, train={"ema": 0.0})
+        # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
+        with nullcontext() if config.model.is_recurrent else FakeTensorMode():
+            learner = Learner(first_layers, vocab_size, replace(runtime, device="cpu", compile=False))
+            if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
+                use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
+            return sequence_bytes(learner)
+
+    one, two = count(1), count(min(2, config.model.n_layer))
+    return one + (config.model.n_layer - 1) * (two - one)
 
 
 def make_plan(
     config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None, program: int | None = None
 ) -> Plan:
-    """Plan a run in so many processes.
+    """Plan a run in so many processes. Raises ConfigError if they cannot divide the shards.
 
     Measure its `time`, unless given, if its device is available. `program` is the memory of this process before that.
-
-    Raises:
-        ConfigError: This number of processes cannot divide the shards.
     """
     train, flops_per_token = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)

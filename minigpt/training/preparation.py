@@ -16,11 +16,7 @@ Log = Callable[[str], None]
 
 
 def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
-    """Report what runs where, check that a batch of `tokens` (N,) fits, and return the loss to use (collective).
-
-    Raises:
-        InsufficientMemoryError: A batch does not fit.
-    """
+    """Report what runs where, check that a batch fits, and return the loss to use for `tokens` (N,) (collective)."""
     processes = learner.processes
     several = f"{processes.size} processes, each on " if processes.size > 1 else ""
     log(f"{learner.parameters:,} parameters on {several}{learner.runtime.describe()}")
@@ -60,10 +56,8 @@ def sequence_bytes(learner: Learner) -> int:
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Return the loss compiled if the runtime says so, and if that works and pays on every process (collective).
 
-    A resumed run keeps the decision, because it changes the bits. Without compilation, a GPU records the loss.
-
-    Raises:
-        UserError: The GPU cannot record it.
+    A resumed run keeps the decision, because it changes the bits. Without compilation, a GPU records the loss, or
+    raises UserError.
     """
     config, runtime = learner.config, learner.runtime
     is_recorded = is_recordable(config, runtime)

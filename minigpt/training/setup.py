@@ -215,10 +215,8 @@ def prepare_resume(
     """Prepare to resume a run from its newest intact checkpoint.
 
     Args:
-        run: The folder of the run.
         assignments: Settings to change, as KEY=VALUE.
         newest: What `newest_intact` returned, if it was called already.
-        processes: The number of processes that will train it.
 
     Raises:
         CheckpointError: No checkpoint is intact.

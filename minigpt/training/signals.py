@@ -94,10 +94,7 @@ class Interrupts:
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
     output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because
-    torchrun sends SIGTERM when another process has failed.
-
-    Args:
-        is_silent: Do not say what Ctrl-C does.
+    torchrun sends SIGTERM when another process has failed. Unless `is_silent`, a line says what Ctrl-C does.
     """
 
     def __init__(self, is_silent: bool = False) -> None:

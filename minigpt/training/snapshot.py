@@ -105,8 +105,7 @@ def _arrays(tensors: Mapping[str, Tensor], processes: Processes) -> Arrays:
 def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     """Load the weights and the optimizer state of a checkpoint, which only the main process reads (collective).
 
-    Raises:
-        CheckpointError: They do not fit, or the optimizer state is missing.
+    Raises CheckpointError if they do not fit, or the optimizer state is missing.
     """
     processes = learner.processes
     stored = processes.together(lambda: load_optimizer(checkpoint) if processes.is_main else {})

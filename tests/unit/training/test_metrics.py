@@ -226,8 +226,8 @@ def test_lines_wait_for_a_full_disk_and_the_board_ends(tmp_path: Path, capsys: p
             metrics.to_tensorboard("add_text", "sample", "text " * 10, 8)
         metrics.log(5, 1.0, {"a": 0.5})
         assert line_scalars(tmp_path) == {("a", step): 0.5 for step in range(1, 6)}
-    with full_at(10), Metrics(tmp_path) as metrics:
-        metrics.log(1, 1.0, {"a": 0.5})
+    with full_at(1000), Metrics(tmp_path) as metrics:
+        metrics.log(1, 1.0, {"a" * 1000: 0.5})
     lines = capsys.readouterr().err.splitlines()
     assert len([line for line in lines if "keeping the lines in memory" in line]) == 2
     assert "cannot write to TensorBoard: File too large; metrics.jsonl keeps the scalars" in lines
