@@ -364,19 +364,6 @@ def test_pruning_keeps_a_checkpoint_to_which_someone_added_a_file(cli: Cli, run:
     assert (checkpoint_steps(run), note.exists()) == ([2, 6], True)
 
 
-def test_resume_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = content(run)
-    Path("verse.txt").write_text(VERSE + "one more line\n", encoding="utf-8")
-    assert "verse.txt" in cli("train", "--resume", "last", *MORE).error
-    Path("verse.txt").rename("moved.txt")
-    folder = run.absolute()
-    monkeypatch.chdir(folder)
-    error = cli("train", "--resume", folder, *MORE).error
-    assert "verse.txt" in error
-    assert "--set data.source=TEXT" in error
-    assert content(folder) == before
-
-
 def test_the_command_after_a_failed_resume_has_its_settings(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,14 +131,6 @@ def test_squared_relu_has_the_bits_of_autograd() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
-def test_gradients_agree_with_finite_differences() -> None:
-    q, k, v = (torch.randn(1, 1, BLOCK + 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert torch.autograd.gradcheck(lambda q, k, v: sdpa_blocked(q, k, v, 0.0), (q, k, v), fast_mode=True)
-    x, weight = strided(2, 3, 6).detach().double().requires_grad_(), torch.randn(6).double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, weight: CPU.rms_norm(x, weight), (x, weight))
-    assert torch.autograd.gradcheck(lambda x: apply_rope(x, rope_cos_sin(3, 6).double()), (x,))
-
-
 @pytest.mark.parametrize("shape", [(3, 1), (5, 8), (2, 7, 2, 3, 6)], ids=str)
 def test_fast_rms_norm_is_torchs(shape: tuple[int, ...]) -> None:
     inputs, towards = [strided(*shape), torch.randn(shape[-1], requires_grad=True)], torch.randn(shape)
