@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -53,12 +54,14 @@ class Metrics:
         self.boards: dict[str, SummaryWriter] = {}
         """TensorBoard's writers: "" for the run, and VALIDATION."""
         self.bar: tqdm[Any] | None = None
+        self.excepthook = threading.excepthook
 
     def __enter__(self) -> "Metrics":
         """Open the files. Before, only messages are reported."""
         if self.run is None:
             return self
         step, content = self.resumed.step if self.resumed else 0, _lines_until(self.resumed, self.path)
+        threading.excepthook = self._ignore_disk_errors  # before TensorBoard starts a thread
         # In older files, TensorBoard ignores events from purge_step on.
         options: Any = {"purge_step": step + (step > 0), "flush_secs": 10}
         self.boards = {name: SummaryWriter(str(self.run / name), **options) for name in ("", VALIDATION)}
@@ -140,6 +143,12 @@ class Metrics:
         with suppress(OSError):
             for board in self.boards.values():
                 board.close()
+        threading.excepthook = self.excepthook
+
+    def _ignore_disk_errors(self, thread: threading.ExceptHookArgs) -> None:
+        """Hide tracebacks of disk errors in TensorBoard's thread. The next call of a writer raises the same error."""
+        if not issubclass(thread.exc_type, OSError):
+            self.excepthook(thread)
 
 
 def _lines_until(checkpoint: Metadata | None, path: Path) -> bytes:

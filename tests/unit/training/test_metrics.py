@@ -214,7 +214,6 @@ def full_at(size: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_lines_wait_for_a_full_disk_and_the_board_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Metrics(tmp_path) as metrics:
         metrics.log(1, 1.0, {"a": 0.5})
