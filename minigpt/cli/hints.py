@@ -105,7 +105,6 @@ WITHDRAWN = {
     "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
-    "runs --replay": "to repeat a run: minigpt train --config runs/NAME/config.yaml; compare metadata.json",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
     "train.max_skipped": "a loss that is not finite ends the run; remove the setting",

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from minigpt.cli.options import JsonOption
+from minigpt.cli.options import JsonOption, complete_run
 from minigpt.cli.output import json_text, notice, table, write
 from minigpt.errors import RunNotFoundError, UserError, count, escape
 from minigpt.paths import RUNS
+from minigpt.training.signals import STDERR
 
 CORPUS_WIDTH = 40
 
@@ -20,6 +21,10 @@ def runs(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
     diff: Annotated[bool, Option("--diff", help="Show the settings that differ between the runs.")] = False,
     verify: Annotated[bool, Option("--verify", help="Check every file in every run.")] = False,
+    again: Annotated[
+        str | None,
+        Option("--replay", help="Train RUN again and compare its weights.", metavar="RUN", autocompletion=complete_run),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the runs, the most recently trained last.
@@ -28,9 +33,15 @@ def runs(
       minigpt runs
       minigpt runs --diff
       minigpt runs --verify
+      minigpt runs --replay shakespeare-cpu-1
     """
-    from minigpt.storage.runs import all_runs
+    from minigpt.storage.runs import all_runs, find_checkpoint
 
+    if again is not None:
+        if diff or verify:
+            raise UserError("--replay cannot be combined with --diff or --verify")
+        _replay(find_checkpoint(again, "last", folder), as_json)
+        return
     if verify:
         _verify_runs(folder, as_json)
         return
@@ -131,6 +142,24 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
         raise UserError(f"{len(problems)} of {len(checked)} files {'is' if len(problems) == 1 else 'are'} damaged")
     if checked and not as_json:
         print(f"{len(checked)} files of {count(len({item.run for item in checked}), 'run')} are intact")
+
+
+def _replay(path: Path, as_json: bool) -> None:
+    from tqdm import tqdm
+
+    from minigpt.storage.checkpoint import load_checkpoint
+    from minigpt.training.replay import replay
+
+    checkpoint = load_checkpoint(path)
+    run, step = checkpoint.run_name, checkpoint.metadata.step
+    different = replay(checkpoint, lambda steps: tqdm(steps, unit="step", file=STDERR, disable=None))
+    if as_json:
+        write(json_text({"run": run, "step": step, "different": different}))
+    if different:
+        others = "; runs that changed settings or machine cannot be replayed"
+        raise UserError(f"{count(len(different), 'tensor')} of run {run} differ at step {step:,}{others}")
+    if not as_json:
+        print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")
 
 
 def _shorten(corpus: str) -> str:

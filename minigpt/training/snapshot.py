@@ -13,7 +13,7 @@ from minigpt.errors import CheckpointError, reason
 from minigpt.model.device import choose_runtime, pick_device
 from minigpt.model.size import training_flops
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
-from minigpt.storage.metadata import Metadata
+from minigpt.storage.metadata import Environment, Metadata
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.dtensors import is_dtensor, local
@@ -30,6 +30,7 @@ def make_learner(
     data: TokenDataset,
     checkpoint: Checkpoint | None = None,
     *,
+    saved: Environment | None = None,
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
@@ -40,7 +41,7 @@ def make_learner(
         InsufficientMemoryError: The model does not fit.
     """
     steps, vocab_size = run_steps(config, len(data.train)), data.tokenizer.vocab_size
-    saved = checkpoint.metadata.runtime if checkpoint else None
+    saved = checkpoint.metadata.runtime if checkpoint else saved
     device = processes.together(lambda: pick_device(config.runtime.device, saved, processes.local_rank))
     needs_fsdp = processes.together(lambda: choose_fsdp(processes.size, config, vocab_size, device))
     is_fsdp = any(processes.gather(needs_fsdp))  # each looked at the memory of its own device

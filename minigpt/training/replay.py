@@ -1,0 +1,70 @@
+"""Train a run again, to check that it gives the same weights."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.paths import is_run
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.runs import is_checkpoint, read_starts
+from minigpt.text.dataset import reload_dataset
+from minigpt.training.loop import Training
+from minigpt.training.preparation import choose_loss
+from minigpt.training.snapshot import make_learner
+
+
+def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
+    """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
+
+    Nothing is written. The run may have been interrupted and resumed, but not with other settings.
+
+    Args:
+        steps: Wraps the steps to train, to show progress.
+
+    Raises:
+        TextMismatchError: The text is missing or has changed.
+        UserError: This machine computes other last digits, or the checkpoint was imported.
+        CheckpointError: The run started from a checkpoint that is missing or has changed.
+    """
+    config, metadata = checkpoint.config, checkpoint.metadata
+    if metadata.imported:
+        raise UserError(f"cannot replay run {escape(checkpoint.run_name)}: it was imported from {metadata.imported}")
+    data = reload_dataset(config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters)
+    start = _start(checkpoint)
+    learner = make_learner(config, data, saved=metadata.runtime, start=start)
+    resumed = max(1, metadata.step)  # compiled if the run was, whether it pays here or not
+    learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
+    if changes := learner.environment().changes(metadata.runtime):
+        raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
+    _refuse_inexact_sums(checkpoint)
+    training = Training(config, Path(), data, start=start, learner=learner)
+    for _ in steps(range(metadata.step)):
+        training.step()
+    weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
+    return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
+
+
+def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
+    """Raise UserError if the run was started in processes whose sums depend on their number."""
+    for start in read_starts(checkpoint.path.absolute().parents[1]):
+        step, sums = start.get("step"), start.get("sums", "exact")
+        if isinstance(step, int) and step < checkpoint.metadata.step and sums != "exact":
+            raise UserError(f"bits cannot be compared: {escape(sums)} added up the gradients after step {step}")
+
+
+def _start(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Return the checkpoint from which a run started, or None if its first weights were random."""
+    origin = checkpoint.metadata.origin
+    if origin is None:
+        return None
+    beside = checkpoint.path.absolute().parents[2] / origin.run
+    name = str(beside) if is_run(beside) or is_checkpoint(beside) else origin.run
+    try:
+        start = load_checkpoint(name, None if is_checkpoint(name) else origin.step)
+    except UserError as error:
+        raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
+    if (start.metadata.step, start.origin.sha256) != (origin.step, origin.sha256):
+        raise CheckpointError(
+            f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
+        )
+    return start
