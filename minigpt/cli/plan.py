@@ -47,7 +47,7 @@ def plan(
 ) -> None:
     """Show the memory, operations and time of a run before it starts.
 
-    With TEXT, plan `minigpt train TEXT`. Without, read no text. Measure steps of a small part of the model.
+    With TEXT, plan `minigpt train TEXT`. Without, read no text. Measure a few steps.
 
     Examples:
       minigpt plan my.txt --minutes 10

@@ -233,7 +233,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     try:
         outcome = train(
             config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            processes=processes, seconds=prepared.seconds,
+            processes=processes,
         )  # fmt: skip
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:

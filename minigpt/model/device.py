@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -87,7 +88,6 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     """Fill in the settings that are "auto".
 
     Args:
-        config: The settings.
         saved: The environment of a run that resumes. Its decisions replace "auto" if its device is available.
         flops: The work of this process in the whole run, which decides if compilation pays.
 
@@ -97,23 +97,23 @@ def choose_runtime(config: RuntimeConfig, saved: Environment | None = None, *, f
     device = pick_device(config.device, saved)
     kind = torch.device(device).type
     earlier = saved if saved and saved.device.partition(":")[0] == kind else None
-    threads, dtype, kernels, compile = config.threads, config.dtype, config.kernels, config.compile
+
+    def choose(name: str, default: Callable[[], Any]) -> Any:
+        wanted = getattr(config, name)
+        return wanted if wanted != "auto" else getattr(earlier, name) if earlier else default()
+
+    threads = config.threads
     if threads == "auto":  # sums depend on the number of threads, but far more threads than cores are slow
         threads = saved.threads if saved and saved.threads <= 2 * available_cores() else torch.get_num_threads()
-    if dtype == "auto" and earlier:
-        dtype = earlier.dtype
-    elif dtype == "auto":
-        dtype = "bfloat16" if has_fast_bfloat16(kind) else "float32"
-    if kernels == "auto" and earlier:
-        kernels = earlier.kernels
-    elif kernels == "auto":
-        kernels = "cpu" if kind == "cpu" else "torch"
+    dtype = choose("dtype", lambda: "bfloat16" if has_fast_bfloat16(kind) else "float32")
+    kernels = choose("kernels", lambda: "cpu" if kind == "cpu" else "torch")
     runtime = Runtime(device, dtype, False, threads, kernels)
-    if compile == "auto" and earlier:
-        compile = earlier.compile
-    elif compile == "auto" and flops and kind == "cpu" and has_compiler():
-        compile = 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS  # training reaches a third of this speed
-    return replace(runtime, compile=compile is True)
+
+    def compilation_pays() -> bool:
+        can_pay = flops and kind == "cpu" and has_compiler()
+        return bool(can_pay and 3 * flops / measure_matmul(runtime) >= COMPILE_FROM_SECONDS)  # as `time_step` estimates
+
+    return replace(runtime, compile=choose("compile", compilation_pays))
 
 
 def pick_device(wanted: str, saved: Environment | None = None, local_rank: int | None = None) -> str:
@@ -127,10 +127,9 @@ def pick_device(wanted: str, saved: Environment | None = None, local_rank: int |
     devices = available_devices()
     if local_rank is not None:
         devices = [device for device in devices if device != "mps"]  # gloo cannot add its gradients
+    device = "cuda:0" if wanted == "cuda" else wanted
     if wanted == "auto":
         device = saved.device if saved and saved.device in devices else devices[0]
-    else:
-        device = "cuda:0" if wanted == "cuda" else wanted
     if local_rank is not None and device.startswith("cuda"):
         device = f"cuda:{local_rank}"
     if device not in devices:
@@ -163,8 +162,7 @@ def has_fast_bfloat16(kind: str) -> bool:
 def measure_matmul(runtime: Runtime) -> float:
     """Return the speed of matrix multiplications in FLOP/s: on a CPU, from that of one thread.
 
-    Threads that share a multiplication wait for a thread that another program interrupts, so the speed of all threads
-    together would depend on the load.
+    The speed of all threads together would depend on the load, because each waits for the slowest.
     """
     cores = min(runtime.threads, available_cores()) if runtime.device == "cpu" else 1
     return cores * (SHARED if cores > 1 else 1.0) * measure_product(runtime.device, runtime.dtype)

@@ -30,14 +30,8 @@ def load_weights(model: Model, checkpoint: Checkpoint) -> None:
 
 
 def load_transformer(checkpoint: Checkpoint) -> GPT:
-    """Return the model of a checkpoint, to look at its attention.
-
-    Raises:
-        NoAttentionError: The model is recurrent.
-    """
-    model = load_model(checkpoint)
+    """Return the model of a checkpoint, to look at its attention. Raises NoAttentionError if it is recurrent."""
+    model, path = load_model(checkpoint), checkpoint.path
     if isinstance(model, Recurrent):
-        raise NoAttentionError(
-            f"{escape(checkpoint.path)} is a recurrent network and has no attention", checkpoint.path
-        )
+        raise NoAttentionError(f"{escape(path)} is a recurrent network and has no attention", path)
     return model

@@ -100,16 +100,12 @@ def peak_memory(device: str = "cpu") -> int | None:
 
 
 def check_memory(what: str, memory: Memory, device: str, config: RunConfig) -> None:
-    """Check that a device has so much memory free.
-
-    Raises:
-        InsufficientMemoryError: It has not. The error suggests a smaller micro-batch, if that is enough.
-    """
+    """Raise InsufficientMemoryError if a device has less free. Suggest a smaller micro-batch, if that is enough."""
     free = free_memory_bytes(device)
     if free is not None and memory.total > free:
         problem = f"{what} needs about {memory.total / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
         size = memory.micro_batch_within(config, free) if memory.activations else 0
-        raise InsufficientMemoryError(problem, settings=_micro_batch(size))
+        raise InsufficientMemoryError(problem, settings=(f"train.micro_batch_size={size}",) if size else ())
 
 
 def backward_bytes(compute: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
@@ -131,11 +127,7 @@ def as_memory_error(error: Exception, config: RunConfig | None = None) -> Insuff
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in str(error) for sign in SIGNS):
         return None
     size = _largest_micro_batch(config, config.train.sequences_at_once // 2) if config else 0
-    return InsufficientMemoryError("out of memory", settings=_micro_batch(size))
-
-
-def _micro_batch(size: int) -> tuple[str, ...]:
-    return (f"train.micro_batch_size={size}",) if size else ()
+    return InsufficientMemoryError("out of memory", settings=(f"train.micro_batch_size={size}",) if size else ())
 
 
 def _largest_micro_batch(config: RunConfig, most: int) -> int:

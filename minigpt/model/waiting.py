@@ -1,12 +1,10 @@
-"""How PyTorch's threads wait for each other: spinning on an idle machine, asleep on a busy machine.
+"""How PyTorch's threads wait for each other on Linux: spinning on an idle machine, asleep on a busy machine.
 
-Threads meet at the end of each parallel loop. On an idle machine it is best if the first thread spins there: the next
-loop starts at once. If another program has the core of the last thread, spinning takes the time that this thread needs,
-and a step can take 27 times as long. GCC's OpenMP spins little if it manages more threads than the machine has cores
+Threads meet at the end of each parallel loop. Spinning there starts the next loop at once. But if another program has
+the core of the last thread, spinning takes the time that this thread needs, and a step can take 27 times as long. GCC's
+OpenMP spins little if it manages more threads than the machine has cores
 (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html). So while the machine is busy, this module keeps a
-second team of threads that never works. The first team works as before, so no result changes.
-
-This concerns Linux. PyTorch has other OpenMP libraries on Windows and macOS.
+second team of threads that never works. No result changes.
 """
 
 import os
@@ -26,15 +24,9 @@ PERIOD = 0.25
 """Seconds between two measurements of the load."""
 BUSY = 0.2
 """The machine is busy if the threads of this process wait for a core for this share of the time, added up."""
-
 TASKS = Path("/proc/self/task")
-
-_is_busy = threading.Event()
-
-
-def is_busy() -> bool:
-    """Return whether other programs need the cores of this process, as far as `adapt_to_load` knows."""
-    return _is_busy.is_set()
+IS_BUSY = threading.Event()
+"""Set while other programs need the cores of this process, as far as `adapt_to_load` knows."""
 
 
 @cache
@@ -52,9 +44,9 @@ def _watch() -> None:
         before, since = waited, at
         waited, at = seconds_waited(), time.monotonic()
         if waited - before < BUSY * (at - since):
-            _is_busy.clear()
-        elif not is_busy():
-            _is_busy.set()
+            IS_BUSY.clear()
+        elif not IS_BUSY.is_set():
+            IS_BUSY.set()
             threading.Thread(target=_keep_team, name="second team", daemon=True).start()
 
 
@@ -63,7 +55,7 @@ def _keep_team() -> None:
     cores = os.cpu_count() or 1
     torch.set_num_threads(cores)
     torch.zeros(cores << 16).add_(1)  # large enough for all of them
-    while is_busy():
+    while IS_BUSY.is_set():
         time.sleep(PERIOD)
 
 

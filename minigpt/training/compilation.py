@@ -26,10 +26,7 @@ MAX_RATIO = 1.1
 def compile_loss(loss: Loss, example: tuple[Tensor, Tensor], *, is_optional: bool, log: Callable[[str], None]) -> Loss:
     """Return `loss` compiled, or `loss` itself if compiling fails or, if `is_optional`, does not make it faster.
 
-    Args:
-        example: Inputs and targets (B, T) to compile for, forward and backward, so that failures show here.
-        is_optional: Whether the user left the choice to minigpt.
-        log: Receives one line for each decision.
+    The passes of an `example`, inputs and targets (B, T), show failures here. `log` receives a line for each decision.
     """
     log("compiling the network: 15 to 45 s, longer on a busy machine (runtime.compile=false skips this)")
     compiled = torch.compile(loss)
@@ -102,12 +99,8 @@ def record_loss(loss: Loss, model: nn.Module, example: tuple[Tensor, Tensor]) ->
 
     Python launches the kernels of a small network more slowly than a GPU runs them. A graph launches all of them at
     once, and computes the same bits (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Each backward
-    pass overwrites the gradients of the one before, so gradients cannot be accumulated.
-
-    Args:
-        loss: The loss to record.
-        model: The network whose parameters need gradients. They must stay in the same memory.
-        example: Inputs and targets (B, T). All later batches need this shape.
+    pass overwrites the gradients of the one before, so gradients cannot be accumulated. The parameters of `model` must
+    stay in the same memory, and all batches have the shape of the `example`, inputs and targets (B, T).
 
     Raises:
         UserError: The GPU or its driver cannot record CUDA graphs.

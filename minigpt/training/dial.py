@@ -29,7 +29,7 @@ def fit_minutes(prepared: PreparedRun, seconds: float, processes: Processes) -> 
     """Return `fit_time` of the main process (collective)."""
     fitted = processes.together(lambda: fit_time(prepared, seconds, processes.size) if processes.is_main else prepared)
     config, notices = processes.share((fitted.config, fitted.notices))
-    return replace(prepared, config=config, notices=notices, seconds=seconds)
+    return replace(prepared, config=config, notices=notices)
 
 
 def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> PreparedRun:
@@ -60,28 +60,24 @@ def fit_time(prepared: PreparedRun, seconds: float, processes: int = 1) -> Prepa
         prepared = adjusted
         if steps == most:
             why.append("for so short a text, more epochs would not lower the loss")
-    prepared = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})])
+    prepared = with_layers(prepared, (*prepared.layers, ("time", {"train.steps": steps})))
     regularized = f"dropout {prepared.config.model.dropout:g}, weight decay {prepared.config.optim.weight_decay:g}"
     because = ", and ".join((f"a step takes {time.step:.3g} s here", *why))
     lines = (f"chosen: {describe(prepared.config, data)}; {regularized}", f"because {because}")
-    return replace(prepared, notices=(*prepared.notices, *lines), seconds=seconds, step_time=time)
+    return replace(prepared, notices=(*prepared.notices, *lines), step_time=time)
 
 
 def with_steps(prepared: PreparedRun, steps: int) -> PreparedRun:
     """Return a run whose first layer fits so many steps."""
     (label, settings), *others = prepared.layers
-    config = with_layers(prepared, [*prepared.layers, ("time", {"train.steps": steps})]).config
-    return with_layers(prepared, [(label, {**settings, **dependent_settings(prepared.data.size, config)}), *others])
+    config = with_layers(prepared, (*prepared.layers, ("time", {"train.steps": steps}))).config
+    return with_layers(prepared, ((label, {**settings, **dependent_settings(prepared.data.size, config)}), *others))
 
 
 def measure_steps(
     prepared: PreparedRun, seconds: float, runtime: Runtime, processes: int, most: int
 ) -> tuple[StepTime, int]:
-    """Measure a run's times. Return them and how many steps it can take, at `most`.
-
-    Raises:
-        UserError: It can take none.
-    """
+    """Measure a run's times. Return them and how many steps it can take, at `most`. Raises UserError if none."""
     config, vocab_size, validation = prepared.config, prepared.data.tokenizer.vocab_size, len(prepared.data.validation)
     time, overhead = time_step(config, vocab_size, runtime, processes, 3.0), 0.0
     steps = steps_within(seconds, time, config, validation, most)

@@ -20,7 +20,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows(full: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of `whole` that this process holds if `like` is a DTensor."""
+    """Return the rows of `full` that this process holds if `like` is a DTensor."""
     if not is_dtensor(like):
         return full
     mesh = like.device_mesh  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered(local_rows: Tensor, like: Tensor) -> Tensor:
-    """Return the whole tensor from the rows `own` of each process, if `like` is a DTensor (collective)."""
+    """Return the whole tensor from the rows of each process, if `like` is a DTensor (collective)."""
     if not is_dtensor(like):
         return local_rows
     split: Any = like

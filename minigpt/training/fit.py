@@ -49,7 +49,7 @@ SPAN = 0.5
 LONGER = 5
 """`forecast` is about a run that takes so many times as long."""
 ENOUGH_VALIDATION = 50_000
-"""Number of tokens needed to measure the validation loss to two digits."""
+"""Tokens needed to measure the validation loss to two digits."""
 
 
 def choose_shape(size: int, work: float) -> Shape:
@@ -90,6 +90,11 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[
     return chosen | dependent_settings(size, resolved())
 
 
+def val_fraction(size: int) -> float:
+    """Return the validation fraction of a text of so many tokens."""
+    return min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}"))
+
+
 def dependent_settings(size: int, config: RunConfig) -> dict[str, Any]:
     """Return the settings that depend on the size of the text in tokens and on other settings of the run.
 
@@ -105,7 +110,7 @@ def dependent_settings(size: int, config: RunConfig) -> dict[str, Any]:
         "model.dropout": 0.2 if is_small else 0.1 if has_many else 0.0,
         "optim.weight_decay": round(weight_decay * min(1.0, rate / config.optim.muon_lr), 3),
         "optim.momentum": 0.95 if is_small or steps >= 2000 else 0.9,
-        "data.val_fraction": min(0.1, float(f"{ENOUGH_VALIDATION / size:.1g}")),
+        "data.val_fraction": val_fraction(size),
         "train.save_every": max(50, steps // 5),
         "train.patience": 4,
     }

@@ -32,11 +32,7 @@ class Learner:
     """A model, its moving average and its optimizer, and how they compute. Creating one is collective.
 
     Args:
-        config: The settings of the run.
-        vocab_size: The number of tokens that the model knows.
-        runtime: What this process computes with.
         start: A checkpoint whose weights replace the random weights.
-        processes: The processes that train together.
         is_fsdp: Whether each process holds only some rows of every tensor.
     """
 
@@ -101,8 +97,6 @@ class Learner:
         self.loss = loss
         self.runtime = replace(self.runtime, compile=self.runtime.compile and loss != self.mean_loss)
         configure_torch(self.runtime)
-
-    # --- a step ------------------------------------------------------------------------------------------
 
     def mean_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross entropy in nats of the targets y (B, T) given the inputs x (B, T) (collective)."""
@@ -178,10 +172,7 @@ class Learner:
     def update(self, lr_factor: float, gradient_norm: float, step: int) -> bool:
         """Clip the gradients, update the weights and their average, and return whether it clipped (collective).
 
-        Args:
-            lr_factor: The learning rate as a fraction of its peak.
-            gradient_norm: The norm of all gradients.
-            step: The number of steps, this one included.
+        `lr_factor` is the learning rate as a fraction of its peak. `step` counts this step.
         """
         max_norm = self.config.optim.grad_clip or math.inf
         is_clipped = gradient_norm > max_norm

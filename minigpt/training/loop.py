@@ -16,7 +16,6 @@ from minigpt.model.device import measure_matmul
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.model.memory import peak_memory
-from minigpt.model.waiting import is_busy
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import newest_step, record_start, repair
@@ -32,8 +31,6 @@ from minigpt.training.schedule import Clock, eval_steps, lr_factor, run_steps
 from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
 
-LATE = 1.15
-"""How many times as long as expected a run may take before a line says so."""
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 
@@ -48,7 +45,6 @@ def train(
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     processes: Processes = ONE,
-    seconds: float = math.inf,
 ) -> Outcome:
     """Train the model of `config` on `data` in the folder `run`, from the checkpoint `resume` or from step 0.
 
@@ -58,7 +54,6 @@ def train(
     Args:
         command: Recorded in the run.
         processes: The connected processes. Each calls this function, and the main one logs.
-        seconds: How long training should take. If it will take much longer, a line says so early.
 
     Raises:
         RunFinishedError: There is nothing left to do.
@@ -70,13 +65,11 @@ def train(
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
-        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner, seconds=seconds)
-        quarantined = training.repair()
+        training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
+        training.refuse_if_finished()
         if resume is None:
             training.save()  # before the files of metrics exist: a run without a checkpoint has nothing else
         with metrics:
-            for path in quarantined:
-                metrics.message(f"quarantined a checkpoint of a later step: {path}")
             training.prepare(resume, command)
             return training.loop(probes)
 
@@ -97,7 +90,6 @@ class Training:
         start: Checkpoint | None = None,
         metrics: Metrics | None = None,
         learner: Learner | None = None,
-        seconds: float = math.inf,
     ) -> None:
         self.config, self.run, self.data = config, run, data
         self.learner = learner or make_learner(config, data, checkpoint, start=start)
@@ -105,42 +97,34 @@ class Training:
         self.metrics = metrics or Metrics(None, checkpoint.metadata if checkpoint else None)
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
-        self.origin = start.origin if start else None
-        if checkpoint:
-            self.origin = checkpoint.metadata.origin
+        self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
-        self.speed, self.expected_seconds, self.was_slow = "", seconds, False
+        self.speed = ""
 
-    def repair(self) -> list[Path]:
-        """Remove what a killed save left, then quarantine checkpoints of later steps. Return their paths.
-
-        Raises:
-            RunFinishedError: There is nothing left to do. Nothing is quarantined.
-        """
-        if self.processes.is_main and newest_step(self.run) == self.state.step:
-            repair(self.run, self.state)  # even if the run is finished: there is nothing to quarantine
+    def refuse_if_finished(self) -> None:
+        """Complete a save that was interrupted. Raise RunFinishedError if nothing is left to do."""
+        if self.processes.is_main and newest_step(self.run) == self.state.step:  # there is nothing to quarantine
+            repair(self.run, self.state)
         refuse_if_finished(self.config, self.run, self.steps, self.state)
-        moved = repair(self.run, self.state) if self.processes.is_main else []
-        self.state = self.processes.share(self.state)  # repair may have reset the best loss
-        return moved
 
     def prepare(self, resume: Checkpoint | None, command: Sequence[str]) -> None:
-        """Check that a batch fits, choose the loss, and write down what this process computes with (collective)."""
+        """Repair the folder, check that a batch fits, choose the loss, and record what computes it (collective)."""
         learner, message = self.learner, self.metrics.message
+        for path in repair(self.run, self.state) if self.processes.is_main else ():
+            message(f"quarantined a checkpoint of a later step: {path}")
+        self.state = self.processes.share(self.state)  # repair may have reset the best loss
         learner.use(prepare_learner(learner, self.data.train, self.state.step, message))
         environment, self.matmul_speed = learner.environment(), measure_matmul(learner.runtime)
-        if resume:
-            changes = environment.changes(resume.metadata.runtime)
-            before, now = resume.config.train.sequences_at_once, self.config.train.sequences_at_once
-            if before != now:
-                changes.append(f"micro-batches of {now} instead of {before}")
-            if changes and self.state.step:
-                masks = " and in their dropout masks" if self.config.model.dropout else ""
-                message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
+        changes = environment.changes(resume.metadata.runtime) if resume else []
+        if resume and (before := resume.config.train.sequences_at_once) != self.config.train.sequences_at_once:
+            changes.append(f"micro-batches of {self.config.train.sequences_at_once} instead of {before}")
+        if changes and self.state.step:
+            masks = " and in their dropout masks" if self.config.model.dropout else ""
+            message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
         if self.processes.is_main:
             record_start(self.run, self.state.step, command, environment, self.processes.size, self.matmul_speed)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
@@ -173,11 +157,7 @@ class Training:
         return Outcome(state, None if is_done else signal, is_early)
 
     def step(self) -> None:
-        """Make one update (collective).
-
-        Raises:
-            DivergedError: The loss or gradient is not finite. The weights are as before.
-        """
+        """Make one update (collective). Raises DivergedError if it is not finite. The weights are then as before."""
         state = self.state
         self.lr_factor = lr_factor((state.step + 0.5) / self.steps, self.config.optim)  # the middle of the step
         loss, self.gradient_norm = self.learner.backward(self.data.train, state.step)
@@ -217,22 +197,14 @@ class Training:
         self.metrics.log(state.step, self.clock.total, scalars)
         state.loss_sum, state.loss_count, state.clipped_count = 0.0, 0, 0
         self.speed = f"{characters_per_second:,.0f} chars/s"
-        left = (self.steps / state.step - 1) * state.tokens_seen / tokens_per_second
-        is_late = 20 * state.step > self.steps and self.clock.total + left > LATE * self.expected_seconds
-        if left >= 1 and (is_busy() or is_late) and not self.was_slow:  # say it once
-            self.was_slow = True
-            why = "other programs keep the processor busy" if is_busy() else "the machine is slower than when measured"
-            time = f"{left:.0f} s" if left < 90 else f"{left / 60:,.1f} min"
-            self.metrics.message(f"{why}: {time} left; the result stays the same")
         self._show_progress()
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
         """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
-        model, autocast = self.learner.best_model, self.learner.runtime.autocast
-        text, tokenizer = self.data.validation, self.data.tokenizer
-        result = evaluate(model, text, tokenizer, autocast=autocast, processes=self.processes)
+        model, data, autocast = self.learner.best_model, self.data, self.learner.runtime.autocast
+        result = evaluate(model, data.validation, data.tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")
         scalars = {"loss/validation": result.loss, "bits_per_character/validation": result.bits_per_character}
@@ -265,18 +237,13 @@ class Training:
             metrics_bytes=self.metrics.size,
             metrics_sha256=self.metrics.sha256,
         )
-        log = self.metrics.message
-        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, log):
+        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, self.metrics.message):
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:
-        state, status = self.state, [activity]
-        if state.train_loss is not None:
-            status.append(f"loss {state.train_loss:.3f}")
-        if state.validation_loss is not None:
-            status.append(f"val {state.validation_loss:.3f}")
-        status.append(self.speed)
-        self.metrics.progress(state.step, self.steps, ", ".join(filter(None, status)))
+        losses = {"loss": self.state.train_loss, "val": self.state.validation_loss}
+        shown = [f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None]
+        self.metrics.progress(self.state.step, self.steps, ", ".join(filter(None, (activity, *shown, self.speed))))
 
     def diverged(self, problem: str) -> DivergedError:
         """Return an error with the figures that help to find the cause of `problem`."""

@@ -105,7 +105,7 @@ class Muon(ParamGroupOptimizer):
             normalized = self.normalize_columns(orthogonal, [size for *_, size in stack])
             for (matrix, _, _), update in zip(stack, normalized, strict=True):
                 scale = math.sqrt(max(1, matrix.size(0) / matrix.size(1)))
-                whole = update.mT if matrix.size(0) > matrix.size(1) else update  # in the shape of the matrix
+                whole = update if update.shape == matrix.shape else update.mT
                 local(matrix).add_(rows(whole, matrix), alpha=-lr * scale)
 
     def normalize_columns(self, updates: Tensor, squared_sizes: list[Tensor]) -> Tensor:
@@ -175,16 +175,11 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], processes: Processes = ONE) -> None:
-        """Copy the state that `state_dict` returned. The state is empty before the first step.
+        """Copy the whole tensors that `state_dict` returned. Only their shapes matter outside of the main process.
 
-        Args:
-            state: The state, with whole tensors. Only their shapes matter on processes other than the main process.
-            processes: The processes that train together.
-
-        Raises:
-            ValueError: A name or a shape does not fit the model.
+        Raises ValueError if a name or a shape does not fit the model.
         """
-        if not state:
+        if not state:  # before the first step
             return
         for group in self.groups:
             group.state_tensors()  # creates the state

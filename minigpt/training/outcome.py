@@ -71,12 +71,9 @@ def compare_loss(loss: float, data: TokenDataset) -> str:
         return ""
     losses = ngram_losses(data.train, data.validation, data.tokenizer.vocab_size)
     pairs, longest = losses[1], losses[-1]
-    line = (
-        f"On the validation text, counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
-    )
-    if loss > pairs:
-        line += " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
-    return line
+    worse = " The model predicts worse than pairs: train it for more steps, or with lower learning rates."
+    counting = f"counting pairs would give a loss of {pairs:.2f}, and counting 5-grams {longest:.2f}."
+    return f"On the validation text, {counting}{worse if loss > pairs else ''}"
 
 
 def is_out_of_patience(config: RunConfig, state: TrainState) -> bool:

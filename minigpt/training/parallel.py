@@ -19,15 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minigpt.config.schema import RunConfig
-from minigpt.errors import (
-    ConfigError,
-    InsufficientMemoryError,
-    JoinError,
-    OtherProcessError,
-    UserError,
-    escape,
-    reason,
-)
+from minigpt.errors import ConfigError, InsufficientMemoryError, JoinError, OtherProcessError, UserError, escape, reason
 from minigpt.model.memory import check_memory, training_memory
 from minigpt.model.size import count_parameters
 from minigpt.training.dtensors import is_dtensor, local, rows
@@ -35,6 +27,8 @@ from minigpt.training.signals import unhandled
 from minigpt.world import is_one_of_several
 
 T = TypeVar("T")
+Write = Callable[[Path], None]
+"""Writes files into a folder."""
 JOINING, PREPARING = timedelta(minutes=5), timedelta(days=7)
 """How long a process waits for the others to start, then before training: another may be encoding a long text."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
@@ -71,7 +65,7 @@ class Processes:
         On each machine, one process goes first, so that the others find its cached files.
 
         Raises:
-            UserError, OSError: `work` raised it here. If it fails on several processes, only the first raises it.
+            UserError, OSError: `work` raised it here, and on no process before this one.
             OtherProcessError: `work` failed on another process, which prints the message.
         """
         if self.size == 1:
@@ -97,20 +91,15 @@ class Processes:
             yield self.together(lambda: stack.enter_context(enter()) if self.is_main else None)
 
     def check_same(self, settings: Mapping[str, object]) -> None:
-        """Check that every process has the settings of the main process (collective).
-
-        Raises:
-            ConfigError: One has not.
-        """
+        """Check that every process has the settings of the main process (collective). Raises ConfigError."""
         main = self.share(dict(settings))
+        changed = "; ".join(
+            f"{key} {settings[key]} instead of {main[key]}" for key in main if settings[key] != main[key]
+        )
 
         def compare() -> None:
-            changed = [
-                f"{key} {settings.get(key)} instead of {main[key]}" for key in main if settings.get(key) != main[key]
-            ]
             if changed:
-                problem = escape("; ".join(changed))[:500]
-                raise ConfigError(f"process {self.rank} differs from process 0: {problem}")
+                raise ConfigError(f"process {self.rank} differs from process 0: {escape(changed)[:500]}")
 
         self.together(compare)
 
@@ -185,40 +174,34 @@ class Processes:
 
     # --- files -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self, write: Callable[[Path], None]) -> Iterator[Callable[[Path], None] | None]:
-        """Let every process write into the folders that the main process chooses (collective).
+    def write_together(self, save: Callable[[Write], object], write: Write) -> None:
+        """Let the main process `save` with a function that calls `write` with a folder on every process (collective).
 
-        Yield a function to the main process, which calls `write` with a folder on all processes. The other
-        processes yield None, after the block of the main process has ended.
-
-        Raises:
-            OtherProcessError: The block of the main process failed.
+        Raises OtherProcessError if `save` failed on the main process.
         """
-        if self.is_main:
-            has_failed = True
-            try:
-                yield lambda folder: self._written(self.share(folder), write)
-                has_failed = False
-            finally:
-                self.share(has_failed)
-            return
-        while isinstance(folder := self.share(None), Path):
-            with suppress(OSError):  # the main process raises it
-                self._written(folder, write)
-        if folder:
-            raise OtherProcessError("another process failed")
-        yield None
 
-    def _written(self, folder: Path, write: Callable[[Path], None]) -> None:
-        problem = None
-        try:
-            write(folder)
-        except (OSError, SafetensorError) as error:
-            problem = reason(error)
-        problems = [f"process {rank}: {text}" for rank, text in enumerate(self.gather(problem)) if text]
-        if problems:
-            raise OSError("; ".join(problems))
+        def write_parts(folder: Path) -> None:
+            problem = ""
+            try:
+                write(folder)
+            except (OSError, SafetensorError) as error:
+                problem = f"process {self.rank}: {reason(error)}"
+            if problems := [*filter(None, self.gather(problem))]:
+                raise OSError("; ".join(problems))
+
+        if self.is_main:
+            is_saved = False
+            try:
+                save(lambda folder: write_parts(self.share(folder)))
+                is_saved = True
+            finally:
+                self.share(is_saved)
+        else:
+            while isinstance(folder := self.share(None), Path):
+                with suppress(OSError):  # the main process raises it, or tries again
+                    write_parts(folder)
+            if not folder:
+                raise OtherProcessError("another process failed")
 
 
 ONE = Processes()
@@ -276,8 +259,7 @@ def check_count(size: int, config: RunConfig) -> None:
 def choose_fsdp(size: int, config: RunConfig, vocab_size: int, device: str) -> bool:
     """Return whether to use FSDP2 on `size` processes: if the settings say so, or if a copy of the model does not fit.
 
-    Raises:
-        InsufficientMemoryError: It does not fit.
+    Raises InsufficientMemoryError if a part of the model does not fit, either.
     """
     parallel, what = config.runtime.parallel, f"a model of {count_parameters(config.model, vocab_size):,} parameters"
 

@@ -4,20 +4,25 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from statistics import median
+from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
 
 from minigpt.config.schema import RunConfig, RuntimeConfig
-from minigpt.errors import DeviceError
+from minigpt.errors import DeviceError, InsufficientMemoryError
 from minigpt.model.device import Runtime, choose_runtime, measure_matmul, pick_device
 from minigpt.model.gpt import use_kernels
 from minigpt.model.kernels import TORCH, sdpa_fused
 from minigpt.model.memory import Memory, free_memory_bytes, peak_memory, training_memory
 from minigpt.model.size import count_parameters, training_flops
+from minigpt.text.tokenizer import Ids
+from minigpt.training.compilation import is_recordable
 from minigpt.training.learner import Learner
 from minigpt.training.parallel import check_count
-from minigpt.training.preparation import sequence_bytes
-from minigpt.training.step_time import extrapolate, first_layers, measure_step
+from minigpt.training.preparation import prepare_learner, sequence_bytes
 from minigpt.world import available_cores
 
 LIBRARIES = 45_000_000
@@ -50,7 +55,7 @@ class Plan:
     seconds_per_step: float | None
     """None if the device is not available."""
     is_measured: bool
-    """False if two layers take too long. The time is then estimated: a third of the speed of matrix multiplications."""
+    """False if a step takes too long. Its time is then estimated: a third of the speed of matrix multiplications."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +74,24 @@ def planned_sequence_bytes(config: RunConfig, vocab_size: int, runtime: Runtime)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def count(layers: int) -> int:
+        first_layers = changed(config, model={"n_layer": layers}, train={"ema": 0.0})
         # Fake tensors have shapes but no numbers. They lack oneDNN's workspace for recurrent layers, which are small.
         with nullcontext() if config.model.is_recurrent else FakeTensorMode():
-            place = replace(runtime, device="cpu", compile=False)
-            learner = Learner(first_layers(config, layers), vocab_size, place)
+            learner = Learner(first_layers, vocab_size, replace(runtime, device="cpu", compile=False))
             if runtime.device != "cpu":  # for dropout, a CPU keeps all attention weights, and a GPU none
                 use_kernels(learner.model, replace(TORCH, sdpa=lambda q, k, v, _: sdpa_fused(q, k, v, 0.0)))
             return sequence_bytes(learner)
 
-    return int(extrapolate(count(1), count(min(2, config.model.n_layer)), config.model.n_layer))
+    one, two = count(1), count(min(2, config.model.n_layer))
+    return one + (config.model.n_layer - 1) * (two - one)
 
 
 def make_plan(
     config: RunConfig, vocab_size: int, processes: int = 1, time: StepTime | None = None, program: int | None = None
 ) -> Plan:
-    """Plan a run in so many processes.
+    """Plan a run in so many processes. Raises ConfigError if they cannot divide the shards.
 
     Measure its `time`, unless given, if its device is available. `program` is the memory of this process before that.
-
-    Raises:
-        ConfigError: This number of processes cannot divide the shards.
     """
     train, flops_per_token = config.train, training_flops(config.model, vocab_size)
     check_count(processes, config)
@@ -116,15 +119,52 @@ def make_plan(
 
 
 def time_step(config: RunConfig, vocab_size: int, runtime: Runtime, processes: int, seconds: float) -> StepTime:
-    """Measure the time of a step for about `seconds`, or estimate it if that takes too long."""
+    """Measure the time of a step for about `seconds`, or estimate it if that takes too long or does not fit."""
     context, is_cpu = config.model.context, runtime.device == "cpu"
-    measured = measure_step(config, vocab_size, runtime, seconds)
-    flops = training_flops(config.model, vocab_size) * context
-    sequence, update = measured or (3 * flops / measure_matmul(runtime), 0.0)
+    estimate = 3 * training_flops(config.model, vocab_size) * context / measure_matmul(runtime)
+    affordable = seconds / 4 / estimate  # sequences, to measure several steps
+    sequences = max(1, min(config.train.sequences_at_once, int(affordable)))
+    measured = measure_step(config, vocab_size, runtime, seconds, sequences) if affordable >= 1 / 20 else None
+    sequence, update = measured or (estimate, 0.0)
     # One process was measured alone. Together, they wait if their threads are more than the cores.
     waiting = max(1.0, processes * runtime.threads / max(runtime.threads, available_cores())) if is_cpu else 1.0
     step = config.train.batch_size // processes * sequence + update
     return StepTime(waiting * step, waiting * sequence / (3 * context * processes), measured is not None)
+
+
+def measure_step(
+    config: RunConfig, vocab_size: int, runtime: Runtime, seconds: float, sequences: int
+) -> tuple[float, float] | None:
+    """Measure steps of so many sequences for about `seconds`, without compilation.
+
+    Return the seconds of the passes of one sequence, and those of an update. None if the model does not fit.
+    """
+    batch = {"batch_size": sequences, "micro_batch_size": None, "shards": 1, "ema": 0.0}
+    compile = config.runtime.compile if is_recordable(config, runtime) else False  # "auto" records
+    small = changed(config, train=batch, runtime={"compile": compile})
+    tokens = np.random.default_rng(0).integers(vocab_size, size=(sequences + 2) * config.model.context)
+    try:
+        learner = Learner(small, vocab_size, replace(runtime, compile=False))
+        learner.use(prepare_learner(learner, tokens, 0, lambda line: None))
+        for step in range(2):  # the first steps allocate memory
+            timed_step(learner, tokens, step)
+    except InsufficientMemoryError:
+        return None
+    times, end = list[tuple[float, float]](), perf_counter() + seconds
+    while len(times) < 2 or perf_counter() < end:
+        times.append(timed_step(learner, tokens, 2 + len(times)))
+    passes, updates = zip(*times, strict=True)
+    return median(passes) / sequences, median(updates)
+
+
+def timed_step(learner: Learner, tokens: Ids, step: int) -> tuple[float, float]:
+    """Make a step, and return the seconds of its passes and of its update."""
+    started = perf_counter()
+    _, norm = learner.backward(tokens, step)  # waits for the device
+    middle = perf_counter()
+    learner.update(1.0, norm, step + 1)
+    learner.model.token_embedding.weight[0, 0].item()  # waits for the device
+    return middle - started, perf_counter() - middle
 
 
 def plan_runtime(config: RuntimeConfig, processes: int, flops: float) -> tuple[Runtime, bool]:
@@ -150,15 +190,18 @@ def plan_memory(config: RunConfig, free: int | None, needs: Callable[[RunConfig]
     settings: tuple[str, ...] = ()
     if not fits and largest:
         settings = (f"train.micro_batch_size={largest}",)
-    elif not fits and not config.model.is_recurrent:
-        sparing = with_checkpointing(config)
-        if needs(sparing).total <= free:
-            settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
+    elif not fits and not config.model.is_recurrent and needs(with_checkpointing(config)).total <= free:
+        settings = ("train.micro_batch_size=1", "runtime.activation_checkpointing=true")
     return replace(planned, fits=fits, largest_micro_batch=largest, settings=settings)
 
 
 def with_checkpointing(config: RunConfig) -> RunConfig:
     """Return a run that takes the least memory for activations."""
-    train = config.train.model_copy(update={"micro_batch_size": 1})
-    runtime = config.runtime.model_copy(update={"activation_checkpointing": True})
-    return config.model_copy(update={"train": train, "runtime": runtime})
+    return changed(config, train={"micro_batch_size": 1}, runtime={"activation_checkpointing": True})
+
+
+def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """Return `config` with other settings in some `sections`. They are not checked."""
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    )

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from minigpt.model.gpt import GPT
 from minigpt.model.memory import backward_bytes, check_memory, training_memory
@@ -17,15 +16,7 @@ Log = Callable[[str], None]
 
 
 def prepare_learner(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
-    """Report what runs where, check that a batch fits, and return the loss to use (collective).
-
-    Args:
-        tokens: The training text (N,), for examples of a batch.
-        step: The number of steps that the run has.
-
-    Raises:
-        InsufficientMemoryError: A batch does not fit.
-    """
+    """Report what runs where, check that a batch fits, and return the loss to use for `tokens` (N,) (collective)."""
     processes = learner.processes
     several = f"{processes.size} processes, each on " if processes.size > 1 else ""
     log(f"{learner.parameters:,} parameters on {several}{learner.runtime.describe()}")
@@ -65,24 +56,18 @@ def sequence_bytes(learner: Learner) -> int:
 def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     """Return the loss compiled if the runtime says so, and if that works and pays on every process (collective).
 
-    A resumed run keeps the decision, because it changes the bits. Without compilation, a GPU records the loss.
-
-    Raises:
-        UserError: The GPU cannot record it.
+    A resumed run keeps the decision, because it changes the bits. Without compilation, a GPU records the loss, or
+    raises UserError.
     """
-    sequences = learner.config.train.sequences_at_once
-    if is_recordable(learner.config, learner.runtime):
-        return record_loss(learner.mean_loss, learner.model, example_batch(learner, tokens, sequences))
-    if not learner.runtime.compile:
+    config, runtime = learner.config, learner.runtime
+    is_recorded = is_recordable(config, runtime)
+    if not (is_recorded or runtime.compile):
         return learner.mean_loss
-    example = example_batch(learner, tokens, sequences)
-    is_optional = learner.config.runtime.compile == "auto" and step == 0
+    x, y = batch_at(tokens, config.model.context, config.train.sequences_at_once, seed=0, step=0)
+    example = x.to(runtime.device), y.to(runtime.device)
+    if is_recorded:
+        return record_loss(learner.mean_loss, learner.model, example)
+    is_optional = config.runtime.compile == "auto" and step == 0
     loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass
     return loss if all(learner.processes.gather(loss != learner.mean_loss)) else learner.mean_loss
-
-
-def example_batch(learner: Learner, tokens: Ids, sequences: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (sequences, context) to compile for and to measure with."""
-    x, y = batch_at(tokens, learner.config.model.context, sequences, seed=0, step=0)
-    return x.to(learner.runtime.device), y.to(learner.runtime.device)

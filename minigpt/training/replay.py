@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from minigpt.errors import CheckpointError, UserError, escape
-from minigpt.paths import CHECKPOINTS, is_run
+from minigpt.paths import is_run
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.runs import is_checkpoint, read_starts
 from minigpt.text.dataset import reload_dataset
@@ -44,28 +41,15 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     for _ in steps(range(metadata.step)):
         training.step()
     weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
-    return [name for name, array in checkpoint.weights.items() if not _is_identical(array, weights[name])]
-
-
-def _is_identical(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same bits. 0.0 and -0.0 are equal, but not identical."""
-    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
 
 
 def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
-    """Raise UserError if several processes trained some of the steps, with sums that depend on their number."""
-    path = checkpoint.path.absolute()
-    if path.parent.name != CHECKPOINTS:
-        return
-    end = checkpoint.metadata.step
-    for start in reversed(read_starts(path.parents[1])):
+    """Raise UserError if the run was started in processes whose sums depend on their number."""
+    for start in read_starts(checkpoint.path.absolute().parents[1]):
         step, sums = start.get("step"), start.get("sums", "exact")
-        if isinstance(step, int) and step < end:  # otherwise its steps were trained again after a later start
-            if sums != "exact":
-                raise UserError(
-                    f"bits cannot be compared: {escape(sums)} added up the gradients of steps {step} to {end}"
-                )
-            end = step
+        if isinstance(step, int) and step < checkpoint.metadata.step and sums != "exact":
+            raise UserError(f"bits cannot be compared: {escape(sums)} added up the gradients after step {step}")
 
 
 def _start(checkpoint: Checkpoint) -> Checkpoint | None:
@@ -79,8 +63,7 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
         start = load_checkpoint(name, None if is_checkpoint(name) else origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
-    expected = origin.sha256 or start.origin.sha256  # older versions did not record the hashes of several parts
-    if (start.metadata.step, start.origin.sha256) != (origin.step, expected):
+    if (start.metadata.step, start.origin.sha256) != (origin.step, origin.sha256):
         raise CheckpointError(
             f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
         )

@@ -1,6 +1,5 @@
 """Preparation of a new or resumed run: its configuration and its text."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +24,15 @@ from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkp
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
-from minigpt.training.fit import WORK, fit
+from minigpt.training.fit import WORK, fit, val_fraction
 from minigpt.training.parallel import check_count
 from minigpt.training.schedule import run_steps
 
 if TYPE_CHECKING:
     from minigpt.training.plan import StepTime
 
+FITTED = "fitted to the text"
+"""The name of the first layer of a run without a preset, and of one that shrinks the context."""
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
 
@@ -55,12 +56,13 @@ class PreparedRun:
     """The checkpoint whose weights a new run starts from."""
     layers: tuple[ConfigSource, ...] = ()
     """What the settings of a new run come from, with the highest priority last."""
-    is_fitted: bool = False
-    """Whether the first layer was fitted to the text."""
-    seconds: float = math.inf
-    """How long training should take."""
     step_time: "StepTime | None" = None
     """What a step takes here, if that was measured to choose the settings."""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the first layer is fitted to the text."""
+        return bool(self.layers) and self.layers[0][0] == FITTED
 
     @property
     def is_only_text(self) -> bool:
@@ -91,42 +93,49 @@ def prepare_run(
     """
     for name in filter(presets.is_config, text):
         raise ConfigAsTextError(f"{escape(name)} is a configuration, not a text", name)
-    is_fitted = bool(text) and preset is None
-    layers: list[ConfigSource] = [("fitted to the text", {})] if is_fitted else []
-    if preset is not None:
-        layers += presets.read_preset(preset)
-    elif not text:
-        layers += presets.read_preset("quickstart", only_shipped=True)
-    if text:
-        layers.append(("command line", {"data.source": list(text)}))
-    layers.append(resolve.parse_overrides(assignments))
-    notices = _give_each_a_shard(layers, processes)
-    start_settings = _kept_settings(start, layers) if start else {}
-    if start:
-        layers.append((f"run {start.run_name}", start_settings))
-    resolved = resolve.resolve(*layers, complete=not is_fitted)
-    check_count(processes, resolved.config)
-    _refuse_standard_input(resolved.config, processes)
+    layers = _gather(text, preset, assignments, start, processes)
+    resolved = resolve.resolve(*layers, complete=layers[0][0] != FITTED)
+    _check_processes(resolved.config, processes)
     data = load_dataset(resolved.config.data, start.tokenizer if start else None)
-    notices += (*resolved.notices, *data.notices)
+    notices = (*resolved.notices, *data.notices)
+    if resolved.sources["train.shards"] == f"{processes} processes":
+        line = f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"
+        notices = (line, *notices)
     stem = name_stem(preset or (text[0] if text else "quickstart"))
-    prepared = PreparedRun(
-        resolved.config, data, stem, tuple(notices), start=start, layers=tuple(layers), is_fitted=is_fitted
-    )
-    if is_fitted:
-        device = resolved.config.runtime.device  # perhaps not here: `plan` is about any
-        is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")  # a Mac's is slower
-        work = WORK["gpu" if is_gpu else "cpu"]
-        prepared = fit_run(prepared, work)
-        data = data.resplit(prepared.config.data.val_fraction)
-        prepared = fit_run(replace(prepared, data=data), work)  # again, if the context had to shrink
-    else:
-        prepared = with_layers(prepared, layers)
-    warnings = _warn_of_text(data)
+    prepared = PreparedRun(resolved.config, data, stem, notices, start=start, layers=layers)
+    prepared = _fit_new(prepared) if prepared.is_fitted else with_layers(prepared, layers)
+    warnings = _warn_of_text(prepared.data)
     if start and trained_on_validation(start, prepared.config.data, data.fingerprint):
         before = f"{escape(start.run_name)}, with data.val_fraction={start.config.data.val_fraction:g},"
         warnings.append(f"{before} was trained on a part of this validation text: the loss may be too low")
     return replace(prepared, notices=(*prepared.notices, *warnings))
+
+
+def _gather(
+    text: Sequence[str], preset: str | None, assignments: Sequence[str], start: Checkpoint | None, processes: int
+) -> tuple[ConfigSource, ...]:
+    """Return what the settings of a new run come from. If they should fit the text, the first layer is still empty."""
+    layers: list[ConfigSource] = [(FITTED, {})]
+    if preset is not None or not text:
+        layers = [*presets.read_preset("quickstart" if preset is None else preset, only_shipped=preset is None)]
+    if text:
+        layers.append(("command line", {"data.source": list(text)}))
+    layers.append(resolve.parse_overrides(assignments))
+    if processes > 1 and not any("train.shards" in values for _, values in layers):
+        layers.append((f"{processes} processes", {"train.shards": processes}))
+    if start:
+        layers.append((f"run {start.run_name}", _settings_of_start(start, layers)))
+    return tuple(layers)
+
+
+def _fit_new(prepared: PreparedRun) -> PreparedRun:
+    """Return a new run whose settings fit its text and the default duration."""
+    device = prepared.config.runtime.device  # perhaps not here: `plan` is about any
+    is_gpu = (pick_device("auto") if device == "auto" else device).startswith("cuda")  # a Mac's is slower
+    split = {"data.val_fraction": val_fraction(prepared.data.size)}
+    config = resolve.resolve((FITTED, split), *prepared.layers[1:], complete=False).config
+    prepared = replace(prepared, data=prepared.data.resplit(config.data.val_fraction))
+    return fit_run(prepared, WORK["gpu" if is_gpu else "cpu"])
 
 
 def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -> bool:
@@ -140,26 +149,25 @@ def trained_on_validation(run: Checkpoint, data: DataConfig, fingerprint: str) -
 
 def fit_run(prepared: PreparedRun, work: float) -> PreparedRun:
     """Return a new run whose first layer fits its text, its other layers and so many FLOP."""
-    (label, _), *others = prepared.layers
+    others = prepared.layers[1:]
     settings = fit(prepared.data.size, prepared.data.tokenizer.vocab_size, work, *others)
-    return with_layers(prepared, [(label, settings), *others])
+    fitted = with_layers(prepared, ((FITTED, settings), *others))
+    return fitted if len(fitted.layers) == len(prepared.layers) else fit_run(fitted, work)  # the context had to shrink
 
 
-def with_layers(prepared: PreparedRun, layers: Sequence[ConfigSource]) -> PreparedRun:
+def with_layers(prepared: PreparedRun, layers: tuple[ConfigSource, ...]) -> PreparedRun:
     """Return a new run with the settings of `layers`. If the text is shorter than the context, shrink the context."""
-    data, start = prepared.data, prepared.start
-    config = resolve.resolve(*layers).config
-    longest, context = len(data.train) - 1, config.model.context
-    if longest < context and start:
-        needs = f"the context of the model is {context} tokens, and the text has {longest + 1} training tokens"
+    config, notices = resolve.resolve(*layers).config, prepared.notices
+    tokens, context = len(prepared.data.train), config.model.context
+    if tokens <= context and (start := prepared.start):
+        needs = f"the context of the model is {context} tokens, and the text has {tokens} training tokens"
         raise TextError(f"cannot start from run {escape(start.run_name)}: {needs}")
-    notices = dict.fromkeys(prepared.notices)
-    if longest < context:
-        layers = (*layers, ("fitted to the text", {"model.context": longest}))
+    if tokens <= context:
+        layers = (*layers, (FITTED, {"model.context": tokens - 1}))
         config = resolve.resolve(*layers).config
-        line = f"the text has {longest + 1} training tokens: model.context shrinks from {context} to {longest}"
-        notices |= {line: None}
-    return replace(prepared, config=config, layers=tuple(layers), notices=tuple(notices))
+        line = f"the text has {tokens} training tokens: model.context shrinks from {context} to {tokens - 1}"
+        notices = (*notices, line)
+    return replace(prepared, config=config, layers=layers, notices=notices)
 
 
 def describe(config: RunConfig, data: TokenDataset) -> str:
@@ -182,16 +190,8 @@ def _warn_of_text(data: TokenDataset) -> list[str]:
     return []
 
 
-def _give_each_a_shard(layers: list[ConfigSource], processes: int) -> list[str]:
-    """Set `train.shards` to the number of processes if no layer sets it. Return a line that says so."""
-    if processes == 1 or any("train.shards" in values for _, values in layers):
-        return []
-    layers.append((f"{processes} processes", {"train.shards": processes}))
-    return [f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"]
-
-
-def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
-    """Return the settings that a run keeps if it starts from `start`. Raise ConfigError if `layers` change any."""
+def _settings_of_start(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[str, Any]:
+    """Return the settings that a run takes over from `start`. Raise ConfigError if `layers` change any."""
     settings = {key: value for key, value in resolve.flatten(start.config).items() if key.startswith("model.")}
     settings |= {"data.tokenizer": start.config.data.tokenizer}
     del settings["model.dropout"]  # not part of the weights
@@ -209,23 +209,21 @@ def _kept_settings(start: Checkpoint, layers: Sequence[ConfigSource]) -> dict[st
 def prepare_resume(
     run: Path,
     assignments: Sequence[str],
-    found: tuple[Checkpoint, list[str]] | None = None,
+    newest: tuple[Checkpoint, list[str]] | None = None,
     processes: int = 1,
 ) -> PreparedRun:
     """Prepare to resume a run from its newest intact checkpoint.
 
     Args:
-        run: The folder of the run.
         assignments: Settings to change, as KEY=VALUE.
-        found: What `newest_intact` returned, if it was called already.
-        processes: The number of processes that will train it.
+        newest: What `newest_intact` returned, if it was called already.
 
     Raises:
         CheckpointError: No checkpoint is intact.
         ConfigError: A setting would make it a different run.
         TextMismatchError: The text is missing or has changed.
     """
-    checkpoint, notices = found or newest_intact(run)
+    checkpoint, notices = newest or newest_intact(run)
     if checkpoint.metadata.imported:
         raise NoOptimizerError(f"run {escape(run.name)} was imported and has no optimizer state to resume from", run)
     if problem := changed_settings(run, checkpoint.path):
@@ -234,18 +232,20 @@ def prepare_resume(
     config = resolve.resolve(("checkpoint", resolve.flatten(checkpoint.config)), overrides).config
     if changes := resolve.changed_on_resume(checkpoint.config, config):
         raise ConfigError(f"a resumed run keeps its settings: {'; '.join(changes)}")
-    check_count(processes, config)
-    _refuse_standard_input(config, processes)
+    _check_processes(config, processes)
     is_named = bool({"data.source", "data.val_source"} & overrides[1].keys())
-    known = checkpoint.metadata.fingerprint, checkpoint.tokenizer, checkpoint.metadata.characters
-    data = reload_dataset(config.data, *known, is_named=is_named)
+    metadata = checkpoint.metadata
+    data = reload_dataset(
+        config.data, metadata.fingerprint, checkpoint.tokenizer, metadata.characters, is_named=is_named
+    )
     if len(data.train) <= config.model.context:
         needs = f"a context of {config.model.context} tokens, and its training text has {len(data.train)}"
         raise CheckpointError(f"cannot resume run {escape(run.name)}: {escape(checkpoint.path)} has {needs}")
     return PreparedRun(config, data, run.name, (*notices, *data.notices), checkpoint)
 
 
-def _refuse_standard_input(config: RunConfig, processes: int) -> None:
+def _check_processes(config: RunConfig, processes: int) -> None:
+    check_count(processes, config)
     if processes > 1 and "-" in (*config.data.source, *config.data.val_source):
         raise TextError(f"{processes} processes cannot share standard input; save the text to a file")
 

@@ -61,10 +61,7 @@ def raise_in_main_thread(number: int) -> None:
 
 
 def handle(*numbers: int | None, by: Any = interrupt) -> dict[int, Any]:
-    """Handle signals by `interrupt`, except those that the parent process ignores, as nohup does.
-
-    Return the previous handlers.
-    """
+    """Handle signals, except those that the parent process ignores, as nohup does. Return the previous handlers."""
     handled = [number for number in numbers if number and signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, by) for number in handled}
 
@@ -83,11 +80,9 @@ def unhandled() -> Iterator[None]:
 class Stage(Enum):
     """What `Interrupts` does with a signal depends on it."""
 
-    TRAINING = auto()
-    """No signal arrived, or only SIGHUP."""
+    TRAINING = auto()  # no signal arrived, or only SIGHUP
     STOPPING = auto()
-    OVER = auto()
-    """The block has ended."""
+    OVER = auto()  # the block has ended
 
 
 class Interrupts:
@@ -99,10 +94,7 @@ class Interrupts:
 
     After a signal, the handlers stay when the block ends, so the second of a pair does not interrupt the final
     output. A later signal restores and calls the previous handlers. An error of the block counts as a signal, because
-    torchrun sends SIGTERM when another process has failed.
-
-    Args:
-        is_silent: Do not say what Ctrl-C does.
+    torchrun sends SIGTERM when another process has failed. Unless `is_silent`, a line says what Ctrl-C does.
     """
 
     def __init__(self, is_silent: bool = False) -> None:
@@ -113,10 +105,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            handlers: dict[int, Any] = {signal.SIGINT: self._note, signal.SIGTERM: self._note}
-            if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-                handlers[SIGHUP] = self._note
-            self.previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            self.previous = handle(signal.SIGINT, signal.SIGTERM, SIGHUP, by=self._note)
         return self
 
     def adopt(self, number: int | None) -> None:

@@ -18,7 +18,7 @@ from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
 from minigpt.training.dtensors import is_dtensor, local
 from minigpt.training.learner import Learner
-from minigpt.training.parallel import ONE, Processes, choose_fsdp
+from minigpt.training.parallel import ONE, Processes, Write, choose_fsdp
 from minigpt.training.schedule import run_steps
 
 RAW = "weights/"
@@ -34,11 +34,7 @@ def make_learner(
     start: Checkpoint | None = None,
     processes: Processes = ONE,
 ) -> Learner:
-    """Return the learner of a new run, or of a run that resumes from `checkpoint` (collective).
-
-    Args:
-        saved: An environment whose decisions replace "auto". Default: that of `checkpoint`.
-        start: A checkpoint whose weights replace the random weights.
+    """Return the learner of a new run, perhaps with `start`'s weights, or of a run that resumes (collective).
 
     Raises:
         DeviceError: The device is not available.
@@ -73,19 +69,19 @@ def save(
     """
     processes = learner.processes
 
+    def save_with(write: Write) -> None:
+        save_checkpoint(run, learner.config, tokenizer, metadata, write, log)
+
     def publish() -> bool:
-        arrays = _own_arrays(learner)
-        is_finite = all(processes.gather(arrays is not None)) if learner.is_fsdp else arrays is not None
-        if arrays is None or not is_finite:
+        weights, optimizer = _saved_tensors(learner)
+        is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *optimizer.values()))
+        if not all(processes.gather(is_finite) if learner.is_fsdp else [is_finite]):
             return False
-        write = partial(write_arrays, weights=arrays[0], optimizer=arrays[1])
-        if not learner.is_fsdp:
-            save_checkpoint(run, learner.config, tokenizer, metadata, write, log)
-            return True
-        write = partial(write, part=processes.rank + 1, parts=processes.size)
-        with processes.writing(write) as write_all:
-            if write_all:
-                save_checkpoint(run, learner.config, tokenizer, metadata, write_all, log)
+        write = partial(write_arrays, weights=_arrays(weights, processes), optimizer=_arrays(optimizer, processes))
+        if learner.is_fsdp:
+            processes.write_together(save_with, partial(write, part=processes.rank + 1, parts=processes.size))
+        else:
+            save_with(write)
         return True
 
     if learner.is_fsdp:
@@ -93,44 +89,38 @@ def save(
     return processes.share(processes.together(lambda: publish() if processes.is_main else True))
 
 
+def _saved_tensors(learner: Learner) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights and the optimizer state, with the raw weights if the weights are their average."""
+    weights, optimizer = learner.model.state_dict(), learner.optimizer.state_dict()
+    if learner.average is None:
+        return weights, optimizer
+    return learner.average.state_dict(), optimizer | {f"{RAW}{name}": tensor for name, tensor in weights.items()}
+
+
+def _arrays(tensors: Mapping[str, Tensor], processes: Processes) -> Arrays:
+    """Return the tensors, or their rows, that this process saves."""
+    saved = {name: tensor for name, tensor in tensors.items() if processes.is_main or is_dtensor(tensor)}
+    return {name: local(tensor).cpu().numpy() for name, tensor in saved.items()}
+
+
 def restore(learner: Learner, checkpoint: Checkpoint) -> None:
     """Load the weights and the optimizer state of a checkpoint, which only the main process reads (collective).
 
-    Raises:
-        CheckpointError: They do not fit, or the optimizer state is missing.
+    Raises CheckpointError if they do not fit, or the optimizer state is missing.
     """
     processes = learner.processes
     stored = processes.together(lambda: load_optimizer(checkpoint) if processes.is_main else {})
     shapes = processes.share({name: array.shape for name, array in stored.items()})
-    has_moments = any(not name.startswith(RAW) for name in shapes)
-    if not has_moments and checkpoint.metadata.step > 0:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}  # whole on the main process
     state |= {name: torch.tensor(array) for name, array in stored.items()}
-    raw = {name.removeprefix(RAW): tensor for name, tensor in state.items() if name.startswith(RAW)}
-    moments = {name: tensor for name, tensor in state.items() if not name.startswith(RAW)}
+    raw = {name.removeprefix(RAW): state.pop(name) for name in shapes if name.startswith(RAW)}
+    if not state and checkpoint.metadata.step > 0:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: optimizer state is missing")
     weights = {name: torch.tensor(array) for name, array in checkpoint.weights.items()}
     try:
         processes.distribute(raw or weights, learner.model.state_dict())
-        learner.optimizer.load_state_dict(moments, processes)
+        learner.optimizer.load_state_dict(state, processes)
         if learner.average is not None:
             processes.distribute(weights, learner.average.state_dict())
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
-
-
-def _own_arrays(learner: Learner) -> tuple[Arrays, Arrays] | None:
-    """Return the weights and the optimizer state that this process saves. None if one is not finite."""
-    weights, state = learner.model.state_dict(), learner.optimizer.state_dict()
-    if learner.average is not None:
-        state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
-        weights = learner.average.state_dict()
-
-    def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-        local_tensors = {
-            name: tensor for name, tensor in tensors.items() if learner.processes.is_main or is_dtensor(tensor)
-        }
-        return {name: local(tensor).cpu().numpy() for name, tensor in local_tensors.items()}
-
-    is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *state.values()))
-    return (arrays(weights), arrays(state)) if is_finite else None

@@ -110,10 +110,8 @@ def test_steps_of_processes_with_inexact_sums_cannot_be_compared(cli: Cli) -> No
     def record(*starts: dict[str, Any]) -> None:
         log.write_text("".join(f"{json.dumps(start)}\n" for start in starts), encoding="utf-8")
 
-    record(first, second | inexact, second)  # nothing is left of what the second start trained
-    assert cli("runs", "--replay", "a").out == SAME.format("a")
     record(first | inexact, second)
-    expected = "bits cannot be compared: all-reduce of 4 processes added up the gradients of steps 0 to 2"
+    expected = "bits cannot be compared: all-reduce of 4 processes added up the gradients after step 0"
     assert cli("runs", "--replay", "a").error == expected
 
 

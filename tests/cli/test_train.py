@@ -1,7 +1,6 @@
 """`minigpt train`: texts, names, fitted settings, resuming and stopping."""
 
 import errno
-import gzip
 import hashlib
 import itertools
 import json
@@ -67,18 +66,6 @@ def test_without_arguments_it_trains_the_quickstart(cli: Cli) -> None:
     assert (done.code, done.out) == (0, "")
     assert "run runs/quickstart-1" in done.err.replace("\\", "/")
     assert 'source:\n  - "builtin:python"' in Path("runs/quickstart-1/config.yaml").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("texts", [["a.txt"], ["a.txt", "b.txt"], ["folder"], ["*.txt"], ["-"], ["a.gz"]], ids=" ".join)
-def test_every_kind_of_text_is_read_whole(cli: Cli, texts: list[str]) -> None:
-    Path("folder").mkdir()
-    for name in ("a.txt", "b.txt", "folder/c", "folder/d"):
-        Path(name).write_text(VERSE, encoding="utf-8")
-    Path("a.gz").write_bytes(gzip.compress(VERSE.encode()))
-    done = cli("train", *texts, *ONE_STEP, stdin=VERSE.encode())
-    assert done.code == 0, done.err
-    files = 1 if texts in (["a.txt"], ["-"], ["a.gz"]) else 2
-    assert f"{files * len(VERSE):,} characters, " in done.err
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are Unicode there")
@@ -170,13 +157,6 @@ def test_after_training_tables_of_ngrams_are_compared(cli: Cli, verse: str, monk
     assert "counting pairs" not in cli("train", verse, *ONE_STEP).err
 
 
-def test_settings_are_checked_together_with_the_fitted_ones(cli: Cli, verse: str) -> None:
-    """36 channels do not fit the default of four heads, but the two heads that fit this text."""
-    done = cli("train", verse, "-s", "model.n_embd=36", "-s", "model.context=16", "-s", "train.steps=1")
-    assert done.code == 0, done.err
-    assert "divisible" in cli("train", verse, "-s", "model.n_embd=35").error
-
-
 @pytest.mark.parametrize(
     ("source", "stem"),
     [
@@ -211,16 +191,6 @@ def test_an_empty_option_is_not_a_missing_one(cli: Cli, verse: str) -> None:
         assert "''" in cli("train", *text, "-c", "").error
     assert "--set" in cli("train", "--resume", "last", "-c", "").error
     assert "--set" in cli("train", "--resume", "last", "--name", "").error
-
-
-def test_a_page_of_inspect_is_not_read_with_its_folder(cli: Cli, run: Path) -> None:
-    assert cli("train", ".", *ONE_STEP).code == 0
-    assert cli("inspect").code == 0
-    assert Path("inspect.html").exists()
-    done = cli("train", ".", *ONE_STEP)
-    assert "inspect.html" in done.err
-    assert f"{len(VERSE):,} characters" in done.err
-    assert cli("eval", "last", "inspect.html", "--unknown", "skip").code == 0  # a page given by name is read
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpu"])
@@ -293,12 +263,6 @@ def test_the_printed_commands_work_when_pasted(cli: Cli) -> None:
     (finished,) = re.findall(r"minigpt (train --resume .*)", cli("train", "--resume", "one line").error)
     assert cli(*shlex.split(finished)).code == 0
     assert checkpoint_steps(Path("runs/one line"))[-1] == 8
-
-
-def test_without_a_terminal_there_is_no_progress_bar(cli: Cli, run: Path) -> None:
-    done = cli("train", "--resume", "last", *MORE)
-    assert (done.code, done.out) == (0, "")
-    assert not re.search(r"[\r\x1b]|%\|", done.err)
 
 
 def test_each_evaluation_prints_one_line_of_text_that_fits(
@@ -400,19 +364,6 @@ def test_pruning_keeps_a_checkpoint_to_which_someone_added_a_file(cli: Cli, run:
     assert (checkpoint_steps(run), note.exists()) == ([2, 6], True)
 
 
-def test_resume_needs_the_text_of_the_run(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = content(run)
-    Path("verse.txt").write_text(VERSE + "one more line\n", encoding="utf-8")
-    assert "verse.txt" in cli("train", "--resume", "last", *MORE).error
-    Path("verse.txt").rename("moved.txt")
-    folder = run.absolute()
-    monkeypatch.chdir(folder)
-    error = cli("train", "--resume", folder, *MORE).error
-    assert "verse.txt" in error
-    assert "--set data.source=TEXT" in error
-    assert content(folder) == before
-
-
 def test_the_command_after_a_failed_resume_has_its_settings(
     cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,12 +409,6 @@ def test_a_device_that_is_not_here_is_an_error_before_all_else(cli: Cli, verse: 
     done = cli("train", verse, "-s", "runtime.device=cuda:77")
     assert done.err.startswith("minigpt: runtime.device=cuda:77 is not available")
     assert not Path("runs").exists()
-
-
-def test_a_resumed_run_stays_on_its_device(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.model.device.available_devices", lambda: ["cuda:0", "cpu"])
-    assert "on cpu" in cli("train", "--resume", "last", "-s", "runtime.device=auto", *MORE).err
-    assert json.loads((run / "environment.jsonl").read_text(encoding="utf-8").splitlines()[-1])["device"] == "cpu"
 
 
 # ---- stopping and failing ----

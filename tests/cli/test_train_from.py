@@ -1,6 +1,5 @@
 """`minigpt train --from`: a new run starts from the weights and the vocabulary of another."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -176,12 +175,3 @@ def test_a_start_that_was_trained_on_the_validation_text_is_named(cli: Cli) -> N
 
 def test_unknown_needs_from(cli: Cli) -> None:
     assert cli("train", "other.txt", "--unknown", "skip").error.startswith("--unknown needs --from")
-
-
-def test_resume_auto_starts_from_a_run_once(cli: Cli) -> None:
-    command = ["train", "other.txt", "--from", "modern", "--name", "new", "--resume", "auto", *NEW]
-    assert "starting from the weights of modern" in cli(*command).err
-    again = cli(*command, "-s", "train.steps=5")
-    assert "with its own text and settings" in again.err
-    assert "starting from" not in again.err
-    assert json.loads(Path("runs/new/environment.jsonl").read_text().splitlines()[-1])["step"] == 4

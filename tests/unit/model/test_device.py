@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -104,20 +103,6 @@ def busy_machine() -> Iterator[None]:
             other = others.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             others.callback(other.kill)
         yield
-
-
-@pytest.mark.alone
-def test_a_busy_machine_chooses_the_same_dtype() -> None:
-    """A seed must give the same run, whatever the load of the machine."""
-
-    def choose() -> bool:
-        device.measure_product.cache_clear()
-        return bool(device.has_fast_bfloat16.__wrapped__("cpu"))
-
-    idle = choose()
-    with busy_machine():
-        busy = [choose() for _ in range(5)]
-    assert set(busy) == {idle}
 
 
 @pytest.mark.alone
@@ -262,12 +247,6 @@ def test_the_matrix_speed_of_a_gpu_is_that_of_its_float32_in_training(monkeypatc
     device.measure_product.__wrapped__("cuda:0", "float32")
     assert set(precisions) == {"high"}
     assert torch.get_float32_matmul_precision() == before
-
-
-def test_the_matrix_speed_here_is_plausible() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert 1e8 < device.measure_matmul(Runtime("cpu", "float32", False, 1)) < 1e14
 
 
 RESIDENT_SHARE = """

@@ -116,23 +116,6 @@ def test_any_recurrent_model_samples_what_it_computes_from_the_whole_text(data: 
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-def test_the_hidden_state_replaces_the_whole_text_also_beyond_the_context(family: str) -> None:
-    model, prompt = random_model(family), np.array([1, 2, 3])
-    for options in (SampleConfig(length=40), SampleConfig(length=40, temperature=1.3, top_k=5, seed=3)):
-        ours, torchs = (
-            np.stack([ids for ids, _ in generate_ids(engine, prompt, options, num_samples=2)])
-            for engine in (numpy_engine(model), TorchEngine(model))
-        )
-        assert (ours == torchs).all()
-    assert len(np.unique(ours)) > 3
-    greedy = [
-        int(ids[0]) for ids, _ in generate_ids(numpy_engine(model), prompt, SampleConfig(length=40, temperature=0))
-    ]
-    whole = torch.tensor([*prompt, *greedy])
-    assert model(whole[None])[0, len(prompt) - 1 : -1].argmax(-1).tolist() == greedy
-
-
-@pytest.mark.parametrize("family", RECURRENT)
 @torch.no_grad()
 def test_the_model_does_not_see_the_future_and_sees_all_of_the_past(family: str) -> None:
     model, ids = random_model(family), torch.randint(VOCABULARY, (1, 12))

@@ -28,18 +28,18 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self))[1])
     yield started
-    waiting._is_busy.clear()
+    waiting.IS_BUSY.clear()
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[bool]:
-    """Let `_watch` measure these shares of time waited, and return `is_busy` after each."""
+    """Let `_watch` measure these shares of time waited, and return `IS_BUSY` after each."""
     clock, waited, states = 0.0, 0.0, []
     left = iter(shares)
 
     def sleep(seconds: float) -> None:
         nonlocal clock, waited
         if clock and threading.current_thread() is main:
-            states.append(waiting.is_busy())
+            states.append(waiting.IS_BUSY.is_set())
         if threading.current_thread() is main:
             share = next(left, None)
             if share is None:

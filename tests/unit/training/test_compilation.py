@@ -2,9 +2,9 @@
 
 import queue
 import threading
-import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,25 +58,6 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
     assert "\n" not in warning
 
 
-def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = queue.SimpleQueue[str]()
-    monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
-
-    def slow(loss: Loss) -> Loss:
-        assert messages.get(timeout=60).startswith("compiling the network: 15 to 45 s")
-
-        def compiled(x: Tensor, y: Tensor) -> Tensor:
-            assert messages.get(timeout=60).startswith("still compiling after ")
-            return loss(x, y)
-
-        return compiled
-
-    monkeypatch.setattr(torch, "compile", slow)
-    weight = torch.ones(2, requires_grad=True)
-    compile_loss(lambda x, y: (x * weight - y).sum(), (torch.ones(2),) * 2, is_optional=False, log=messages.put)
-    assert not [thread for thread in threading.enumerate() if thread.name == "compiling"]
-
-
 def test_training_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint records that the run is not compiled, so a resume elsewhere gives the same result."""
     assert train_twice(tmp_path, monkeypatch, break_compiler, True) == (False, True)
@@ -88,14 +69,23 @@ def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
 ) -> None:
     """For a model of 10.7 M parameters, compilation can make each step 1.3 times as long."""
 
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
     def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         def compile(loss: Loss) -> Loss:
             def compiled(x: Tensor, y: Tensor) -> Tensor:
-                time.sleep(0.05)
+                nonlocal now
+                now += 0.3
                 return loss(x, y)
 
             return compiled
 
+        monkeypatch.setattr(compilation, "time", SimpleNamespace(perf_counter=clock))
         monkeypatch.setattr(torch, "compile", compile)
         monkeypatch.setattr(device, "COMPILE_FROM_SECONDS", 0.0)
         monkeypatch.setattr(device, "has_compiler", lambda: True)
@@ -198,3 +188,22 @@ def test_a_gpu_repeats_a_run_bit_for_bit_recorded_or_not(tmp_path: Path, family:
         weights.append({name: tensor.cpu() for name, tensor in training.learner.model.state_dict().items()})
     assert same(weights[0], weights[1])
     assert same(weights[0], weights[2])
+
+
+def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = queue.SimpleQueue[str]()
+    monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
+
+    def slow(loss: Loss) -> Loss:
+        assert messages.get(timeout=60).startswith("compiling the network: 15 to 45 s")
+
+        def compiled(x: Tensor, y: Tensor) -> Tensor:
+            assert messages.get(timeout=60).startswith("still compiling after ")
+            return loss(x, y)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", slow)
+    weight = torch.ones(2, requires_grad=True)
+    compile_loss(lambda x, y: (x * weight - y).sum(), (torch.ones(2),) * 2, is_optional=False, log=messages.put)
+    assert not [thread for thread in threading.enumerate() if thread.name == "compiling"]

@@ -12,7 +12,7 @@ from minigpt.config.schema import FAMILIES, ModelConfig
 from minigpt.errors import ConfigError, TextError
 from minigpt.model.gpt import GPT
 from minigpt.text.tokenizer import ByteTokenizer, CharTokenizer
-from minigpt.training.evaluate import MAX_TOKENS, evaluate, octaves, protocol
+from minigpt.training.evaluate import MAX_TOKENS, evaluate, octaves
 
 CONTEXT = 8
 TEXT = "the cat sat on the mat and that was that; " * 6
@@ -75,30 +75,6 @@ def test_two_evaluations_agree_bit_for_bit_in_either_mode() -> None:
     assert not model.training
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_failure_leaves_the_model_in_its_mode(training: bool) -> None:
-    """A run that continues after a failed evaluation must not continue without dropout."""
-    model, ids = model_of(dropout=0.5).train(training), CHARS.encode(TEXT)
-    with pytest.raises(IndexError):
-        evaluate(model, ids + 100, CHARS)  # no such tokens
-    assert all(module.training == training for module in model.modules())
-
-
-@pytest.mark.slow
-def test_sliding_windows_lower_the_loss_of_a_trained_model() -> None:
-    model, ids = model_of("modern", n_embd=32), CHARS.encode(TEXT)
-    tokens = torch.from_numpy(ids.astype(np.int64)).unfold(0, CONTEXT + 1, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(60):
-        x, y = tokens[step % 7 :: 7, :-1], tokens[step % 7 :: 7, 1:]
-        optimizer.zero_grad()
-        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
-        optimizer.step()
-    losses = [evaluate(model, ids, CHARS, stride=stride).loss for stride in (None, 4, 1)]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[2] < 0.8 * losses[0] < 0.8 * math.log(CHARS.vocab_size)
 
 
 def test_bits_per_character_count_characters_not_bytes() -> None:
@@ -168,9 +144,3 @@ def test_a_stride_out_of_range_is_refused(stride: int) -> None:
     """Zero is out of range, too."""
     with pytest.raises(ConfigError, match=f"^the stride must be between 1 and .* {CONTEXT}, got {stride}$"):
         evaluate(model_of(), CHARS.encode(TEXT), CHARS, stride=stride)
-
-
-def test_the_protocol_is_named() -> None:
-    assert protocol(8, None) == protocol(8, 8) == "non-overlapping windows of 8"
-    assert "stride 3" in protocol(8, 3)
-    assert "not comparable" in protocol(8, 3)

@@ -22,19 +22,6 @@ from minigpt.training.plan import StepTime
 from minigpt.training.setup import PreparedRun, prepare_run
 
 RECORD = Path(__file__).resolve().parents[3] / "docs/project/lab/time.jsonl"
-SIZES = sorted({int(base * 10**power) for power in range(1, 10) for base in (1, 1.999, 2, 5)} | {10**9})
-
-
-@pytest.mark.parametrize("work", [1e9, WORK["cpu"], 1e14, WORK["gpu"]])
-def test_fitted_settings_are_valid_and_grow_with_the_text(work: float) -> None:
-    flops = []
-    for characters in SIZES:
-        config = resolve(("fitted", fit(characters, 65, work))).config
-        tokens = config.train.batch_size * config.model.context
-        assert config.train.steps
-        assert config.train.steps <= most_steps(characters, tokens)
-        flops.append(config.train.steps * tokens * config.model.n_layer * config.model.n_embd**2)
-    assert flops[0] < flops[-1]
 
 
 @given(
@@ -290,11 +277,6 @@ def test_a_device_that_is_not_there_is_an_error(prepared: Any) -> None:
 def test_the_error_counts_the_time_of_compiling(prepared: Any) -> None:
     with pytest.raises(UserError, match=r"a step, two evaluations and compiling take 4\d s here"):
         fit_time(prepared("runtime.compile=true"), 36.0)
-
-
-def test_the_batch_can_be_divided_among_many_processes(prepared: Any) -> None:
-    run = prepared("train.shards=8")
-    assert [r.config.train.batch_size for r in (prepared(), run, fit_time(run, 60.0, 8))] == [4, 8, 8]
 
 
 def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:

@@ -5,13 +5,11 @@ import itertools
 import json
 import math
 import random
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,13 +45,11 @@ def curve(run: Path, tag: str) -> dict[int, float]:
 def go(tmp_path: Path) -> Callable[..., tuple[Path, Outcome]]:
     """Train in a folder called `name`. The arguments are settings, or arguments of `train`."""
 
-    def start(
-        name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), seconds: float = inf, **changes: Any
-    ) -> Any:
+    def start(name: str = "run", *, resume: bool = False, probes: tuple[Probe, ...] = (), **changes: Any) -> Any:
         run = tmp_path / name
         run.mkdir(exist_ok=True)
         checkpoint = load_checkpoint(step_folder(run, checkpoint_steps(run)[-1])) if resume else None
-        return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes, seconds=seconds)
+        return run, train(make_config(**changes), run, make_data(), resume=checkpoint, probes=probes)
 
     return start
 
@@ -75,13 +71,14 @@ def test_the_training_loss_is_the_mean_over_all_steps_since_the_last_line(go: An
     assert curve(thirds, "loss/train") == pytest.approx(means, rel=1e-12)
 
 
-def test_times_start_at_zero_and_never_decrease(go: Any) -> None:
+def test_times_start_at_zero_and_never_decrease(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first evaluation does not count."""
-    run, _ = go(train__log_every=1, probes=(lambda *_: time.sleep(0.02),))
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    run, _ = go(train__log_every=1, probes=(lambda *_: [schedule.time.perf_counter() for _ in range(100)],))
     times = [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(times) > 12
     assert times == sorted(times)
-    assert times[0] < 0.02
+    assert times[0] < 100
 
 
 def test_the_logged_rates_follow_the_schedule_to_its_end(go: Any) -> None:
@@ -277,61 +274,6 @@ def test_a_system_error_names_its_file(go: Any, tmp_path: Path) -> None:
     assert error.value.saved_step == 0
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_busy_machine_is_reported_once(go: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_busy: bool) -> None:
-    monkeypatch.setattr(loop, "is_busy", lambda: is_busy)
-    times = itertools.count(0.0, 10.0)
-    monkeypatch.setattr(schedule.Clock, "training", property(lambda clock: next(times)))
-    go(train__log_every=1)
-    assert capsys.readouterr().err.count("other programs keep the processor busy") == is_busy
-
-
-@pytest.mark.parametrize(("seconds", "step", "says_so"), [(1e-9, 10.0, True), (1e9, 10.0, False), (1e-9, 0.01, False)])
-def test_a_run_that_will_take_longer_than_it_should_says_so_early_and_once(
-    go: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, step: float, says_so: bool
-) -> None:
-    """Except in its last second. The clock of this test advances by a `step` at each log line."""
-    times = itertools.count(0.0, step)
-    monkeypatch.setattr(schedule.Clock, "training", property(lambda clock: next(times)))
-    go(train__log_every=1, seconds=seconds)
-    lines = capsys.readouterr().err.splitlines()
-    late = [at for at, line in enumerate(lines) if line.startswith("the machine is slower than when measured: ")]
-    assert len(late) == says_so
-    evaluated = [at for at, line in enumerate(lines) if line.startswith("step ")]
-    assert all(at < evaluated[1] for at in late)  # evaluated[0] is step 0
-    assert all(lines[at].endswith(": 1.8 min left; the result stays the same") for at in late)
-
-
-def test_the_learning_rate_is_that_of_the_middle_of_a_step(go: Any) -> None:
-    run, _ = go(train__steps=10, train__log_every=1, optim__name="adamw", optim__warmup=0.0, optim__schedule="linear")
-    rates = curve(run, "optimizer/learning_rate")
-    assert [rates[step] / 3e-3 for step in (1, 5, 10)] == pytest.approx([0.95, 0.55, 0.05])
-
-
-# --- the cost of resuming ----------------------------------------------------------------------------
-
-
-def test_resuming_replays_nothing(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After any number of steps, only the batches of the steps to come are read."""
-    go(train__steps=1)
-    read: list[int] = []
-    batch_at, whole = learner.batch_at, Training.loop
-
-    def at_a_million(training: Training, probes: Any) -> Any:
-        training.state.step = 1_000_000
-        read.clear()
-        return whole(training, probes)
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        read.append(named.get("step", arguments[4]))
-        return batch_at(*arguments, **named)
-
-    monkeypatch.setattr(learner, "batch_at", counted)
-    monkeypatch.setattr(Training, "loop", at_a_million)
-    _, outcome = go(resume=True, train__steps=1_000_002)
-    assert (read, outcome.state.step) == ([1_000_000, 1_000_001], 1_000_002)
-
-
 def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
     run, _ = go(train__steps=4)
     before = (run / "metrics.jsonl").read_bytes()
@@ -341,45 +283,6 @@ def test_steps_from_python_leave_the_curves_to_a_later_resume(go: Any) -> None:
     training.save()
     go(resume=True, train__steps=8)
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
-
-
-# --- kernels and compilation -------------------------------------------------------------------------
-
-
-def losses_of_steps(tmp_path: Path, **changes: Any) -> list[float]:
-    """Return the loss of each step of a short run that learns."""
-    config = make_config(train__steps=60, train__batch_size=16, model__context=80, model__n_embd=32, **changes)
-    training, losses = Training(config, tmp_path, make_data()), []
-    for _ in range(60):
-        before = training.state.loss_sum
-        training.step()
-        losses.append(training.state.loss_sum - before)
-    assert losses[-1] < 0.7 * losses[0]
-    return losses
-
-
-@pytest.mark.parametrize("family", ["classic", "modern"])
-def test_in_float32_the_fast_kernels_give_the_same_curve(family: str, tmp_path: Path) -> None:
-    ours, torchs = (
-        losses_of_steps(tmp_path, model__family=family, runtime__kernels=name, model__dropout=0.0)
-        for name in ("cpu", "torch")
-    )
-    assert ours != torchs
-    assert ours[:5] == pytest.approx(torchs[:5], abs=1e-4)  # later, differences in the last bits have grown
-    assert statistics.fmean(ours[-20:]) == pytest.approx(statistics.fmean(torchs[-20:]), abs=0.02)
-
-
-@pytest.mark.slow
-def test_with_dropout_and_in_bfloat16_the_kernels_agree_within_the_noise_of_seeds(tmp_path: Path) -> None:
-    """Masks and rounding differ, the mean must not: pairs of runs from the same weights and batches."""
-    differences = []
-    for seed in range(4):
-        common = {"model__dropout": 0.2, "train__seed": seed}
-        fast = losses_of_steps(tmp_path, runtime__dtype="bfloat16", runtime__kernels="cpu", **common)
-        plain = losses_of_steps(tmp_path, runtime__kernels="torch", **common)
-        differences.append(statistics.fmean(fast[-20:]) - statistics.fmean(plain[-20:]))
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    assert abs(statistics.fmean(differences)) < max(4 * error, 0.02)
 
 
 @pytest.mark.slow

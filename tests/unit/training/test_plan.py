@@ -1,5 +1,6 @@
 """What a run takes, before it starts."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,15 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import ConfigError
 from minigpt.model import device, memory
 from minigpt.model.device import Runtime
-from minigpt.model.load import build_model
 from minigpt.model.memory import Memory, training_memory
+from minigpt.model.size import training_flops
 from minigpt.text.tokenizer import Ids
 from minigpt.training import plan as planning
-from minigpt.training import preparation, step_time
+from minigpt.training import preparation
 from minigpt.training.learner import Learner
-from minigpt.training.plan import make_plan, planned_sequence_bytes
+from minigpt.training.plan import make_plan, measure_step, planned_sequence_bytes
 from minigpt.training.preparation import sequence_bytes
 from minigpt.training.snapshot import make_learner
-from minigpt.training.step_time import StepSeconds, first_layers, measure_step
 
 V = 13
 CPU = Runtime("cpu", "float32", False, 1, "cpu")
@@ -53,8 +53,7 @@ def only_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_activations_are_those_of_the_real_model(name: str) -> None:
     changes, runtime = CASES[name]
     config = make_config(**{**BASE, **changes})
-    learner = Learner(first_layers(config, config.model.n_layer), V, runtime)
-    assert planned_sequence_bytes(config, V, runtime) == sequence_bytes(learner)
+    assert planned_sequence_bytes(config, V, runtime) == sequence_bytes(Learner(config, V, runtime))
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -64,7 +63,7 @@ def test_only_what_is_not_allocated_yet_must_be_free(monkeypatch: pytest.MonkeyP
     config = make_config(**BASE, train__ema=0.9, train__micro_batch_size=2)
     learner = Learner(config, V, CPU)
     if is_resumed:
-        step_time.timed_step(learner, np.arange(900) % V, 0)
+        planning.timed_step(learner, np.arange(900) % V, 0)
     preparation.check_fit(learner)
     needed = training_memory(config, V, "cpu", sequence_bytes(learner))
     assert checked == [replace(needed, weights=0, average=0, optimizer=0 if is_resumed else needed.optimizer)]
@@ -129,13 +128,13 @@ def test_a_plan_measures_the_loss_that_training_uses(monkeypatch: pytest.MonkeyP
     def is_recordable(config: RunConfig, runtime: Runtime) -> bool:
         return is_recorded and config.runtime.compile == "auto" and not runtime.compile
 
-    for module in (step_time, preparation):
+    for module in (planning, preparation):
         monkeypatch.setattr(module, "is_recordable", is_recordable)
     monkeypatch.setattr(preparation, "record_loss", lambda loss, *_: lambda x, y: (calls.append(1), loss(x, y))[1])
     monkeypatch.setattr(preparation, "compile_loss", lambda *_, **__: pytest.fail("compiled"))
     config = make_config(**BASE, runtime__compile="auto")
     for compiles in (True, False):  # the plan of a compiled run measures plain steps
-        assert measure_step(config, V, replace(CPU, compile=compiles), 0.1)
+        assert measure_step(config, V, replace(CPU, compile=compiles), 0.1, 1)
         assert bool(calls) is (is_recorded and not compiles)
 
 
@@ -153,51 +152,36 @@ def test_a_plan_compiles_what_training_would_compile(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("quick_and_clean")
-def test_a_measured_step_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1e12)
-    found = measure_step(make_config(**BASE), V, CPU, 0.05)
-    assert found is not None
-    assert 0 < found.sequence < 1
-    assert 0 < found.update < 1
-    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1.0)
-    assert measure_step(make_config(**BASE), V, CPU, 0.05) is None, "it would take too long"
+def test_a_measurement_is_the_median_of_steps_with_as_many_sequences_as_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = set()
 
+    def timed_step(learner: Learner, tokens: Ids, step: int) -> tuple[float, float]:
+        before = [weight.clone() for weight in learner.model.parameters()]
+        passes, update = step_once(learner, tokens, step)
+        assert passes > 0 < update
+        assert not all(map(torch.equal, before, learner.model.parameters())), "updated"
+        sizes.add(learner.config.train.batch_size)
+        noise = 100.0 if step in (0, 1, 3) else 0.0  # the first steps allocate memory
+        return 10.0 + noise, 3.0 + noise
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-def test_each_further_layer_takes_as_much_as_the_second(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
-    """The median of several rounds, without the two first steps of each model, and with sequences in one batch."""
-    calls: list[tuple[int, int, int]] = []
-
-    def timed_step(learner: Learner, tokens: Ids, step: int) -> StepSeconds:
-        n = learner.config.model.n_layer
-        calls.append((n, step, learner.config.train.batch_size))
-        noise = 100.0 if step in (0, 1, 3) else 0.0
-        return StepSeconds(10.0 + n + noise, 3.0 * n + noise)
-
-    monkeypatch.setattr(step_time, "timed_step", timed_step)
-    clock = iter(range(100))
-    monkeypatch.setattr(step_time.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(step_time, "measure_matmul", lambda runtime: 1e15)
-    config = make_config(**{**BASE, "model__n_layer": layers, "train__shards": 2, "train__micro_batch_size": 2})
-    assert measure_step(config, V, CPU, 3.0) == StepSeconds(10 + layers, 3 * layers)
-    assert {sequences for *_, sequences in calls} == {2}
+    step_once = planning.timed_step
+    monkeypatch.setattr(planning, "measure_step", measure_step)
+    monkeypatch.setattr(planning, "timed_step", timed_step)
+    clock = itertools.count()
+    monkeypatch.setattr(planning, "perf_counter", lambda: next(clock))
+    config = make_config(**BASE)
+    flops = training_flops(config.model, V) * config.model.context
+    for affordable, expected in {1000.0: 8, 2.5: 2, 0.1: 1, 0.04: None}.items():
+        monkeypatch.setattr(planning, "measure_matmul", lambda runtime, speed=affordable * 3 * flops / 8: speed)
+        time = planning.time_step(config, V, CPU, 1, 32.0)
+        assert sizes == ({expected} if expected else set())
+        assert time.is_measured is (expected is not None)
+        assert not expected or time.step == 8 * 10 / expected + 3
+        sizes.clear()
 
 
 def test_a_step_that_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 1000)
-    assert measure_step(make_config(**BASE), V, CPU, 0.05) is None
-
-
-def test_a_measured_step_is_divided_among_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = Learner(first_layers(make_config(**BASE), 1, 4), V, CPU)
-    before = [weight.clone() for weight in learner.model.parameters()]
-    clock = iter([0.0, 8.0, 9.0])
-    monkeypatch.setattr(step_time.time, "perf_counter", lambda: next(clock))
-    assert step_time.timed_step(learner, np.arange(500) % V, 0) == StepSeconds(2.0, 1.0)
-    assert not all(map(torch.equal, before, learner.model.parameters())), "updated"
-
-
-@pytest.mark.parametrize("name", ["modern", "classic", "lstm"])
-def test_parameters_are_those_of_the_model(name: str) -> None:
-    config = make_config(**{**BASE, **CASES[name][0]}, runtime__device="cpu")
-    assert make_plan(config, V).parameters == sum(p.numel() for p in build_model(config.model, V).parameters())
+    assert measure_step(make_config(**BASE), V, CPU, 0.05, 1) is None

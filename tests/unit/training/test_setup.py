@@ -275,12 +275,7 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
 
 
 def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) -> None:
-    slow = (
-        "import minigpt.training.learner as t, time; b = t.batch_at; "
-        "t.batch_at = lambda *a, **k: (time.sleep(0.3), b(*a, **k))[1]"
-    )
-    arguments = ["train", "--resume", "stopped", "-s", "train.steps=1000"]
-    command = [sys.executable, "-c", f"{slow}; from minigpt.cli.main import main; main()", *arguments]
+    command = [sys.executable, "-m", "minigpt", "train", "--resume", "stopped", "-s", "train.steps=1000000"]
     with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr
         next(line for line in first.stderr if line.startswith("resuming at step 6"))
