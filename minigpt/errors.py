@@ -176,22 +176,6 @@ class NoCounterpartError(UserError):
 
 
 @dataclass(eq=False)
-class MissingPackageError(UserError):
-    """An optional package that is not installed."""
-
-    extra: str
-    """The extra of minigpt that has it."""
-
-
-@dataclass(eq=False)
-class FolderNotEmptyError(UserError):
-    """A folder for new files that already has files."""
-
-    is_export: bool = False
-    """Whether the folder holds nothing but an unchanged export."""
-
-
-@dataclass(eq=False)
 class NoOptimizerError(UserError):
     """An imported model, which cannot be resumed."""
 

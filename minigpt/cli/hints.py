@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from typer.exceptions import TyperException
 
@@ -22,10 +21,8 @@ from minigpt.errors import (
     DivergedError,
     DownloadError,
     EncodingError,
-    FolderNotEmptyError,
     InsufficientMemoryError,
     JoinError,
-    MissingPackageError,
     ModelTooLargeError,
     NoAttentionError,
     NoCounterpartError,
@@ -103,8 +100,13 @@ WITHDRAWN = {
     "attention --probe": "click a letter of the page: minigpt inspect last --open",
     "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",
     "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
+    "eval --with": "to compare two runs: minigpt help compare",
+    "export --force": "delete the earlier export, or name a new folder",
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
+    "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
+    "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
+    "sample --with": "to compare two runs: minigpt help compare",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
     "train.max_skipped": "a loss that is not finite ends the run; remove the setting",
@@ -112,8 +114,6 @@ WITHDRAWN = {
     "train.on_nonfinite": "a loss that is not finite ends the run; remove the setting",
 }
 """What replaces withdrawn options, commands and settings, for this version."""
-VALUES = {"--resume": "last", "--from": "last", "--set": "train.steps=500", "-s": "train.steps=500", "--config": "tiny"}
-"""An example of what follows an option."""
 
 
 def _usage_line(error: TyperException, command: str) -> str:
@@ -144,9 +144,6 @@ def _usage_line(error: TyperException, command: str) -> str:
     else:
         problem = message
     problem = escape(problem.rstrip("."))
-    extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
-    if extra and context is not None and context.info_name == "sample":
-        problem += _prompt_hint(context, extra[1])
     if message.startswith("Missing argument") and context is not None:
         example = re.search(r"Examples:\s+(minigpt .*?)(?:   |\n|$)", context.command.help or "")
         problem += f"; for example: {example[1]}" if example else ""
@@ -169,7 +166,7 @@ def _option_problem(error: TyperException, name: str, command: str) -> str:
     from minigpt.config.resolve import fields
 
     if "requires an argument" in error.format_message():
-        return f"{name} needs a value" + (f", such as {name} {VALUES[name]}" if name in VALUES else "")
+        return f"{name} needs a value"
     key = name.lstrip("-").replace("-", "_")
     setting = next(
         (field for field in fields() if field.endswith(f".{key}")),
@@ -181,15 +178,6 @@ def _option_problem(error: TyperException, name: str, command: str) -> str:
     if section == "sample" and command == "sample":
         return f"no option is named {name}; use --{option.replace('_', '-')}"
     return error.format_message()
-
-
-def _prompt_hint(context: Any, extra: str) -> str:
-    from minigpt.paths import RUNS
-
-    run, first = context.params["run"], context.params.get("prompt") or ""
-    is_word = not (run == "last" or os.path.exists(RUNS / run) or os.path.exists(run))
-    words = " ".join(filter(None, (first, run if is_word else "", extra)))
-    return f"; to continue a text: --prompt {shell_quote(words)}"
 
 
 def _as_option(setting: re.Match[str]) -> str:
@@ -219,8 +207,6 @@ def _text_hint(error: TextError, command: str) -> str:
         case UnknownCharacterError() if command == "train":
             new = "a new run with --set data.tokenizer=byte reads any character"
             return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"
-        case UnknownCharacterError() if command.startswith("import"):
-            return "name the text that the model was trained on"
         case UnknownCharacterError():
             return "add --unknown skip or --unknown replace"
         case DownloadError(destination=Path() as path):
@@ -246,6 +232,8 @@ def _run_hint(error: UserError, command: str) -> str:
             return f"{escape(name)} is a run; to {line}"
         case RunNotFoundError(name=name) if is_text(name):
             return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
+        case RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+/\\-]*", name):
+            return f"to continue a text: --prompt {shell_quote(name)}"
         case RunNotFoundError(names=()):
             return "to start one: minigpt train"
         case RunNotFoundError(names=names):
@@ -287,12 +275,6 @@ def _model_hint(error: UserError, command: str) -> str:
             return f"to see how it uses its past: minigpt eval {checkpoint_argument(path)} --by-position"
         case NoCounterpartError():
             return "every model fits --to safetensors"
-        case MissingPackageError(extra=extra):
-            return f"to install it, in minigpt's folder: pip install {shell_quote(f'.[{extra}]')}"
-        case FolderNotEmptyError(is_export=True):
-            return "to replace it, add --force"
-        case FolderNotEmptyError():
-            return "name a new folder"
         case InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
         case InsufficientMemoryError() if _has_settings(command):

@@ -30,11 +30,9 @@ def nanogpt(
     Examples:
       minigpt import nanogpt out-shakespeare-char/ckpt.pt --text input.txt
     """
-    from minigpt.interop import nanogpt
-    from minigpt.interop.imported import create_run, read_text
+    from minigpt.interop.nanogpt import create_run
 
-    scan = read_text(text, encoding)
-    run = as_argument(create_run(nanogpt.read(checkpoint, scan), scan, text, encoding, name, text))
+    run = as_argument(create_run(checkpoint, text, encoding, name))
     notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
     notice(f"  measure: minigpt eval {run}", f"  train:   minigpt train TEXT --from {run}")
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width
-from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.errors import NoCounterpartError
 from minigpt.interop import hf
-from minigpt.interop.card import ABOUT
+from minigpt.interop.card import ABOUT, optional
 from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import Array
 from minigpt.storage.checkpoint import Checkpoint
@@ -27,8 +27,6 @@ from minigpt.text.tokenizer import Tokenizer
 PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
-PADDING = 256
-"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds the model's context."""
 
 ARCHITECTURES = {
     name: {**hf.ARCHITECTURES[name].needs, "activation": activation}
@@ -58,25 +56,17 @@ gives x^2. Below 0, the factor b + softplus(alpha_n) is 0 for alpha_n = -200.
 """
 
 
-def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
-    """Write `model.gguf` into `folder`.
-
-    Args:
-        checkpoint: The model.
-        folder: An existing folder.
-        half: Store matrices in float16 instead of float32: half the size, and logits that differ by about 0.01.
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write `model.gguf`, in float32, into an existing folder.
 
     Raises:
         NoCounterpartError: llama.cpp has no architecture for these settings.
-        MissingPackageError: The package gguf is not installed.
+        UserError: The package gguf is not installed.
     """
-    try:
-        from gguf import GGUFWriter, LlamaFileType
-    except ImportError as error:
-        raise MissingPackageError("the package gguf is not installed", "gguf") from error
+    library = optional("gguf")
     config, name = checkpoint.config.model, architecture(checkpoint.config.model)
-    writer = GGUFWriter(folder / FILE, name)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
+    writer = library.GGUFWriter(folder / FILE, name)
+    writer.add_file_type(library.LlamaFileType.ALL_F32)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.n_embd)
     writer.add_block_count(config.n_layer)
@@ -94,8 +84,7 @@ def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
         writer.add_xielu_eps([-1e-6] * config.n_layer)
     _add_tokenizer(writer, checkpoint.tokenizer)
     for key, array in _tensors(checkpoint, name):
-        is_half = half and array.ndim == 2 and not key.startswith("position")  # as llama.cpp's own converter does
-        writer.add_tensor(key, np.ascontiguousarray(array, np.float16 if is_half else np.float32))
+        writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -189,14 +178,7 @@ def load(folder: Path) -> Logits:
 def usage(folder: Path) -> str:
     """Return lines of Python that continue a text with llama-cpp-python."""
     context = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["settings"]["model"]["context"]
-    padded = -(-context // PADDING) * PADDING
-    warning = (
-        f"# llama.cpp may warn that it rounds n_ctx up to {padded}. The text must still fit into {context} tokens."
-    )
-    lines = (
-        "from llama_cpp import Llama",
-        *[warning] * (padded > context),
-        f"model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)",
-        f'print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])',
-    )
-    return "\n".join(lines)
+    return f"""\
+from llama_cpp import Llama
+model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)
+print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])"""

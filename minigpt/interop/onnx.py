@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import NORM_EPS
-from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.errors import NoCounterpartError
+from minigpt.interop.card import optional
 from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import Array, angles
 from minigpt.storage.checkpoint import Arrays, Checkpoint
@@ -71,15 +72,12 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
     Raises:
         NoCounterpartError: The model is recurrent.
-        MissingPackageError: The package onnx is not installed.
+        UserError: The package onnx is not installed.
     """
     config = checkpoint.config.model
     if config.is_recurrent:
         raise NoCounterpartError(f"the export to ONNX has no counterpart of model.family={config.family}")
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingPackageError("the package onnx is not installed", "onnx") from error
+    onnx = optional("onnx")
     for name, step in (("model", False), ("step", True)):
         onnx.save(_Graph(config, checkpoint.weights).build(step), folder / f"{name}.onnx")
     (folder / "tokenizer.json").write_text(checkpoint.tokenizer.to_json(), encoding="utf-8")

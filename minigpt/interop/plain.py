@@ -1,45 +1,38 @@
 """Weights, settings and vocabulary as plain files, for programs of your own. Every model fits."""
 
-import re
 from pathlib import Path
 
 import safetensors.numpy
+import torch
 
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.shapes import parameter_shapes
 from minigpt.interop.card import WEIGHTS, facts, public_name, save_arrays
-from minigpt.interop.logits import Logits, of_weights
+from minigpt.interop.logits import Logits, of_torch
+from minigpt.model.load import build_model
 from minigpt.storage.checkpoint import Checkpoint
 
 PACKAGE = ""
 PROGRAM = "minigpt, from these files"
 
 MEANINGS = {
-    r"token_embedding\.weight": "the vector of each token, and the output matrix",
-    r"position_embedding\.weight": "the vector of each position",
-    r".*\.norm1\.weight": "gains of the norm before attention",
-    r".*\.norm1\.bias": "biases of that norm",
-    r".*\.norm2\.weight": "gains of the norm before the MLP",
-    r".*\.norm2\.bias": "biases of that norm",
-    r"norm\.weight": "gains of the last norm",
-    r"norm\.bias": "biases of the last norm",
-    r".*qk_norm\.weight": "gains of the norm of each head's queries and keys",
-    r".*qkv\.weight": "projections to queries, keys and values, in this order",
-    r".*qkv\.bias": "biases of queries, keys and values",
-    r".*proj\.weight": "output projection of attention",
-    r".*proj\.bias": "its biases",
-    r".*gate\.weight": "gate of the MLP",
-    r".*gate\.bias": "its biases",
-    r".*up\.weight": "first matrix of the MLP",
-    r".*up\.bias": "its biases",
-    r".*down\.weight": "second matrix of the MLP",
-    r".*down\.bias": "its biases",
-    r".*weight_ih_l0": "projection of the input to the gates, in the order of PyTorch",
-    r".*weight_hh_l0": "projection of the hidden state to the gates",
-    r".*bias_ih_l0": "biases of the first",
-    r".*bias_hh_l0": "biases of the second",
+    "token_embedding": "the vector of each token, and the output matrix",
+    "position_embedding": "the vector of each position",
+    "norm1": "gains of the norm before attention",
+    "norm2": "gains of the norm before the MLP",
+    "norm": "gains of the last norm",
+    "qk_norm": "gains of the norm of each head's queries and keys",
+    "qkv": "projections to queries, keys and values, in this order",
+    "proj": "output projection of attention",
+    "gate": "gate of the MLP",
+    "up": "first matrix of the MLP",
+    "down": "second matrix of the MLP",
+    "weight_ih_l0": "projection of the input to the gates, in the order of PyTorch",
+    "weight_hh_l0": "projection of the hidden state to the gates",
+    "bias_ih_l0": "biases of the first",
+    "bias_hh_l0": "biases of the second",
 }
-"""What each tensor is, by a pattern of its name."""
+"""What each tensor is, by the last part of its name without ".weight"."""
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
@@ -55,7 +48,10 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 def load(folder: Path) -> Logits:
     """Build the model from the files. Return a function from ids (T,) to logits (T, V)."""
     config = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml").model
-    return of_weights(config, safetensors.numpy.load_file(folder / WEIGHTS))
+    weights = safetensors.numpy.load_file(folder / WEIGHTS)
+    model = build_model(config, len(weights["token_embedding.weight"])).eval()
+    model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return of_torch(model)
 
 
 def usage(folder: Path) -> str:
@@ -66,7 +62,7 @@ def usage(folder: Path) -> str:
 def _readme(checkpoint: Checkpoint) -> str:
     config = checkpoint.config.model
     shapes = parameter_shapes(config, checkpoint.tokenizer.vocab_size)
-    rows = [f"| `{name}` | {_product(shape)} | {_meaning(name)} |" for name, shape in shapes.items()]
+    rows = [f"| `{name}` | {' × '.join(map(str, shape))} | {_meaning(name)} |" for name, shape in shapes.items()]
     ids = {
         "char": "Token i is the character `chars[i]` in `tokenizer.json`.",
         "byte": "Token i is the UTF-8 byte with the value i.",
@@ -84,7 +80,7 @@ def _readme(checkpoint: Checkpoint) -> str:
 | `model.safetensors` | the weights, in float32 |
 | `config.yaml` | all settings |
 | `tokenizer.json` | the vocabulary |
-| `minigpt.json` | the text, the loss and the hashes of these files |
+| `minigpt.json` | the name of the text, the loss and the settings |
 
 {ids}
 
@@ -101,9 +97,6 @@ with PyTorch.
 """
 
 
-def _product(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
-
-
 def _meaning(name: str) -> str:
-    return next(meaning for pattern, meaning in MEANINGS.items() if re.fullmatch(pattern, name))
+    part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+    return "its biases" if name.endswith(".bias") else MEANINGS[part]
