@@ -1,8 +1,9 @@
 """`minigpt attention`."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -11,10 +12,7 @@ from minigpt.cli.excerpt import (
     MaxTokensOption,
     TextOption,
     ValOption,
-    check_index,
     choose_excerpt,
-    notice_checkpoint,
-    notice_skipped,
     validation_split,
 )
 from minigpt.cli.input import load_run
@@ -27,7 +25,10 @@ from minigpt.cli.options import (
     UnknownOption,
 )
 from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
-from minigpt.errors import count
+from minigpt.errors import UserError, count
+
+if TYPE_CHECKING:
+    from minigpt.storage.checkpoint import Checkpoint
 
 
 def attention(
@@ -66,9 +67,8 @@ def attention(
     check_writable(npz, png, read=file, force=force)
     loaded = load_run(run, checkpoint, [npz, png])
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
-    config = loaded.config.model
-    check_index("--layer", layer, config.n_layer, "layers")
-    check_index("--head", head, config.n_head, "heads")
+    layers = _indices("--layer", layer, loaded.config.model.n_layer)
+    heads = _indices("--head", head, loaded.config.model.n_head)
     model = load_transformer(loaded)
     activations = extract(model, excerpt.ids)
     measured = (model, loaded.tokenizer, loaded.config.data, excerpt.ids)
@@ -76,8 +76,6 @@ def attention(
     descriptions = describe_heads(scores)
     if (text, file, val) != (None, None, None):
         scores = score_model(*measured, None)
-    layers = range(config.n_layer) if layer is None else [layer]
-    heads = range(config.n_head) if head is None else [head]
     selected, about = list(product(layers, heads)), f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
     if npz:
         write_bytes(export.to_npz(activations, excerpt, scores), npz)
@@ -88,8 +86,23 @@ def attention(
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, descriptions, scores, selected)))
         return
-    notice_skipped(excerpt)
-    notice_checkpoint(loaded)
-    notice(about)
+    notice(*_about(loaded), about)
     rows = export.table_rows if all_scores else export.summary_rows
     table(*rows(descriptions, scores, selected))
+
+
+def _about(loaded: "Checkpoint") -> list[str]:
+    """Return the path, step and loss of a checkpoint, and a warning if it is untrained."""
+    from minigpt.interpret.export import untrained_warning
+
+    loss = loaded.metadata.state.validation_loss
+    loss_text = "" if loss is None else f", validation loss {loss:.4f}"
+    warning = untrained_warning(loaded)
+    return [f"{loaded.path}: step {loaded.metadata.step}{loss_text}", *filter(None, [warning])]
+
+
+def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
+    """Return the chosen layer or head, or all of them. Raises UserError if there is none of this index."""
+    if index is not None and not 0 <= index < size:
+        raise UserError(f"{option} {index}: expected 0 to {size - 1}")
+    return range(size) if index is None else [index]

@@ -1,4 +1,4 @@
-"""Options that choose an excerpt, and notices about it."""
+"""Options that choose an excerpt."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -50,13 +50,13 @@ def choose_excerpt(
         raise UserError("--text, --file and --val are mutually exclusive")
     if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
         raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
-    if text is not None:
-        ids = checkpoint.tokenizer.encode(unix_newlines(text), unknown)
-        return excerpt.last_tokens(checkpoint, ids, "from --text", max_tokens)
-    if file is not None:
-        ids = checkpoint.tokenizer.encode(read_text(file, encoding), unknown)
-        name = "standard input" if file == "-" else Path(file).name
-        return excerpt.last_tokens(checkpoint, ids, name, max_tokens)
+    if text is not None or file is not None:
+        content = unix_newlines(text) if file is None else read_text(file, encoding)
+        source = "from --text" if file is None else "standard input" if file == "-" else Path(file).name
+        chosen = excerpt.last_tokens(checkpoint, checkpoint.tokenizer.encode(content, unknown), source, max_tokens)
+        if chosen.skipped:
+            notice(f"using the last {len(chosen.ids)} of {len(chosen.ids) + chosen.skipped:,} tokens")
+        return chosen
     try:
         tokens = run_dataset(checkpoint).validation
     except UserError as error:
@@ -74,26 +74,3 @@ def validation_split(checkpoint: "Checkpoint") -> "Ids | None":
     with suppress(UserError):
         return run_dataset(checkpoint).validation
     return None
-
-
-def check_index(option: str, value: int | None, count: int, noun: str) -> None:
-    """Raise UserError if an index is out of range."""
-    if value is not None and not 0 <= value < count:
-        raise UserError(f"{option} {value}: expected 0 to {count - 1}; there are {count} {noun}")
-
-
-def notice_checkpoint(checkpoint: "Checkpoint") -> None:
-    """Print the checkpoint's path, step and loss, and a warning if it is untrained."""
-    from minigpt.interpret.export import untrained_warning
-
-    loss = checkpoint.metadata.state.validation_loss
-    loss_text = "" if loss is None else f", validation loss {loss:.4f}"
-    notice(f"{checkpoint.path}: step {checkpoint.metadata.step}{loss_text}")
-    if warning := untrained_warning(checkpoint):
-        notice(warning)
-
-
-def notice_skipped(excerpt: "Excerpt") -> None:
-    """Print how much of a long text is used."""
-    if excerpt.skipped:
-        notice(f"using the last {len(excerpt.ids)} of {len(excerpt.ids) + excerpt.skipped:,} tokens")

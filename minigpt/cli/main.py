@@ -61,12 +61,10 @@ def _run(arguments: Sequence[str]) -> int:
 
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
-    from minigpt.cli.output import fitted
     from minigpt.training.signals import STDERR
 
     try:
         try:
-            _check_current_folder()
             code = app(arguments, standalone_mode=False)
         finally:
             print(end="", flush=True)
@@ -83,7 +81,7 @@ def _run(arguments: Sequence[str]) -> int:
 
             traceback.print_exc()
         if line:
-            STDERR.write(f"{fitted(line, sys.stderr)}\n")
+            STDERR.write(f"{line}\n")
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
@@ -92,16 +90,6 @@ def _run(arguments: Sequence[str]) -> int:
     if code == 128 + signal.SIGINT:  # typer turns KeyboardInterrupt into this code; commands raise SystemExit for it
         raise KeyboardInterrupt
     return code or 0
-
-
-def _check_current_folder() -> None:
-    """Raise UserError if the current folder was deleted: PyTorch would crash."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        from minigpt.errors import UserError
-
-        raise UserError("the current folder no longer exists; change to another folder") from error
 
 
 def _command_name(arguments: Sequence[str]) -> str:

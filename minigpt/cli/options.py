@@ -62,15 +62,6 @@ RunArgument = Annotated[
     ),
 ]
 CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
-WithOption = Annotated[
-    list[str] | None,
-    Option(
-        "--with",
-        help="Average the predictions with the predictions of this run; repeatable.",
-        metavar="RUN",
-        autocompletion=complete_run,
-    ),
-]
 OnUnknown = Literal["error", "skip", "replace"]
 UnknownOption = Annotated[
     OnUnknown, Option(help="Characters outside the vocabulary: error, skip or replace.", metavar="WHAT")

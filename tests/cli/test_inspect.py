@@ -100,15 +100,6 @@ def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str
     assert problem in cli("inspect", "verse", *arguments).error
 
 
-def test_a_huge_page_needs_force(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.html"
-    monkeypatch.setattr("minigpt.cli.inspect.MAX_SIZE", 1)
-    assert "--force" in cli("inspect", "-o", page).error
-    assert not page.exists()
-    assert cli("inspect", "-o", page, "--force").code == 0
-    assert page.exists()
-
-
 @pytest.mark.parametrize(
     ("options", "limit", "hint", "command"),
     [
@@ -140,15 +131,3 @@ def test_many_checkpoints_are_thinned_out() -> None:
     assert _spread(list(range(8))) == list(range(8))
     some = _spread(list(range(0, 1000, 10)))
     assert (len(some), some[0], some[-1]) == (8, 0, 990)
-
-
-@pytest.mark.parametrize("command", ["inspect --compare", "eval --with"])
-def test_a_damaged_other_run_gets_no_option_for_the_first(cli: Cli, tmp_path: Path, command: str) -> None:
-    other = tmp_path / "other"
-    shutil.copytree("runs/verse", other)
-    (other / "checkpoints/step-00000004/tokenizer.json").write_bytes(b"\xff")
-    name, option = command.split()
-    error = cli(name, "verse", option, other).error
-    assert "tokenizer.json" in error
-    assert "--checkpoint" not in error
-    assert "--checkpoint" in cli(name, other).error
