@@ -50,10 +50,12 @@ def choose_excerpt(
         raise UserError("--text, --file and --val are mutually exclusive")
     if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
         raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
-    if text is not None or file is not None:
-        content = unix_newlines(text) if file is None else read_text(file, encoding)
-        source = "from --text" if file is None else "standard input" if file == "-" else Path(file).name
-        chosen = excerpt.last_tokens(checkpoint, checkpoint.tokenizer.encode(content, unknown), source, max_tokens)
+    source = "from --text"
+    if file is not None:
+        text, source = read_text(file, encoding), "standard input" if file == "-" else Path(file).name
+    if text is not None:
+        ids = checkpoint.tokenizer.encode(unix_newlines(text), unknown)
+        chosen = excerpt.last_tokens(checkpoint, ids, source, max_tokens)
         if chosen.skipped:
             notice(f"using the last {len(chosen.ids)} of {len(chosen.ids) + chosen.skipped:,} tokens")
         return chosen

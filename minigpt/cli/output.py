@@ -136,15 +136,13 @@ def refuse_trained_on(data: "DataConfig", *outs: Path | None) -> None:
         if source == "-" or source.startswith(("builtin:", "download:")):
             continue
         try:
-            parts = open_corpus(source, data.encoding, MOST_PATHS).parts
-        except SearchError as error:
-            out = next(iter(existing.values()))
-            raise _cannot_write(out, f"it may be a training text of the run: {error}") from error
+            texts = {os.path.realpath(part.path) for part in open_corpus(source, data.encoding, MOST_PATHS).parts}
+        except SearchError as error:  # it may be one of them
+            raise UserError(f"cannot replace {', '.join(map(escape, existing))}: {error}") from error
         except UserError:  # a missing text cannot be overwritten
             continue
-        for part in parts:
-            if out := existing.get(os.path.realpath(part.path)):
-                raise _cannot_write(out, "the run was trained on this text")
+        for file in texts & existing.keys():
+            raise _cannot_write(existing[file], "the run was trained on this text")
 
 
 def write(text: str, out: Path | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minigpt.config.resolve import resolve
 from minigpt.config.schema import ModelConfig, RuntimeConfig
@@ -97,7 +98,7 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
     def refuse(problem: str) -> UserError:
         return UserError(f"{escape(path)}: {escape(problem)[:200]}")
 
-    weights: Arrays = {}
+    weights = dict[str, NDArray[np.float32]]()
     masks = {name for name, array in arrays.items() if name.endswith(".attn.bias") and array.ndim == 4}
     rest = {name: array for name, array in arrays.items() if name not in masks}
     for ours, shape in parameter_shapes(model, vocab_size).items():
