@@ -1,14 +1,12 @@
 """`minigpt eval`."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minigpt.cli.hints import shell_quote
 from minigpt.cli.input import run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
@@ -21,8 +19,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import CheckpointError, TextError, UserError, count, escape
-from minigpt.paths import RUNS, is_run
+from minigpt.errors import CheckpointError, TextError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -70,8 +67,6 @@ def evaluate(
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.text.simple import simple_losses
 
-    if os.path.isfile(run) and not is_run(RUNS / run):
-        raise UserError(f"{escape(run)} is a text file; name the run first: minigpt eval last {shell_quote(run)}")
     loaded = load_checkpoint(run, checkpoint)
     tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
     result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)

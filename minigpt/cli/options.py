@@ -39,18 +39,12 @@ def complete_setting(incomplete: str) -> list[str]:
 
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
-    list[str] | None,
+    str | None,
     Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
 ]
 SetOption = Annotated[
     list[str] | None,
-    Option(
-        "--set",
-        "-s",
-        help="Override a setting; repeatable.",
-        metavar="KEY=VALUE",
-        autocompletion=complete_setting,
-    ),
+    Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE", autocompletion=complete_setting),
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
@@ -71,13 +65,6 @@ DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
-
-
-def only_config(names: list[str] | None) -> str | None:
-    """Return the value of --config. Raises UserError if it is given twice: the last would silently win."""
-    if names and len(names) > 1:
-        raise UserError("give one --config; to override a preset, put `preset: NAME` first in your YAML file")
-    return names[0] if names else None
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:

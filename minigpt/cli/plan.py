@@ -15,7 +15,6 @@ from minigpt.cli.options import (
     SetOption,
     add_setting,
     check_minutes,
-    only_config,
 )
 from minigpt.cli.output import duration, json_text, notice, table, wrapped, write
 from minigpt.errors import UserError
@@ -57,7 +56,7 @@ def plan(
     from minigpt.training.plan import make_plan
 
     assignments = add_setting(set_, "runtime.device", device, "--device")
-    settings, known_size, time, program = _settings(text or [], only_config(config), assignments, processes, minutes)
+    settings, known_size, time, program = _settings(text or [], config, assignments, processes, minutes)
     size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
     planned = make_plan(settings, size, processes, time, program)
     steps, step_seconds = settings.train.steps, planned.seconds_per_step

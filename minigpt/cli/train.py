@@ -21,10 +21,9 @@ from minigpt.cli.options import (
     add_setting,
     check_minutes,
     complete_run,
-    only_config,
 )
 from minigpt.cli.output import duration, notice
-from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UnknownCharacterError, UserError, count
+from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, count
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle, stop
 from minigpt.world import is_one_of_several
@@ -115,7 +114,7 @@ def train(
     """
     add_setting(set_, "data.source", text[0] if text else None, "TEXT")  # raises if --set gives it too
     settings = add_setting(set_, "data.unknown", unknown, "--unknown")
-    new = NewRun(text or [], only_config(config), settings, name, from_, minutes)
+    new = NewRun(text or [], config, settings, name, from_, minutes)
     check = partial(_check, new, resume, unknown)
     if not is_one_of_several():
         check()  # before PyTorch is imported
@@ -225,7 +224,6 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
     if start := prepared.start:
         notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
-    _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
         from minigpt.interpret.probe import attention_probe
@@ -244,15 +242,6 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     return _report(run, outcome, prepared)
-
-
-def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
-    """Print a line if the user's prompt for samples has characters outside the vocabulary."""
-    try:
-        if settings.has_own_prompt:
-            tokenizer.encode(settings.prompt)
-    except UnknownCharacterError as error:
-        notice(f"sample.prompt: {error}; samples during training replace such characters")
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,8 @@ PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
 
-ARCHITECTURES = {
-    name: {**hf.ARCHITECTURES[name].needs, "activation": activation}
-    for name, activation in {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}.items()
-}
-"""Architectures of llama.cpp, and the settings of the models that they compute."""
-LAYERS = {
-    "norm1": "attn_norm",
-    "attention.qkv": "attn_qkv",
-    "attention.q": "attn_q",
-    "attention.k": "attn_k",
-    "attention.v": "attn_v",
-    "attention.q_norm": "attn_q_norm",
-    "attention.k_norm": "attn_k_norm",
-    "attention.proj": "attn_output",
-    "norm2": "ffn_norm",
-    "mlp.gate": "ffn_gate",
-    "mlp.up": "ffn_up",
-    "mlp.down": "ffn_down",
-}
-"""The layers of a block in minigpt and in llama.cpp."""
+ACTIVATIONS = {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}
+"""The activation that llama.cpp computes in each of its architectures, which are those of transformers."""
 XIELU_SCALE = 64
 """The activation of apertus is xIELU (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010): p x^2 + b x above 0.
 
@@ -83,26 +65,24 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
         writer.add_xielu_beta([0.0] * config.n_layer)
         writer.add_xielu_eps([-1e-6] * config.n_layer)
     _add_tokenizer(writer, checkpoint.tokenizer)
-    for key, array in _tensors(checkpoint, name):
-        writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
+    names = library.get_tensor_name_map(library.MODEL_ARCH[name.upper()], config.n_layer)
+    for ours, theirs, array in hf.tensors(checkpoint):
+        layer, _, part = theirs.rpartition(".")
+        scale = math.sqrt(XIELU_SCALE) if name == "apertus" and ours.endswith("mlp.up.weight") else 1
+        writer.add_tensor(f"{names.get_name(layer)}.{part}", np.ascontiguousarray(array / scale, np.float32))
+    writer.add_tensor("output.weight", checkpoint.weights["token_embedding.weight"])  # apertus does not tie them
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def architecture(config: ModelConfig) -> str:
+def architecture(model: ModelConfig) -> str:
     """Return the name of llama.cpp's architecture for a model. Raises NoCounterpartError if none fits."""
-    if config.is_recurrent:
-        raise NoCounterpartError(f"llama.cpp has no counterpart of model.family={config.family}")
-    wrong = {
-        name: [f"model.{key}={getattr(config, key)}" for key in needed if getattr(config, key) != needed[key]]
-        for name, needed in ARCHITECTURES.items()
-    }
-    nearest = min(wrong, key=lambda name: len(wrong[name]))
-    if wrong[nearest]:
-        raise NoCounterpartError(f"llama.cpp has no counterpart of {', '.join(wrong[nearest])}")
-    return nearest
+    name = hf.architecture(model, PROGRAM).model_type
+    if model.activation != ACTIVATIONS[name]:
+        raise NoCounterpartError(f"{PROGRAM} has no counterpart of model.activation={model.activation} in {name}")
+    return name
 
 
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
@@ -116,37 +96,6 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_token_list(["".join(f"\\x{byte:02x}" for byte in token) for token in tokens])
     writer.add_token_types([1] * len(tokens))  # normal tokens
     writer.add_unk_token_id(tokens.index(b" ") if b" " in tokens else 0)  # without it, an unknown byte aborts
-
-
-def _tensors(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Array]]:
-    """Yield the names and arrays of the file for an architecture."""
-    weights = checkpoint.weights
-    yield "token_embd.weight", weights["token_embedding.weight"]
-    yield "output.weight", weights["token_embedding.weight"]  # apertus does not tie them
-    yield from _layer(weights, "norm", "output_norm", name)
-    if name == "gpt2":
-        yield "position_embd.weight", weights["position_embedding.weight"]
-    for index in range(checkpoint.config.model.n_layer):
-        prefix = f"blocks.{index}."
-        block = {key.removeprefix(prefix): array for key, array in weights.items() if key.startswith(prefix)}
-        if name != "gpt2":
-            parts = np.split(block.pop("attention.qkv.weight"), 3)
-            block |= {f"attention.{part}.weight": array for part, array in zip("qkv", parts, strict=True)}
-            gain = block.pop("attention.qk_norm.weight")
-            block |= {"attention.q_norm.weight": gain, "attention.k_norm.weight": gain}
-        if name == "apertus":
-            block["mlp.up.weight"] = block["mlp.up.weight"] / math.sqrt(XIELU_SCALE)
-        for ours, theirs in LAYERS.items():
-            if f"{ours}.weight" in block:
-                yield from _layer(block, ours, f"blk.{index}.{theirs}", name)
-
-
-def _layer(weights: Mapping[str, Array], ours: str, theirs: str, name: str) -> Iterator[tuple[str, Array]]:
-    """Yield the weight of a layer. In gpt2 also its bias, which is zero in a model without biases."""
-    weight = weights[f"{ours}.weight"]
-    yield f"{theirs}.weight", weight
-    if name == "gpt2":
-        yield f"{theirs}.bias", weights.get(f"{ours}.bias", np.zeros(len(weight), np.float32))
 
 
 def load(folder: Path) -> Logits:

@@ -21,7 +21,7 @@ from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
 from minigpt.interop.logits import Logits, of_torch
-from minigpt.storage.checkpoint import Arrays, Checkpoint
+from minigpt.storage.checkpoint import Checkpoint
 
 PACKAGE = "transformers"
 PROGRAM = "transformers"
@@ -93,18 +93,18 @@ QWEN3 = Architecture(
 ARCHITECTURES = {kind.model_type: kind for kind in (GPT2, APERTUS, QWEN3)}
 
 
-def architecture(model: ModelConfig) -> Architecture:
-    """Return the architecture of a model. Raise NoCounterpartError if none computes the same."""
+def architecture(model: ModelConfig, program: str = PROGRAM) -> Architecture:
+    """Return the architecture of a model. Raise NoCounterpartError, which names `program`, if none fits."""
     if model.is_recurrent or model.position not in ("learned", "rotary"):
         wrong = "family" if model.is_recurrent else "position"
-        raise NoCounterpartError(f"model.{wrong}={getattr(model, wrong)} has no counterpart in transformers")
+        raise NoCounterpartError(f"{program} has no counterpart of model.{wrong}={getattr(model, wrong)}")
     rotary = QWEN3 if model.activation == "swiglu" else APERTUS
     nearest = GPT2 if model.position == "learned" else rotary
     allowed = {key: [value] for key, value in nearest.needs.items()} | {"activation": [*nearest.activations]}
     for key, values in allowed.items():
         if (value := getattr(model, key)) not in values:
             problem = f"model.{key}={show(value)} with model.position={model.position}"
-            raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
+            raise NoCounterpartError(f"{program} has no counterpart of {problem}: {nearest.name} is the nearest")
     return nearest
 
 
@@ -177,21 +177,20 @@ def their_names(kind: Architecture, ours: str) -> list[str]:
     return [f"{name.format(index)}.{part}" for name in kind.tensors[key]]
 
 
-def to_theirs(weights: Arrays, model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the tensors under their names there. The tied output matrix is not repeated.
+def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """Yield our name, the name there and the array of each tensor. The tied output matrix is not repeated.
 
-    In GPT2, all linear layers and norms have biases, which are zero for models without, and the matrices of linear
-    layers are (in, out). In the others, there are no biases.
+    In GPT2, all linear layers and norms have biases, which are zero for models without. In the others, none has.
     """
+    model, weights = checkpoint.config.model, checkpoint.weights
     kind = architecture(model)
-    shapes = parameter_shapes(model.model_copy(update={"bias": kind is GPT2}), vocab_size)
+    shapes = parameter_shapes(model.model_copy(update={"bias": kind is GPT2}), checkpoint.tokenizer.vocab_size)
     for ours, shape in shapes.items():
         array = weights[ours] if ours in weights else np.zeros(shape, np.float32)
         names = their_names(kind, ours)
         pieces = [array] * len(names) if "qk_norm" in ours else np.split(array, len(names))
-        is_transposed = kind is GPT2 and re.search(r"(attention|mlp)\.\w+\.weight", ours)
         for name, piece in zip(names, pieces, strict=True):
-            yield name, piece.T if is_transposed else piece
+            yield ours, name, piece
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
@@ -213,7 +212,12 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     for name, document in documents.items():
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
-    save_arrays(dict(to_theirs(checkpoint.weights, model, tokenizer.vocab_size)), folder / WEIGHTS, {"format": "pt"})
+    is_gpt2 = architecture(model) is GPT2  # whose linear layers have matrices (in, out)
+    arrays = {
+        name: array.T if is_gpt2 and re.search(r"(attention|mlp)\.\w+\.weight", ours) else array
+        for ours, name, array in tensors(checkpoint)
+    }
+    save_arrays(arrays, folder / WEIGHTS, {"format": "pt"})
     (folder / "README.md").write_text(model_card(checkpoint, config["architectures"][0]), "utf-8", newline="\n")
 
 

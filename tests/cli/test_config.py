@@ -28,11 +28,6 @@ def test_show_names_what_does_not_fit_another_text(cli: Cli) -> None:
     assert cli("config", "show", "-c", "quickstart").err == ""
 
 
-def test_a_second_config_is_refused(cli: Cli) -> None:
-    for command in (["config", "show"], ["train"], ["plan"]):
-        assert cli(*command, "-c", "tiny", "-c", "quickstart").error.startswith("give one --config; ")
-
-
 def test_list_prints_every_preset(cli: Cli) -> None:
     assert [line.split()[0] for line in cli("config", "list").out.splitlines()[1:]] == list(presets())
 

@@ -121,15 +121,14 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
         ("train verse-1", "no text is named 'verse-1'; it is a run; to resume it: minigpt train --resume verse-1"),
         ("train runs/verse-1", "it is a run; to resume it: minigpt train --resume verse-1"),
         ("eval last verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
-        ("plan verse-1", "it is a run; to look into it: minigpt inspect verse-1 --open"),
-        ("data info verse-1", "it is a run; to look into it: minigpt inspect verse-1 --open"),
+        ("plan verse-1", "it is a run; to evaluate it: minigpt eval verse-1"),
         ("runs verse-1", "verse-1 is a run; to list all: minigpt runs"),
-        ("board verse-1", "verse-1 is a run; to see its curves: minigpt board runs/verse-1"),
+        ("eval verse.txt", "it is a text; name the run first: minigpt eval last verse.txt"),
         ("train nothing", "'-' (standard input), builtin:NAME or download:NAME"),
         ("train vers.txt", "did you mean verse.txt?"),
         *(
             (f"{command} verse.txt", "it is a text; train on it first: minigpt train verse.txt")
-            for command in ("sample", "inspect", "attention", "compare", "runs", "train --resume")
+            for command in ("sample", "runs", "train --resume")
         ),
     ],
 )

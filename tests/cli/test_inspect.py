@@ -103,7 +103,7 @@ def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str
 @pytest.mark.parametrize(
     ("options", "limit", "hint", "command"),
     [
-        ([], 1_000, "minigpt attention verse", "attention verse"),
+        ([], 1_000, "minigpt attention runs/verse/checkpoints/step-0000", "attention verse"),
         (["--exact"], 10_000, "leave out --exact", "inspect verse"),
     ],
 )

@@ -66,13 +66,6 @@ def test_board_passes_its_options_to_tensorboard(cli: Cli, empty_folder: Path, m
     assert not [option for option in seen if "port" in option]  # TensorBoard looks for a free one
 
 
-def test_a_tensorboard_that_cannot_be_imported_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.program", None)  # as if a package that it needs were missing
-    monkeypatch.delattr("tensorboard.program", raising=False)
-    assert "cannot import TensorBoard: " in (error := cli("board").error)
-    assert error.endswith("pip install --upgrade tensorboard")
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM")
 def test_sigterm_stops_the_board(home: Path) -> None:
     with socket.socket() as free:

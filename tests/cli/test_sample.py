@@ -237,5 +237,5 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
 def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path) -> None:
     Path("verse.txt").write_text("another text\n" * 9, encoding="utf-8")
     assert cli("sample", run, "--copied").error == (
-        "verse.txt is not the text that this run was trained on; put its text back where it was, or leave out --copied"
+        "verse.txt is not the text that this run was trained on; put its text back where it was"
     )
