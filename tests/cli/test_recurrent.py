@@ -1,6 +1,7 @@
 """The command line with a recurrent network."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
