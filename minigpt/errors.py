@@ -186,16 +186,6 @@ class ViewError(UserError):
     """A page that cannot show a model."""
 
 
-@dataclass(eq=False)
-class ModelTooLargeError(ViewError):
-    """A model whose weights are too large for a page."""
-
-    checkpoint: Path
-    is_recurrent: bool
-    fits_rounded: bool
-    """Whether the weights fit if they are rounded to 8 bits."""
-
-
 def escape(name: object) -> str:
     """Escape line breaks and other unprintable characters in `name`, for a one-line message."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(name))

@@ -9,7 +9,6 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxTokensOption,
     TextOption,
     ValOption,
     choose_excerpt,
@@ -45,7 +44,6 @@ def attention(
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_tokens: MaxTokensOption = None,
     force: ForceOption = False,
 ) -> None:
     """Show what each attention head attends to.
@@ -66,7 +64,7 @@ def attention(
 
     check_writable(npz, png, read=file, force=force)
     loaded = load_run(run, checkpoint, [npz, png])
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding)
     layers = _indices("--layer", layer, loaded.config.model.n_layer)
     heads = _indices("--head", head, loaded.config.model.n_head)
     model = load_transformer(loaded)

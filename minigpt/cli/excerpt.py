@@ -24,9 +24,6 @@ FileOption = Annotated[
 ValOption = Annotated[
     int | None, Option(help="Inspect the validation split, starting at this token. Default: 0.", metavar="OFFSET")
 ]
-MaxTokensOption = Annotated[
-    int | None, Option(help="Use at most N tokens (maximum 512). With --text or --file, use the last N.", metavar="N")
-]
 
 
 def choose_excerpt(
@@ -36,7 +33,6 @@ def choose_excerpt(
     val: int | None,
     unknown: OnUnknown,
     encoding: str,
-    max_tokens: int | None,
     whole_lines: bool = False,
 ) -> "Excerpt":
     """Return the excerpt that the options choose. By default, use the validation split, or else generated text.
@@ -48,14 +44,12 @@ def choose_excerpt(
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val are mutually exclusive")
-    if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
-        raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
     source = "from --text"
     if file is not None:
         text, source = read_text(file, encoding), "standard input" if file == "-" else Path(file).name
     if text is not None:
         ids = checkpoint.tokenizer.encode(unix_newlines(text), unknown)
-        chosen = excerpt.last_tokens(checkpoint, ids, source, max_tokens)
+        chosen = excerpt.last_tokens(checkpoint, ids, source)
         if chosen.skipped:
             notice(f"using the last {len(chosen.ids)} of {len(chosen.ids) + chosen.skipped:,} tokens")
         return chosen
@@ -65,10 +59,10 @@ def choose_excerpt(
         if val is not None:
             raise
         notice(f"{error}; using generated text instead")
-        return excerpt.generated_excerpt(checkpoint, max_tokens)
+        return excerpt.generated_excerpt(checkpoint)
     if whole_lines and val is None:
-        return excerpt.opening_excerpt(checkpoint, tokens, max_tokens or excerpt.SHORT_TOKENS)
-    return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_tokens)
+        return excerpt.opening_excerpt(checkpoint, tokens, excerpt.SHORT_TOKENS)
+    return excerpt.validation_excerpt(checkpoint, tokens, val or 0)
 
 
 def validation_split(checkpoint: "Checkpoint") -> "Ids | None":

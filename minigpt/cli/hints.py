@@ -67,11 +67,13 @@ WITHDRAWN = {
     "attention --tty": "the page shades the text: minigpt inspect last --open",
     "attention --query": "click a letter of the page: minigpt inspect last --open",
     "attention --probe": "click a letter of the page: minigpt inspect last --open",
+    "attention --max-tokens": "choose the part with --text",
     "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",
     "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
     "eval --with": "to compare two runs: minigpt help compare",
     "export --force": "delete the earlier export, or name a new folder",
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
+    "inspect --max-tokens": "choose the part with --text",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
     "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
     "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
@@ -234,11 +236,7 @@ def _run_hint(error: UserError, command: str) -> str:
 def _model_hint(error: UserError, command: str) -> str:
     """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
     match error:
-        case errors.ModelTooLargeError(fits_rounded=True):
-            return "leave out --exact, which takes four times as much"
-        case errors.ModelTooLargeError(checkpoint=path, is_recurrent=False):
-            return f"to see what its heads attend to: minigpt attention {shell_quote(path)}"
-        case errors.NoAttentionError(checkpoint=path) | errors.ModelTooLargeError(checkpoint=path):
+        case errors.NoAttentionError(checkpoint=path):
             return f"to see how it uses its past: minigpt eval {shell_quote(path)} --by-position"
         case errors.NoCounterpartError():
             return "every model fits --to safetensors"

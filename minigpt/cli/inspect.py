@@ -9,7 +9,6 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxTokensOption,
     TextOption,
     ValOption,
     choose_excerpt,
@@ -48,7 +47,6 @@ def inspect(
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_tokens: MaxTokensOption = None,
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
@@ -69,7 +67,7 @@ def inspect(
     compared = [] if compare is None else [load_run(compare, None, [out])]
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens, whole_lines=True)
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
     earlier = (load_run(path, None, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
     page = build_page(
         loaded,

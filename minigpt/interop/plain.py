@@ -15,25 +15,6 @@ from minigpt.storage.checkpoint import Checkpoint
 PACKAGE = ""
 PROGRAM = "minigpt, from these files"
 
-MEANINGS = {
-    "token_embedding": "the vector of each token, and the output matrix",
-    "position_embedding": "the vector of each position",
-    "norm1": "gains of the norm before attention",
-    "norm2": "gains of the norm before the MLP",
-    "norm": "gains of the last norm",
-    "qk_norm": "gains of the norm of each head's queries and keys",
-    "qkv": "projections to queries, keys and values, in this order",
-    "proj": "output projection of attention",
-    "gate": "gate of the MLP",
-    "up": "first matrix of the MLP",
-    "down": "second matrix of the MLP",
-    "weight_ih_l0": "projection of the input to the gates, in the order of PyTorch",
-    "weight_hh_l0": "projection of the hidden state to the gates",
-    "bias_ih_l0": "biases of the first",
-    "bias_hh_l0": "biases of the second",
-}
-"""What each tensor is, by the last part of its name without ".weight"."""
-
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Write model.safetensors, config.yaml, tokenizer.json and a README.md that documents them."""
@@ -62,7 +43,7 @@ def usage(folder: Path) -> str:
 def _readme(checkpoint: Checkpoint) -> str:
     config = checkpoint.config.model
     shapes = parameter_shapes(config, checkpoint.tokenizer.vocab_size)
-    rows = [f"| `{name}` | {' × '.join(map(str, shape))} | {_meaning(name)} |" for name, shape in shapes.items()]
+    rows = [f"| `{name}` | {' × '.join(map(str, shape))} |" for name, shape in shapes.items()]
     ids = {
         "char": "Token i is the character `chars[i]` in `tokenizer.json`.",
         "byte": "Token i is the UTF-8 byte with the value i.",
@@ -70,7 +51,7 @@ def _readme(checkpoint: Checkpoint) -> str:
     engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
     if config.is_recurrent:
         engine, network = "minigpt/sampling/recurrent.py", "minigpt/model/recurrent.py"
-    tensors = "\n".join(["| tensor | shape | meaning |", "|---|---|---|", *rows])
+    tensors = "\n".join(["| tensor | shape |", "|---|---|", *rows])
     return f"""# A model trained with minigpt
 
 {facts(checkpoint)}
@@ -86,7 +67,9 @@ def _readme(checkpoint: Checkpoint) -> str:
 
 ## Tensors
 
-A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`.
+A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`. The token embedding is
+also the output matrix. `qkv` gives queries, keys and values, in this order. The weight of a norm is
+its gains. The matrices of a recurrent network have the names and the order of PyTorch.
 
 {tensors}
 
@@ -95,8 +78,3 @@ A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`.
 `{engine}` of minigpt computes the logits from these names, with NumPy alone. `{network}` does it
 with PyTorch.
 """
-
-
-def _meaning(name: str) -> str:
-    part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-    return "its biases" if name.endswith(".bias") else MEANINGS[part]

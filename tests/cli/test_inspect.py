@@ -100,30 +100,15 @@ def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str
     assert problem in cli("inspect", "verse", *arguments).error
 
 
-@pytest.mark.parametrize(
-    ("options", "limit", "hint", "command"),
-    [
-        ([], 1_000, "minigpt attention runs/verse/checkpoints/step-0000", "attention verse"),
-        (["--exact"], 10_000, "leave out --exact", "inspect verse"),
-    ],
-)
 def test_a_model_that_is_too_large_is_one_line_before_any_work(
-    cli: Cli,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    limit: int,
-    hint: str,
-    command: str,
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "runs", tmp_path / "runs")  # without the text of the run: an excerpt would be generated
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", limit)
-    done = cli("inspect", "verse", *options)
+    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", 1_000)
+    done = cli("inspect", "verse")
     assert done.err == f"minigpt: {done.error}\n"
-    assert hint in done.error
-    assert cli(*command.split()).code == 0
+    assert "the page has room for" in done.error
 
 
 def test_many_checkpoints_are_thinned_out() -> None:

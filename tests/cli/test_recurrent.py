@@ -1,6 +1,5 @@
 """The command line with a recurrent network."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -46,11 +45,6 @@ def test_a_page_shows_a_recurrent_network_without_heads(cli: Cli, tmp_path: Path
     shown = page_data(page.read_text(encoding="utf-8"))["models"][-1]
     assert (shown["config"]["family"], shown["heads"]) == ("lstm", [])
     assert "no layers of heads" in cli("inspect", "lstm", "--head", 0, "-o", page).error
-
-
-def test_a_model_that_is_too_large_for_a_page_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", 3000)
-    assert re.search(r"minigpt eval runs/lstm/checkpoints/step-\d+ --by-position$", cli("inspect", "lstm").error)
 
 
 def test_sampling_goes_beyond_the_context_and_stops_at_a_string(cli: Cli) -> None:

@@ -36,7 +36,7 @@ def test_the_readme_documents_every_tensor(settings: dict[str, Any], empty_folde
     assert agreement is not None
     assert agreement.difference == 0
     readme = Path("out/README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|", readme)) == set(checkpoint.weights)
+    assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|\n", readme)) == set(checkpoint.weights)
     assert all((ROOT / file).exists() for file in re.findall(r"`(minigpt/\S+\.py)`", readme))
 
 
