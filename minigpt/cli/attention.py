@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -25,9 +25,6 @@ from minigpt.cli.options import (
 )
 from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
 from minigpt.errors import UserError, count
-
-if TYPE_CHECKING:
-    from minigpt.storage.checkpoint import Checkpoint
 
 
 def attention(
@@ -84,19 +81,9 @@ def attention(
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, descriptions, scores, selected)))
         return
-    notice(*_about(loaded), about)
+    notice(*filter(None, [export.untrained_warning(loaded)]), f"{loaded.path}: {about}")
     rows = export.table_rows if all_scores else export.summary_rows
     table(*rows(descriptions, scores, selected))
-
-
-def _about(loaded: "Checkpoint") -> list[str]:
-    """Return the path, step and loss of a checkpoint, and a warning if it is untrained."""
-    from minigpt.interpret.export import untrained_warning
-
-    loss = loaded.metadata.state.validation_loss
-    loss_text = "" if loss is None else f", validation loss {loss:.4f}"
-    warning = untrained_warning(loaded)
-    return [f"{loaded.path}: step {loaded.metadata.step}{loss_text}", *filter(None, [warning])]
 
 
 def _indices(option: str, index: int | None, size: int) -> Sequence[int]:

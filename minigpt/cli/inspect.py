@@ -94,14 +94,16 @@ def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     existing = checkpoint_steps(run)
     if not existing:
         raise UserError("--steps needs a run, not a checkpoint folder")
-    selected = _spread(existing) if steps == "all" else sorted(set(_integers("--steps", steps)))
-    for step in selected:
-        if step not in existing:
-            raise UserError(f"--steps: no checkpoint at step {step}; the run has {', '.join(map(str, existing))}")
-    if len(selected) > MAX_STEPS:
-        raise UserError(f"--steps: expected at most {MAX_STEPS} checkpoints, got {len(selected)}")
-    if steps == "all" and len(selected) < len(existing):
-        notice(f"adding {len(selected)} of {len(existing)} checkpoints, evenly spaced")
+    try:
+        wanted = existing if steps == "all" else sorted({int(step) for step in steps.split(",")})
+    except ValueError as error:
+        raise UserError(f"--steps {steps}: expected whole numbers separated by commas") from error
+    if missing := set(wanted) - set(existing):
+        listed = ", ".join(map(str, existing))
+        raise UserError(f"--steps: no checkpoint at step {min(missing)}; the run has {listed}")
+    selected = _spread(wanted)
+    if len(selected) < len(wanted):
+        notice(f"adding {len(selected)} of {len(wanted)} checkpoints, evenly spaced")
     if len(existing) == 1:
         notice("the run has one checkpoint; train with --set train.keep_last=20 --set train.save_every=50")
     return [step_folder(run, step) for step in selected]
@@ -111,10 +113,3 @@ def _spread(steps: list[int]) -> list[int]:
     """Return as many evenly spaced steps as the page can show, including the first and the last."""
     count = min(MAX_STEPS, len(steps))
     return sorted({steps[round(i * (len(steps) - 1) / max(1, count - 1))] for i in range(count)})
-
-
-def _integers(option: str, value: str) -> list[int]:
-    try:
-        return [int(part) for part in value.split(",")]
-    except ValueError as error:
-        raise UserError(f"{option} {value}: expected whole numbers separated by commas") from error

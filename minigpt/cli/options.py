@@ -23,28 +23,14 @@ def complete_run(incomplete: str) -> list[str]:
     return [name for name in ("last", *(run.name for run in all_runs())) if name.startswith(incomplete)]
 
 
-def complete_preset(incomplete: str) -> list[str]:
-    """Return the names of presets that begin with `incomplete`, for shell completion."""
-    from minigpt.config.presets import presets
-
-    return [name for name in presets() if name.startswith(incomplete)]
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Return the settings that begin with `incomplete`, with or without their section, for shell completion."""
-    from minigpt.config.resolve import fields
-
-    return [f"{key}=" for key in fields() if key.startswith(incomplete) or key.split(".")[1].startswith(incomplete)]
-
-
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
 ConfigOption = Annotated[
     str | None,
-    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
+    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME"),
 ]
 SetOption = Annotated[
     list[str] | None,
-    Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE", autocompletion=complete_setting),
+    Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE"),
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")

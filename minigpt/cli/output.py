@@ -28,10 +28,11 @@ def notice(*lines: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration such as "48 s", "12 min" or "3.4 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    """Return a duration such as "48 s", "12 min", "3.4 h" or "2.1 days"."""
+    for least, size, unit in ((172_800, 86_400, "days"), (7200, 3600, "h")):
+        if seconds >= least:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

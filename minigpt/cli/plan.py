@@ -123,8 +123,7 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     if step is None:
         yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"
     else:
-        length = f"{steps:,} steps" if steps else "the run"
-        run = f", {duration(total)} for {length} without evaluations" if total else ""
+        run = f", {duration(total)} for {steps:,} steps without evaluations" if total else ""
         how = "" if plan.is_measured else " (estimated from the speed of matrix multiplications)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile

@@ -109,7 +109,7 @@ def architecture(model: ModelConfig, program: str = PROGRAM) -> Architecture:
 
 
 def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Return the content of config.json. It sets everything that changes a result, even where it is the default."""
+    """Return the content of config.json. It sets what differs from the defaults of transformers."""
     kind = architecture(model)
     common = {
         "architectures": [kind.name],
@@ -128,11 +128,8 @@ def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
             "n_embd": model.n_embd,
             "n_layer": model.n_layer,
             "n_head": model.n_head,
-            "n_inner": None,  # 4 n_embd
             "activation_function": activation,
             "layer_norm_epsilon": NORM_EPS["layernorm"],
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
             "embd_pdrop": model.dropout,
             "attn_pdrop": model.dropout,
             "resid_pdrop": model.dropout,

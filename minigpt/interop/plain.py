@@ -48,9 +48,7 @@ def _readme(checkpoint: Checkpoint) -> str:
         "char": "Token i is the character `chars[i]` in `tokenizer.json`.",
         "byte": "Token i is the UTF-8 byte with the value i.",
     }.get(checkpoint.tokenizer.kind, "`tokenizer.json` defines the tokens.")
-    engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
-    if config.is_recurrent:
-        engine, network = "minigpt/sampling/recurrent.py", "minigpt/model/recurrent.py"
+    engine = "recurrent" if config.is_recurrent else "engine"
     tensors = "\n".join(["| tensor | shape |", "|---|---|", *rows])
     return f"""# A model trained with minigpt
 
@@ -75,6 +73,5 @@ its gains. The matrices of a recurrent network have the names and the order of P
 
 ## Compute with them
 
-`{engine}` of minigpt computes the logits from these names, with NumPy alone. `{network}` does it
-with PyTorch.
+`minigpt/sampling/{engine}.py` computes the logits from these names, with NumPy alone.
 """

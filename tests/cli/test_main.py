@@ -16,7 +16,7 @@ from forgery import scale_weights
 
 from minigpt import __version__
 from minigpt.cli.app import app
-from minigpt.cli.options import complete_preset, complete_run, complete_setting
+from minigpt.cli.options import complete_run
 from minigpt.config.resolve import fields
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -185,12 +185,10 @@ def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
     assert "steps: 7" in shown.out
 
 
-def test_shells_complete_runs_and_presets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shells_complete_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     assert complete_run("") == ["last", "cjk", "verse-1"]
     assert complete_run("v") == ["verse-1"]
-    assert complete_setting("optim.l") == complete_setting("lr") == ["optim.lr="]
-    assert complete_preset("shakespeare-c") == ["shakespeare-cpu", "shakespeare-cpu-best"]
 
 
 def test_these_commands_start_without_torch(home: Path) -> None:

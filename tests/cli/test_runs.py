@@ -28,7 +28,7 @@ def test_many_texts_are_shortened_in_the_table_only(cli: Cli, empty_folder: Path
     for name in names:
         Path(name).write_text(VERSE, encoding="utf-8")
     assert cli("train", *names, *SMALL, "-s", "train.steps=1", "--name", "a").code == 0
-    assert "  verse0.txt + 7 more  " in cli("runs").out
+    assert "  verse0.txt + verse...e6.txt + verse7.txt  " in cli("runs").out
     assert cli("runs", "--json").json[0]["corpus"] == " + ".join(names)
 
 

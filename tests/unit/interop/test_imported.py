@@ -89,7 +89,6 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(text: Scan) -> Non
     refused("model_args")
     arguments = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 10, "bias": True}
     for changes, problem in [
-        ({"vocab_size": 50304}, "BPE"),
         ({"vocab_size": 12}, "name the text"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_layer": 10**9}, "n_layer"),
         ({"vocab_size": checkpoint.tokenizer.vocab_size, "n_embd": "16"}, "n_embd"),
@@ -105,7 +104,6 @@ def test_hostile_files_of_nanogpt_are_refused_and_run_nothing(text: Scan) -> Non
 @pytest.mark.parametrize(
     ("name", "change", "problem"),
     [
-        ("transformer.wpe.weight", lambda tensor: tensor.index_fill(0, torch.tensor(3), torch.nan), "not finite"),
         ("transformer.wpe.weight", lambda tensor: tensor.T, r"shape \(16, 10\)"),
         ("lm_head.weight", lambda tensor: tensor + 1, "the output matrix is not the token embedding"),
     ],
