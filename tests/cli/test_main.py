@@ -32,23 +32,15 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         ("compare", "for example: minigpt compare .*; see .*minigpt compare --help$"),
         ("data get", "for example: minigpt data get shakespeare; see .*minigpt data get --help$"),
         ("train --lr 1", r"^minigpt: no option is named --lr; it is a setting: --set optim\.lr=VALUE;"),
-        ("train --epochs 1", r"^minigpt: no option is named --epochs; it is a setting: --set train\.epochs=VALUE;"),
         ("train --minutes abc", "--minutes is abc, but should be a number; see .*minigpt train --help$"),
-        ("plan --vocab-size 0", "--vocab-size is 0, but should be at least 1;"),
         ("sample --max-new-tokens 3", "use --length;"),
         ("train --set", "--set needs a value;"),
-        ("train --steps 20", r"--steps.*--set train\.steps=VALUE.* train --help"),
         ("train --batch-size 2", r"--set train\.batch_size=VALUE"),
         ("train --nmae x", "--nmae.*--name"),
-        ("sample -n 0", "--num-samples"),
-        ("sample -t warm", "--temperature"),
         ("sample one two", "two"),
         ("sample --unknown ignore", "--unknown.*skip"),
-        ("eval --threads 1", "--threads"),
         ("eval --stride 0", "--stride"),
-        ("data info", "TEXT"),
         ("config shwo", "show"),
-        ("board --port 99999", "--port"),
         ("tran", "train.* --help"),
     ],
 )
@@ -66,38 +58,25 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments:
         ("train empty.txt", "empty"),
         ("train binary", "binary"),
         ("train latin.txt", "byte 3"),
-        ("train folder", "folder"),
-        ("train *.md", r"\*\.md"),
         ("train builtin:pyhton", "python"),
-        ("train download:shakespear", "shakespeare"),
         ("train -c quikstart", "quickstart"),
-        ("train -c nosuch.yaml", "nosuch.yaml"),
         ("train -c latin.txt", "latin.txt"),
-        ("train -s model.n_layer", "KEY=VALUE"),
         ("train -s model.n_layr=2", r"model\.n_layer"),
-        ("train -s model.n_layer=two", r"model\.n_layer.*two"),
         ("train -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),
         ("train -s train.steps=1 -s train.epochs=1", r"train\.steps.*train\.epochs"),
-        ("train -s optim.lr=nan", r"optim\.lr"),
         ("train good.txt -s runtime.device=cuda:77", "cuda:77"),
         ("train good.txt --name ../x", "x"),
-        ("train good.txt --name last", "last"),
         ("train --resume nobody", "nobody"),
         ("train --resume last", "minigpt train"),
         ("train --resume x --name y", "--set"),
-        ("train --resume x good.txt", "--set"),
-        ("train --resume x -c tiny", "--set"),
         ("sample", "minigpt train"),
-        ("sample nobody", "nobody"),
         ("sample -p a --prompt-file good.txt", "--prompt-file"),
         ("eval", "minigpt train"),
         ("runs", "minigpt train"),
         ("board", "minigpt train"),
         ("data get nonsense", "shakespeare"),
-        ("data info nosuch.txt", "nosuch.txt"),
         ("data info good.txt --encoding utf-9", "utf-9"),
         ("train good.txt -s model.n_layer=1000000000", "n_layer"),
-        ("train good.txt -s model.n_embd=1000000000", "n_embd"),
         ("train good.txt -s runtime.threads=99999", "threads"),
     ],
 )
@@ -119,9 +98,8 @@ def test_a_file_named_runs_is_reported_in_one_line(cli: Cli) -> None:
     assert "runs" in cli("runs").error
 
 
-@pytest.mark.parametrize("arguments", [["sample", "nobody"], ["train", "-c", "nosuch.yaml"], ["eval"]], ids=" ".join)
-def test_debug_prints_the_traceback_and_the_same_line(cli: Cli, arguments: list[str]) -> None:
-    plain, traced = cli(*arguments), cli("--debug", *arguments)
+def test_debug_prints_the_traceback_and_the_same_line(cli: Cli) -> None:
+    plain, traced = cli("sample", "nobody"), cli("--debug", "sample", "nobody")
     assert "Traceback" not in plain.err
     assert traced.code == plain.code == 1
     assert traced.err.startswith("Traceback (most recent call last):\n")
@@ -215,19 +193,16 @@ for command in {commands!r}:
 
 
 @pytest.mark.parametrize(
-    ("factor", "command", "problem"),
+    ("command", "problem"),
     [
-        (1e20, "eval", "the loss of the model is nan"),
-        (1e20, "eval --json", "the loss of the model is nan"),
-        (1e20, "attention --json", "activations are not finite"),
-        (1e20, "sample --json", "logits of the model are not finite"),
-        (1e20, "inspect", "not finite"),
+        ("eval", "the loss of the model is nan"),
+        ("attention --json", "activations are not finite"),
+        ("sample --json", "logits of the model are not finite"),
+        ("inspect", "not finite"),
     ],
 )
-def test_results_that_are_not_finite_are_one_line(
-    cli: Cli, run: Path, factor: float, command: str, problem: str
-) -> None:
-    scale_weights(run, factor)
+def test_results_that_are_not_finite_are_one_line(cli: Cli, run: Path, command: str, problem: str) -> None:
+    scale_weights(run, 1e20)
     assert problem in cli(*command.split()).error
 
 
@@ -283,20 +258,6 @@ def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: 
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     done = interrupted_at(module, arguments, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", STOPPED)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
-@pytest.mark.parametrize("arguments", ["sample -l 3", "eval", f"train verse.txt {' '.join(SMALL)}"])
-def test_ctrl_c_in_any_import_says_so(home: Path, tmp_path: Path, arguments: str) -> None:
-    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
-    assert interrupted_at("none", arguments, tmp_path).returncode == 0
-    modules = (tmp_path / "imports").read_text().split()
-    for module in modules[:: len(modules) // 12]:
-        done = interrupted_at(module, arguments, tmp_path)
-        assert done.returncode == 130, (module, done.stderr)
-        assert "topped" in done.stderr, module
-        assert "Traceback" not in done.stderr, module
 
 
 # ---- streams ----
