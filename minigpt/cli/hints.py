@@ -75,6 +75,8 @@ WITHDRAWN = {
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
     "inspect --max-tokens": "choose the part with --text",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
+    "plan --device": "use the setting: --set runtime.device=cuda",
+    "plan --vocab-size": "name the text: minigpt plan TEXT",
     "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
     "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
     "sample --with": "to compare two runs: minigpt help compare",

@@ -1,4 +1,4 @@
-"""The entry point of the command line. It imports almost nothing before it handles Ctrl-C.
+"""The entry point of the command line.
 
 Results go to stdout, everything else to stderr. An error is one line.
 Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 128 plus the signal after a signal.
@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 """The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
@@ -20,7 +19,7 @@ BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 def main() -> None:
     """Run the command line. `minigpt` and `python -m minigpt` start here."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # which nohup sets
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, without a traceback
     from minigpt.training.signals import handle, interrupt, say_stopped, stop
 
     handle(signal.SIGINT, by=stop)
@@ -44,15 +43,6 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) == interrupt:  # else a signal was handled, and may come in a pair
             handle(signal.SIGINT, by=stop)
     sys.exit(code)
-
-
-def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    """Do what `stop` does, before it is imported."""
-    try:
-        if os.environ.get("RANK", "0") == "0":
-            os.write(2, b"minigpt: stopped by Ctrl-C\n")
-    finally:
-        os._exit(128 + number)
 
 
 def _run(arguments: Sequence[str]) -> int:

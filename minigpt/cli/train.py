@@ -217,8 +217,9 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     from minigpt.training.loop import train
 
     config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
+    run_training = partial(train, config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
     if not processes.is_main:
-        outcome = train(config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
+        outcome = run_training()
         return 128 + outcome.signal if outcome.signal else 0
     notice(*prepared.notices)
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
@@ -231,10 +232,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
         probes.append(attention_probe(data))
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = train(
-            config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            processes=processes, seconds=prepared.seconds,
-        )  # fmt: skip
+        outcome = run_training(probes=probes, command=sys.argv, seconds=prepared.seconds)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"

@@ -219,7 +219,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def load(folder: Path) -> Logits:
-    """Load the folder with transformers. Return a function from ids (T,) to logits (T, V)."""
+    """Load the folder with transformers."""
     from transformers import AutoModelForCausalLM, TokenizersBackend, logging  # noqa: F401 - older ones lack it
 
     logging.set_verbosity_error()

@@ -14,13 +14,9 @@ from minigpt.text.tokenizer import Tokenizer
 def write_run(
     name: str | None, stem: str, config: RunConfig, tokenizer: Tokenizer, metadata: Metadata, weights: Arrays
 ) -> Path:
-    """Write a new run with the model as its only checkpoint. Return its folder.
+    """Write a new run with the model as its only checkpoint. Return its folder. Raises RunExistsError.
 
-    Args:
-        name: The name of the run, or None for `stem` and a number.
-
-    Raises:
-        RunExistsError: The name is taken.
+    Without a name, the run is called `stem` and a number.
     """
     with new_run(name, stem) as run:
         save_checkpoint(run, config, tokenizer, metadata, partial(write_arrays, weights=weights, optimizer={}))

@@ -36,11 +36,7 @@ ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "bloc
 def create_run(path: Path, source: str, encoding: str, name: str | None) -> Path:
     """Write a new run with the model of ckpt.pt as its only checkpoint. Return its folder.
 
-    Args:
-        path: The checkpoint of nanoGPT.
-        source: The text that the model was trained on. Its last tenth becomes the validation split.
-        encoding: The encoding of the text.
-        name: The name of the run, or None for the name of the text and a number.
+    `source` is the text that the model was trained on. Its last tenth becomes the validation split.
 
     Raises:
         TextError: The text cannot be read.
@@ -96,8 +92,7 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
         return UserError(f"{escape(path)}: {escape(problem)[:200]}")
 
     weights = dict[str, NDArray[np.float32]]()
-    masks = {name for name, array in arrays.items() if name.endswith(".attn.bias") and array.ndim == 4}
-    rest = {name: array for name, array in arrays.items() if name not in masks}
+    rest = {name: array for name, array in arrays.items() if array.ndim != 4}  # without the causal masks
     for ours, shape in parameter_shapes(model, vocab_size).items():
         (name,) = their_names(GPT2, ours)
         array = rest.pop(name, None)

@@ -17,9 +17,6 @@ STORIES = "stories"
 def create_run(name: str | None) -> Path:
     """Write a new run with the shipped model, in float32, as its only checkpoint. Return its folder.
 
-    Args:
-        name: The name of the run, or None for "stories" and a number.
-
     Raises:
         RunExistsError: The name is taken.
         CheckpointError: A file of the installation has changed.

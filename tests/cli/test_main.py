@@ -250,7 +250,7 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
 @pytest.mark.parametrize(
     ("arguments", "module"),
     [
-        *[("runs", "minigpt.training.signals"), ("runs", "pathlib"), ("runs", "minigpt.cli.app"), ("runs", "pydantic")],
+        *[("runs", "minigpt.cli.app"), ("runs", "pydantic")],
         *[("sample", "numpy"), ("train verse.txt", "torch")],
     ],
 )
