@@ -17,7 +17,10 @@ from forgery import scale_weights
 from minigpt import __version__
 from minigpt.cli.app import app
 from minigpt.cli.options import complete_run
+from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
+from minigpt.text.download import downloads
+from minigpt.text.sources import BUILTINS
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -149,11 +152,12 @@ def test_settings_are_described_in_a_table(cli: Cli) -> None:
     assert list(cli("config", "settings", "--json").json) == list(fields())
 
 
-@pytest.mark.parametrize("command", ["config list", "data list"])
-def test_a_list_as_json_has_the_names_of_its_table(cli: Cli, command: str) -> None:
-    document = cli(*command.split(), "--json").json
-    names = [row["name"] for row in document] if isinstance(document, list) else list(document)
-    assert names == [line.split()[0] for line in cli(*command.split()).out.splitlines()[1:]]
+def test_lists_name_every_preset_and_text(cli: Cli) -> None:
+    texts = [*(f"builtin:{name}" for name in BUILTINS), *(f"download:{name}" for name in downloads())]
+    assert list(cli("config", "list", "--json").json) == list(presets())
+    assert [row["name"] for row in cli("data", "list", "--json").json] == texts
+    for command, names in (("config", presets()), ("data", texts)):
+        assert [line.split()[0] for line in cli(command, "list").out.splitlines()[1:]] == list(names)
 
 
 def test_config_show_prints_a_file_to_edit(cli: Cli) -> None:
