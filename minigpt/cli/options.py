@@ -24,13 +24,9 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
-ConfigOption = Annotated[
-    str | None,
-    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME"),
-]
+ConfigOption = Annotated[str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME")]
 SetOption = Annotated[
-    list[str] | None,
-    Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE"),
+    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")

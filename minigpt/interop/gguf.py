@@ -39,12 +39,7 @@ gives x^2. Below 0, the factor b + softplus(alpha_n) is 0 for alpha_n = -200.
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write `model.gguf`, in float32, into an existing folder.
-
-    Raises:
-        NoCounterpartError: llama.cpp has no architecture for these settings.
-        UserError: The package gguf is not installed.
-    """
+    """Write `model.gguf`, in float32, into an existing folder."""
     library = optional("gguf")
     config, name = checkpoint.config.model, architecture(checkpoint.config.model)
     writer = library.GGUFWriter(folder / FILE, name)
@@ -101,8 +96,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
 def load(folder: Path) -> Logits:
     """Return a function from token ids (T,) to logits (T, V), computed by llama.cpp with a KV cache in float32.
 
-    Raises:
-        ImportError: The package llama-cpp-python is not installed, or does not know the model.
+    Raises ImportError if the package llama-cpp-python is not installed, or does not know the model.
     """
     from llama_cpp import GGML_TYPE_F32, Llama
 

@@ -67,12 +67,7 @@ print(text)
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write model.onnx, step.onnx, tokenizer.json and a program that samples, sample.py, into `folder`.
-
-    Raises:
-        NoCounterpartError: The model is recurrent.
-        UserError: The package onnx is not installed.
-    """
+    """Write model.onnx, step.onnx, tokenizer.json and a program that samples, sample.py, into `folder`."""
     config = checkpoint.config.model
     if config.is_recurrent:
         raise NoCounterpartError(f"the export to ONNX has no counterpart of model.family={config.family}")
@@ -231,11 +226,7 @@ class _Graph:
 
 
 def load(folder: Path) -> Logits:
-    """Return a function from token ids (T,) to logits (T, V), computed by ONNX Runtime from model.onnx.
-
-    Raises:
-        ImportError: The package onnxruntime is not installed.
-    """
+    """Return a function from token ids (T,) to logits (T, V), computed by ONNX Runtime from model.onnx."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
