@@ -165,21 +165,6 @@ class NoCounterpartError(UserError):
 
 
 @dataclass(eq=False)
-class MissingPackageError(UserError):
-    """An optional package that is not installed."""
-
-    extra: str
-
-
-@dataclass(eq=False)
-class FolderNotEmptyError(UserError):
-    """A folder for new files that already has files."""
-
-    is_export: bool = False
-    """Whether the folder holds nothing but an unchanged export."""
-
-
-@dataclass(eq=False)
 class NoOptimizerError(UserError):
     """An imported model, which cannot be resumed."""
 
@@ -188,16 +173,6 @@ class NoOptimizerError(UserError):
 
 class ViewError(UserError):
     """A page that cannot show a model."""
-
-
-@dataclass(eq=False)
-class ModelTooLargeError(ViewError):
-    """A model whose weights are too large for a page."""
-
-    checkpoint: Path
-    is_recurrent: bool
-    fits_rounded: bool
-    """Whether the weights fit if they are rounded to 8 bits."""
 
 
 def escape(name: object) -> str:

@@ -1,5 +1,6 @@
 """`minigpt attention`."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -8,13 +9,9 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxTokensOption,
     TextOption,
     ValOption,
-    check_index,
     choose_excerpt,
-    notice_checkpoint,
-    notice_skipped,
     validation_split,
 )
 from minigpt.cli.input import load_run
@@ -27,7 +24,7 @@ from minigpt.cli.options import (
     UnknownOption,
 )
 from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
-from minigpt.errors import count
+from minigpt.errors import UserError, count
 
 
 def attention(
@@ -43,7 +40,6 @@ def attention(
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_tokens: MaxTokensOption = None,
     force: ForceOption = False,
 ) -> None:
     """Show what each attention head attends to.
@@ -64,10 +60,9 @@ def attention(
 
     check_writable(npz, png, read=file, force=force)
     loaded = load_run(run, checkpoint, [npz, png])
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens)
-    config = loaded.config.model
-    check_index("--layer", layer, config.n_layer, "layers")
-    check_index("--head", head, config.n_head, "heads")
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding)
+    layers = _indices("--layer", layer, loaded.config.model.n_layer)
+    heads = _indices("--head", head, loaded.config.model.n_head)
     model = load_transformer(loaded)
     activations = extract(model, excerpt.ids)
     measured = (model, loaded.tokenizer, loaded.config.data, excerpt.ids)
@@ -75,8 +70,6 @@ def attention(
     descriptions = describe_heads(scores)
     if (text, file, val) != (None, None, None):
         scores = score_model(*measured, None)
-    layers = range(config.n_layer) if layer is None else [layer]
-    heads = range(config.n_head) if head is None else [head]
     about = f"{count(len(excerpt.ids), 'token')}, {excerpt.source}"
     if npz:
         write_bytes(export.to_npz(activations, excerpt), npz)
@@ -88,7 +81,12 @@ def attention(
     if as_json:
         write(json_text(export.to_json(loaded, activations, excerpt, entries)))
         return
-    notice_skipped(excerpt)
-    notice_checkpoint(loaded)
-    notice(about)
+    notice(*filter(None, [export.untrained_warning(loaded)]), f"{loaded.path}: {about}")
     table(("head", "attends to", "strongest", "weight", "if uniform", "distance"), export.summary_rows(entries))
+
+
+def _indices(option: str, index: int | None, size: int) -> Sequence[int]:
+    """Return the chosen layer or head, or all of them. Raises UserError if there is none of this index."""
+    if index is not None and not 0 <= index < size:
+        raise UserError(f"{option} {index}: expected 0 to {size - 1}")
+    return range(size) if index is None else [index]

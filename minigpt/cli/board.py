@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from minigpt.cli.output import notice
-from minigpt.errors import RunNotFoundError, UserError, escape
+from minigpt.errors import RunNotFoundError, escape
 
 IMAGES = 200
 """Number of images that TensorBoard shows for each tag. Its default is ten, chosen at random."""
@@ -26,11 +26,8 @@ def board(
     Examples:
       minigpt board
     """
-    try:
-        from tensorboard import default, program
-    except ImportError as error:  # releases before 2.21 need a package that setuptools no longer contains
-        problem = f"cannot import TensorBoard: {escape(error)}"
-        raise UserError(f"{problem}; to replace it: pip install --upgrade tensorboard") from error
+    from tensorboard import default, program
+
     if not folder.is_dir():
         raise RunNotFoundError(f"folder {escape(folder.absolute())} does not exist", name=str(folder))
     server = program.TensorBoard(plugins=default.get_plugins())

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from minigpt.cli.hints import shell_quote
 from minigpt.cli.options import JsonOption
 from minigpt.cli.output import json_text, wrapped, write
 from minigpt.errors import UserError, escape
@@ -33,7 +32,7 @@ def claims(
     numbers_of_claims = {str(claim.id) for claim in CLAIMS}
     for number in numbers or []:
         if number not in numbers_of_claims:
-            raise UserError(f"there is no claim {escape(number)}; {_advice(number)}")
+            raise UserError(f"there is no claim {escape(number)}; to list the claims: minigpt claims")
     results = run_claims(numbers or ())
     if as_json:
         from dataclasses import asdict
@@ -49,14 +48,6 @@ def claims(
         print(", ".join(f"{count} {verdict.lower()}" for verdict, count in counts.items()))
     if failed := sorted(result.id for result in results if result.verdict == "FAIL"):
         raise UserError(f"{len(failed)} of {len(results)} claims failed: {', '.join(map(str, failed))}")
-
-
-def _advice(number: str) -> str:
-    """Return what to type instead. An earlier version answered questions about a run."""
-    if number.isdecimal():
-        return "to list the claims: minigpt claims"
-    run = shell_quote(number)
-    return f"to see what the heads of a run do: minigpt attention {run}, or minigpt inspect {run} --open"
 
 
 def _print_result(result: "Result", with_figures: bool) -> None:

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from minigpt.cli.input import load_run
 from minigpt.cli.options import DeviceOption, ForceOption, JsonOption, checked_device, complete_run
-from minigpt.cli.output import check_writable, json_text, notice, table, write, write_bytes
+from minigpt.cli.output import check_writable, json_text, table, write, write_bytes
 from minigpt.errors import escape
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ def compare(
     for note in comparison.notes:
         print(escape(note))
     table(HEAD, _rows(comparison))
-    if png:
-        notice(f"curves: {escape(png)}")
 
 
 HEAD = ("run", "family", "parameters", "steps", "seconds", "loss", "bits/char", "chars/s trained")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from minigpt.cli.options import GROUP, ConfigOption, JsonOption, SetOption, only_config
+from minigpt.cli.options import GROUP, ConfigOption, JsonOption, SetOption
 from minigpt.cli.output import json_text, notice, table, write
 
 config_app = typer.Typer(**GROUP, help="Show presets and settings.")
@@ -39,8 +39,7 @@ def config_show(
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import explain, parse_overrides, resolve, to_yaml
 
-    name = only_config(config)
-    sources = read_preset(name) if name is not None else ()
+    sources = read_preset(config) if config is not None else ()
     resolved = resolve(*sources, parse_overrides(set_ or []))
     notice(*resolved.notices)
     if as_yaml:

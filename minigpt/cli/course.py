@@ -1,24 +1,17 @@
 """`minigpt course`."""
 
-import json
-import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, BadParameter, Option
 
-from minigpt.cli.options import GROUP, JsonOption
+from minigpt.cli.options import GROUP, ForceOption, JsonOption
 from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape
-from minigpt.files import read_text_within, write_atomically
-from minigpt.paths import RUNS
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
-DONE = RUNS / "course.json"
-"""What the reader has done: {"run": {"6": {NAME: VALUE}}, "check": ["6"]}."""
 LAST_CHAPTER = 10
-MAX_BYTES = 1_000_000
 MAX_SEED = 2**32 - 1
 
 
@@ -39,7 +32,7 @@ def course(context: typer.Context, as_json: JsonOption = False) -> None:
     """Build a GPT letter by letter, in ten chapters. Without a command, list them.
 
     Examples:
-      minigpt course                       the chapters, and what you have done
+      minigpt course                       the chapters
       minigpt course text                  write the text that all chapters use
       minigpt course run 1                 measure the numbers of a chapter
       minigpt course check 1 mygpt.py      compare your code with minigpt's
@@ -50,22 +43,16 @@ def course(context: typer.Context, as_json: JsonOption = False) -> None:
         return
     from minigpt.course.chapters import CHAPTERS
 
-    done = _done()
-    state = [
-        {"number": key, "title": chapter.title, "run": done["run"].get(key), "checked": key in done["check"]}
-        for key, chapter in ((str(chapter.number), chapter) for chapter in CHAPTERS)
-    ]
     if as_json:
-        write(json_text(state))
+        write(json_text([{"number": str(chapter.number), "title": chapter.title} for chapter in CHAPTERS]))
         return
-    rows = [[c["number"], c["title"], "run" * bool(c["run"]), "checked" * c["checked"]] for c in state]
-    table(["", "chapter", "", ""], rows)
+    table(["", "chapter"], [[str(chapter.number), chapter.title] for chapter in CHAPTERS])
 
 
 @course_app.command()
 def text(
     out: Annotated[Path, Argument(help="Where to write it.", metavar="FILE")] = Path("stories.txt"),
-    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Write the text of the course, `builtin:stories`, to a file."""
     from minigpt.text.sources import STORIES
@@ -89,13 +76,8 @@ def run(
     """
     from minigpt.course.chapters import CHAPTERS
 
-    _done()  # before the training, in case that the file is damaged
     chapter = CHAPTERS[chapter_number - 1]
-    values = chapter.measure(seed)
-    done = _done()
-    done["run"][str(chapter_number)] = values
-    _save(done)
-    recorded = chapter.recorded()
+    values, recorded = chapter.measure(seed), chapter.recorded()
     if as_json:
         write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": recorded}))
         return
@@ -127,31 +109,9 @@ def check(
 
     if not file.is_file():
         raise UserError(f"{escape(file)} is not a file; to check another file: minigpt course check {number} FILE")
-    _done()  # before the check, in case that the file is damaged
     passed = compare(number, file)
     if as_json:
         write(json_text(passed))
-    for chapter, names in passed.items() if not as_json else ():
+        return
+    for chapter, names in passed.items():
         print(f"{chapter:>2}  agrees: {', '.join(names)}")
-    done = _done()
-    done["check"] = sorted({*done["check"], *map(str, passed)}, key=int)
-    _save(done)
-
-
-def _done() -> dict[str, Any]:
-    if not os.path.lexists(DONE):
-        return {"run": {}, "check": []}
-    numbers = set(map(str, range(1, LAST_CHAPTER + 1)))
-    try:
-        done = json.loads(read_text_within(DONE, RUNS, MAX_BYTES))
-        if not numbers.issuperset([*dict(done["run"]), *list(done["check"])]):
-            raise ValueError("not the number of a chapter")
-    except (UserError, ValueError, KeyError, TypeError, RecursionError) as error:
-        problem = str(error) if isinstance(error, UserError) else f"{DONE} is damaged"
-        raise UserError(f"{problem}; to start again: mv {DONE} {DONE.with_suffix('.old')}") from error
-    return {"run": dict(done["run"]), "check": list(done["check"])}
-
-
-def _save(done: dict[str, Any]) -> None:
-    RUNS.mkdir(exist_ok=True)
-    write_atomically(DONE, json.dumps(done, indent=1) + "\n")

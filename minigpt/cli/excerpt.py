@@ -1,4 +1,4 @@
-"""Options that choose an excerpt, and notices about it."""
+"""Options that choose an excerpt."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +24,6 @@ FileOption = Annotated[
 ValOption = Annotated[
     int | None, Option(help="Inspect the validation split, starting at this token. Default: 0.", metavar="OFFSET")
 ]
-MaxTokensOption = Annotated[
-    int | None, Option(help="Use at most N tokens (maximum 512). With --text or --file, use the last N.", metavar="N")
-]
 
 
 def choose_excerpt(
@@ -36,7 +33,6 @@ def choose_excerpt(
     val: int | None,
     unknown: OnUnknown,
     encoding: str,
-    max_tokens: int | None,
     whole_lines: bool = False,
 ) -> "Excerpt":
     """Return the excerpt that the options choose. By default, use the validation split, or else generated text.
@@ -48,25 +44,25 @@ def choose_excerpt(
 
     if sum(choice is not None for choice in (text, file, val)) > 1:
         raise UserError("--text, --file and --val are mutually exclusive")
-    if max_tokens is not None and not 1 <= max_tokens <= excerpt.MAX_TOKENS:
-        raise UserError(f"--max-tokens {max_tokens}: expected 1 to {excerpt.MAX_TOKENS}")
+    source = "from --text"
+    if file is not None:
+        text, source = read_text(file, encoding), "standard input" if file == "-" else Path(file).name
     if text is not None:
         ids = checkpoint.tokenizer.encode(unix_newlines(text), unknown)
-        return excerpt.last_tokens(checkpoint, ids, "from --text", max_tokens)
-    if file is not None:
-        ids = checkpoint.tokenizer.encode(read_text(file, encoding), unknown)
-        name = "standard input" if file == "-" else Path(file).name
-        return excerpt.last_tokens(checkpoint, ids, name, max_tokens)
+        chosen = excerpt.last_tokens(checkpoint, ids, source)
+        if chosen.skipped:
+            notice(f"using the last {len(chosen.ids)} of {len(chosen.ids) + chosen.skipped:,} tokens")
+        return chosen
     try:
         tokens = run_dataset(checkpoint).validation
     except UserError as error:
         if val is not None:
             raise
         notice(f"{error}; using generated text instead")
-        return excerpt.generated_excerpt(checkpoint, max_tokens)
+        return excerpt.generated_excerpt(checkpoint)
     if whole_lines and val is None:
-        return excerpt.opening_excerpt(checkpoint, tokens, max_tokens or excerpt.SHORT_TOKENS)
-    return excerpt.validation_excerpt(checkpoint, tokens, val or 0, max_tokens)
+        return excerpt.opening_excerpt(checkpoint, tokens, excerpt.SHORT_TOKENS)
+    return excerpt.validation_excerpt(checkpoint, tokens, val or 0)
 
 
 def validation_split(checkpoint: "Checkpoint") -> "Ids | None":
@@ -74,26 +70,3 @@ def validation_split(checkpoint: "Checkpoint") -> "Ids | None":
     with suppress(UserError):
         return run_dataset(checkpoint).validation
     return None
-
-
-def check_index(option: str, value: int | None, count: int, noun: str) -> None:
-    """Raise UserError if an index is out of range."""
-    if value is not None and not 0 <= value < count:
-        raise UserError(f"{option} {value}: expected 0 to {count - 1}; there are {count} {noun}")
-
-
-def notice_checkpoint(checkpoint: "Checkpoint") -> None:
-    """Print the checkpoint's path, step and loss, and a warning if it is untrained."""
-    from minigpt.interpret.export import untrained_warning
-
-    loss = checkpoint.metadata.state.validation_loss
-    loss_text = "" if loss is None else f", validation loss {loss:.4f}"
-    notice(f"{checkpoint.path}: step {checkpoint.metadata.step}{loss_text}")
-    if warning := untrained_warning(checkpoint):
-        notice(warning)
-
-
-def notice_skipped(excerpt: "Excerpt") -> None:
-    """Print how much of a long text is used."""
-    if excerpt.skipped:
-        notice(f"using the last {len(excerpt.ids)} of {len(excerpt.ids) + excerpt.skipped:,} tokens")

@@ -26,11 +26,10 @@ def export(
         ),
     ],
     to: Annotated[
-        Literal["gguf", "gguf-f16", "hf", "onnx", "safetensors"],
-        Option(help="Format: gguf, gguf-f16, hf, onnx or safetensors.", metavar="FORMAT"),
+        Literal["gguf", "hf", "onnx", "safetensors"],
+        Option(help="Format: gguf, hf, onnx or safetensors.", metavar="FORMAT"),
     ],
     checkpoint: CheckpointOption = None,
-    force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model for another program, then compare that program's results with minigpt's.
@@ -47,7 +46,7 @@ def export(
 
     run, path = _run_and_folder(folder)
     loaded = load_checkpoint(run, checkpoint)
-    write_export(loaded, to, path, force)
+    write_export(loaded, to, path)
     notice(f"wrote {escape(path)} from {escape(loaded.path)}")
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
     agreement, usage = check(loaded, to, path), FORMATS[to].usage(path)

@@ -9,41 +9,12 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from typer.exceptions import TyperException
 
+from minigpt import errors
 from minigpt.cli.options import TEXT
-from minigpt.errors import (
-    CheckpointError,
-    ConfigAsTextError,
-    ConfigError,
-    DeviceError,
-    DivergedError,
-    DownloadError,
-    EncodingError,
-    FolderNotEmptyError,
-    InsufficientMemoryError,
-    JoinError,
-    MissingPackageError,
-    ModelTooLargeError,
-    NoAttentionError,
-    NoCounterpartError,
-    NoOptimizerError,
-    OtherProcessError,
-    RunExistsError,
-    RunFinishedError,
-    RunMovedError,
-    RunNotFoundError,
-    TextError,
-    TextMismatchError,
-    TextNotFoundError,
-    TrainingError,
-    UnknownCharacterError,
-    UserError,
-    escape,
-    reason,
-)
+from minigpt.errors import UserError, escape, reason
 from minigpt.world import is_one_of_several, rank
 
 
@@ -55,17 +26,12 @@ def error_line(error: Exception, command: str) -> str | None:
     match error:
         case TyperException():
             return _usage_line(error, command)
-        case OtherProcessError():  # which prints the line
+        case errors.OtherProcessError():  # which prints the line
             return ""
-        case DivergedError() | RunFinishedError() if rank():  # every process raises it
+        case errors.DivergedError() | errors.RunFinishedError() if rank():  # every process raises it
             return ""
         case UserError():
-            message = str(error)
-            if isinstance(error, ConfigError) and not _has_settings(command):
-                message = re.sub(r"^configuration: (sample|runtime)\.(\w+)", _as_option, message)
-            if isinstance(error, ConfigError):
-                for name in WITHDRAWN:
-                    message = message.replace(f"{name} was withdrawn", f"{name} was withdrawn: {WITHDRAWN[name]}")
+            message = _config_problem(error, command) if isinstance(error, errors.ConfigError) else error.problem
             problem = f"{escape(message)}; {hint(error, command)}".removesuffix("; ")
         case BrokenPipeError():  # the reader of the output, such as `head`, has exited
             return ""
@@ -102,10 +68,19 @@ WITHDRAWN = {
     "attention --query": "click a letter of the page: minigpt inspect last --open",
     "attention --probe": "click a letter of the page: minigpt inspect last --open",
     "attention --scores": "all scores are in minigpt attention --json, and on the page: minigpt inspect last --open",
+    "attention --max-tokens": "choose the part with --text",
     "claims --figures": "a claim by its number shows what its test measured, as in `minigpt claims 9`",
     "claims --checkpoint": "to see what the heads of a run do: minigpt inspect last --open",
+    "eval --with": "to compare two runs: minigpt help compare",
+    "export --force": "delete the earlier export, or name a new folder",
     "import hf": "copy a checkpoint folder instead; every command takes it in the place of a run",
+    "inspect --max-tokens": "choose the part with --text",
     "inspect --max-weights": "a page contains any model up to 12 MB; for a larger one: minigpt attention last",
+    "plan --device": "use the setting: --set runtime.device=cuda",
+    "plan --vocab-size": "name the text: minigpt plan TEXT",
+    "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
+    "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
+    "sample --with": "to compare two runs: minigpt help compare",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
     "train.max_skipped": "a loss that is not finite ends the run; remove the setting",
@@ -113,8 +88,6 @@ WITHDRAWN = {
     "train.on_nonfinite": "a loss that is not finite ends the run; remove the setting",
 }
 """What replaces withdrawn options, commands and settings, for this version."""
-VALUES = {"--resume": "last", "--from": "last", "--set": "train.steps=500", "-s": "train.steps=500", "--config": "tiny"}
-"""An example of what follows an option."""
 
 
 def _usage_line(error: TyperException, command: str) -> str:
@@ -145,9 +118,6 @@ def _usage_line(error: TyperException, command: str) -> str:
     else:
         problem = message
     problem = escape(problem.rstrip("."))
-    extra = re.match(r"Got unexpected extra argument.*? \((.*)\)", message)
-    if extra and context is not None and context.info_name == "sample":
-        problem += _prompt_hint(context, extra[1])
     if message.startswith("Missing argument") and context is not None:
         example = re.search(r"Examples:\s+(minigpt .*?)(?:   |\n|$)", context.command.help or "")
         problem += f"; for example: {example[1]}" if example else ""
@@ -170,7 +140,7 @@ def _option_problem(error: TyperException, name: str, command: str) -> str:
     from minigpt.config.resolve import fields
 
     if "requires an argument" in error.format_message():
-        return f"{name} needs a value" + (f", such as {name} {VALUES[name]}" if name in VALUES else "")
+        return f"{name} needs a value"
     key = name.lstrip("-").replace("-", "_")
     setting = next(
         (field for field in fields() if field.endswith(f".{key}")),
@@ -184,95 +154,84 @@ def _option_problem(error: TyperException, name: str, command: str) -> str:
     return error.format_message()
 
 
-def _prompt_hint(context: Any, extra: str) -> str:
-    from minigpt.paths import RUNS
-
-    run, first = context.params["run"], context.params.get("prompt") or ""
-    is_word = not (run == "last" or os.path.exists(RUNS / run) or os.path.exists(run))
-    words = " ".join(filter(None, (first, run if is_word else "", extra)))
-    return f"; to continue a text: --prompt {shell_quote(words)}"
-
-
-def _as_option(setting: re.Match[str]) -> str:
-    """Return the option that gives a setting."""
-    return f"--{setting[2].replace('_', '-')}"
+def _config_problem(error: errors.ConfigError, command: str) -> str:
+    """Return the problem with options in the place of settings, and with what replaces withdrawn settings."""
+    problem = error.problem
+    if not _has_settings(command):
+        setting = re.match(r"configuration: (?:sample|runtime)\.(\w+)", problem)
+        problem = f"--{setting[1].replace('_', '-')}{problem[setting.end() :]}" if setting else problem
+    return re.sub(r"(\S+) was withdrawn", lambda match: f"{match[0]}: {WITHDRAWN.get(match[1])}", problem)
 
 
 def hint(error: UserError, command: str) -> str:
     """Return a hint for `error`, raised by `minigpt COMMAND`. The hint is empty if none is known."""
-    if isinstance(error, TextError):
+    if isinstance(error, errors.TextError):
         return _text_hint(error, command)
     return _run_hint(error, command) or _model_hint(error, command)
 
 
-def _text_hint(error: TextError, command: str) -> str:
+def _text_hint(error: errors.TextError, command: str) -> str:
     match error:
-        case EncodingError(suggestion=encoding) if encoding:
+        case errors.EncodingError(suggestion=encoding) if encoding:
             return f"try {'--set data.encoding=' if _has_settings(command) else '--encoding '}{encoding}"
-        case TextNotFoundError(name=name) if run := run_named(name):
-            use = {"train": ("resume", resume_command(run)), "eval": ("evaluate", f"minigpt eval {as_argument(run)}")}
-            verb, line = use.get(command, ("look into", f"minigpt inspect {as_argument(run)} --open"))
-            return f"it is a run; to {verb} it: {line}"
-        case TextNotFoundError(has_similar=False):
+        case errors.TextNotFoundError(name=name) if run := run_named(name):
+            evaluate = f"to evaluate it: minigpt eval {as_argument(run)}"
+            return f"it is a run; {f'to resume it: {resume_command(run)}' if command == 'train' else evaluate}"
+        case errors.TextNotFoundError(has_similar=False):
             return f"a text is one of these: {TEXT[:1].lower()}{TEXT[1:].rstrip('.')}"
-        case ConfigAsTextError(name=name):
+        case errors.ConfigAsTextError(name=name):
             return f"to use it: minigpt {command} --config {shell_quote(name)}"
-        case UnknownCharacterError() if command == "train":
+        case errors.UnknownCharacterError() if command == "train":
             new = "a new run with --set data.tokenizer=byte reads any character"
             return f"to leave them out, add --unknown skip; the vocabulary of a run cannot change, but {new}"
-        case UnknownCharacterError() if command.startswith("import"):
-            return "name the text that the model was trained on"
-        case UnknownCharacterError():
+        case errors.UnknownCharacterError():
             return "add --unknown skip or --unknown replace"
-        case DownloadError(destination=Path() as path):
+        case errors.DownloadError(destination=Path() as path):
             return f"download it yourself and save it as {shell_quote(path)}"
-        case TextMismatchError(checkpoint=Path() as path) if command == "eval":
-            return f"to evaluate on a different text: minigpt eval {checkpoint_argument(path)} TEXT"
-        case TextMismatchError() if command == "train":
+        case errors.TextMismatchError(checkpoint=Path() as path) if command == "eval":
+            return f"to evaluate on a different text: minigpt eval {shell_quote(path)} TEXT"
+        case errors.TextMismatchError() if command == "train":
             return "if the text has moved, add --set data.source=TEXT; if you changed it, start a new run"
-        case TextMismatchError() if command == "sample":
-            return "put its text back where it was, or leave out --copied"
-        case TextMismatchError() if command == "compare":
-            return "put its text back where it was, or leave this run out"
+        case errors.TextMismatchError():
+            return "put its text back where it was"
     return ""
 
 
 def _run_hint(error: UserError, command: str) -> str:
     """Return a hint about a run or its checkpoints, or "" for other errors."""
     match error:
-        case RunNotFoundError(name=name) if run := run_named(name):  # where a folder of runs is expected
-            line = (
-                f"see its curves: minigpt board {shell_quote(run)}" if command == "board" else "list all: minigpt runs"
-            )
-            return f"{escape(name)} is a run; to {line}"
-        case RunNotFoundError(name=name) if is_text(name):
+        case errors.RunNotFoundError(name=name) if run_named(name):  # where a folder of runs is expected
+            return f"{escape(name)} is a run; to list all: minigpt runs"
+        case errors.RunNotFoundError(name=name) if is_text(name) and command == "eval":
+            return f"it is a text; name the run first: minigpt eval last {shell_quote(name)}"
+        case errors.RunNotFoundError(name=name) if is_text(name):
             return f"it is a text; train on it first: minigpt train {shell_quote(name)}"
-        case RunNotFoundError(names=()):
+        case errors.RunNotFoundError(name=name) if command == "sample" and not re.fullmatch(r"[\w.+/\\-]*", name):
+            return f"to continue a text: --prompt {shell_quote(name)}"
+        case errors.RunNotFoundError(names=()):
             return "to start one: minigpt train"
-        case RunNotFoundError(names=names):
+        case errors.RunNotFoundError(names=names):
             return f"available runs: {', '.join(map(shell_quote, names))}"
-        case RunExistsError(run=run, is_resumable=True) if command == "train":
+        case errors.RunExistsError(run=run, is_resumable=True) if command == "train":
             return f"to resume it: {resume_command(run)}, or choose a different --name"
-        case RunExistsError(run=run) if command == "course":
+        case errors.RunExistsError(run=run) if command == "course":
             return f"rename {shell_quote(run)}, then try again"
-        case RunExistsError():
+        case errors.RunExistsError():
             return "choose a different --name"
-        case RunMovedError():
+        case errors.RunMovedError():
             return "to resume from its last checkpoint, pass its new folder to minigpt train --resume"
-        case RunFinishedError(run=run, settings=settings):
+        case errors.RunFinishedError(run=run, settings=settings):
             return f"to train longer: {resume_command(run, settings)}"
-        case CheckpointError(intact=steps) if steps and command == "compare":
-            return f"to compare an intact checkpoint, give its folder: RUN/checkpoints/step-{steps[-1]:08d}"
-        case CheckpointError(intact=steps) if steps and command not in ("train", "runs"):
+        case errors.CheckpointError(intact=steps) if steps and command not in ("train", "runs", "compare"):
             return f"try {' or '.join(f'--checkpoint {step}' for step in steps)}"
-        case NoOptimizerError(run=run):
+        case errors.NoOptimizerError(run=run):
             return f"to train it further, start a new run: minigpt train TEXT --from {as_argument(run)}"
-        case DivergedError():
+        case errors.DivergedError():
             lower = "start a new run with a lower optim.lr"  # the same settings would diverge again
             return f"{_retry(error)}, or {lower}" if error.settings else lower
-        case TrainingError():
+        case errors.TrainingError():
             return _retry(error)
-        case JoinError():
+        case errors.JoinError():
             return "start them with torchrun or minigpt train --processes N; to train in one process, unset WORLD_SIZE"
     return ""
 
@@ -280,25 +239,15 @@ def _run_hint(error: UserError, command: str) -> str:
 def _model_hint(error: UserError, command: str) -> str:
     """Return a hint about what a model can do, its exports, or its device, or "" for other errors."""
     match error:
-        case ModelTooLargeError(fits_rounded=True):
-            return "leave out --exact, which takes four times as much"
-        case ModelTooLargeError(checkpoint=path, is_recurrent=False):
-            return f"to see what its heads attend to: minigpt attention {checkpoint_argument(path)}"
-        case NoAttentionError(checkpoint=path) | ModelTooLargeError(checkpoint=path):
-            return f"to see how it uses its past: minigpt eval {checkpoint_argument(path)} --by-position"
-        case NoCounterpartError():
+        case errors.NoAttentionError(checkpoint=path):
+            return f"to see how it uses its past: minigpt eval {shell_quote(path)} --by-position"
+        case errors.NoCounterpartError():
             return "every model fits --to safetensors"
-        case MissingPackageError(extra=extra):
-            return f"to install it, in minigpt's folder: pip install {shell_quote(f'.[{extra}]')}"
-        case FolderNotEmptyError(is_export=True):
-            return "to replace it, add --force"
-        case FolderNotEmptyError():
-            return "name a new folder"
-        case InsufficientMemoryError(settings=settings) if settings:
+        case errors.InsufficientMemoryError(settings=settings) if settings:
             return f"try {set_options(settings)}, which changes only rounding and dropout"
-        case InsufficientMemoryError() if _has_settings(command):
+        case errors.InsufficientMemoryError() if _has_settings(command):
             return "try a smaller train.batch_size, model.context, model.n_embd or model.n_layer"
-        case DeviceError() if command != "runs":
+        case errors.DeviceError() if command != "runs":
             return f"try {'--set runtime.device=auto' if _has_settings(command) else '--device cpu'}"
     return ""
 
@@ -308,7 +257,7 @@ def _has_settings(command: str) -> bool:
     return command in ("train", "plan")
 
 
-def _retry(error: TrainingError) -> str:
+def _retry(error: errors.TrainingError) -> str:
     """Return a hint to resume the run, or to start it again, with settings that may help."""
     if error.saved_step is not None:
         return f"to resume from step {error.saved_step}: {resume_command(error.run, error.settings)}"
@@ -346,17 +295,6 @@ def as_argument(run: Path) -> str:
     from minigpt.paths import RUNS
 
     return shell_quote(run.name if run.parent == RUNS else run)
-
-
-def checkpoint_argument(path: Path) -> str:
-    """Return the argument that names the checkpoint at `path`: its run if it is the best there, else its folder."""
-    from minigpt.storage.runs import find_checkpoint
-
-    run = path.parent.parent
-    with suppress(UserError):  # a copied checkpoint has no run
-        if find_checkpoint(str(run)) == path:
-            return as_argument(run)
-    return shell_quote(path)
 
 
 def shell_quote(word: object) -> str:

@@ -9,7 +9,6 @@ from typer import Argument, Option
 from minigpt.cli.hints import as_argument
 from minigpt.cli.options import GROUP, EncodingOption
 from minigpt.cli.output import notice
-from minigpt.errors import escape
 
 import_app = typer.Typer(**GROUP, help="Turn a model of another program, or a trained example, into a run.")
 
@@ -30,13 +29,10 @@ def nanogpt(
     Examples:
       minigpt import nanogpt out-shakespeare-char/ckpt.pt --text input.txt
     """
-    from minigpt.interop import nanogpt
-    from minigpt.interop.imported import create_run, read_text
+    from minigpt.interop.nanogpt import create_run
 
-    scan = read_text(text, encoding)
-    run = as_argument(create_run(nanogpt.read(checkpoint, scan), scan, text, encoding, name, text))
-    notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
-    notice(f"  measure: minigpt eval {run}", f"  train:   minigpt train TEXT --from {run}")
+    run = as_argument(create_run(checkpoint, text, encoding, name))
+    _notice(run, f"measure: minigpt eval {run}")
 
 
 @import_app.command()
@@ -51,5 +47,9 @@ def stories(name: NameOption = None) -> None:
     from minigpt.interop.shipped import create_run
 
     run = as_argument(create_run(name))
-    notice(f"imported the model as run {escape(run)}", f"  sample:  minigpt sample {run}")
-    notice(f"  look:    minigpt inspect {run} --open", f"  train:   minigpt train TEXT --from {run}")
+    _notice(run, f"look:    minigpt inspect {run} --open")
+
+
+def _notice(run: str, look: str) -> None:
+    notice(f"imported the model as run {run}", f"  sample:  minigpt sample {run}", f"  {look}")
+    notice(f"  train:   minigpt train TEXT --from {run}")

@@ -1,10 +1,10 @@
-"""Read what commands use: files, the text of a run, and runs to average with it."""
+"""Read what commands use: files, runs, and the text of a run."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minigpt.cli.output import refuse_trained_on
-from minigpt.errors import CheckpointError, TextMismatchError, UserError, escape
+from minigpt.errors import TextMismatchError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,29 +35,10 @@ def run_dataset(checkpoint: "Checkpoint") -> "TokenDataset":
 def load_run(run: "str | Path", which: str | None, outs: "Sequence[Path | None]") -> "Checkpoint":
     """Load a checkpoint. Raise UserError if `outs`, the files that the command will write, include a text of its run.
 
-    A command with output files loads every checkpoint with one of the functions here, so that none is forgotten.
+    A command with output files loads every checkpoint here, so that none is forgotten.
     """
     from minigpt.storage.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(run, which)
     refuse_trained_on(loaded.config.data, *outs)
     return loaded
-
-
-def load_other(run: "str | Path", outs: "Sequence[Path | None]") -> "Checkpoint":
-    """Return the best checkpoint of a run that a command reads beside the first, or the checkpoint at a path."""
-    try:
-        return load_run(run, None, outs)
-    except CheckpointError as error:
-        error.intact = ()  # --checkpoint chooses one of the first run
-        raise
-
-
-def load_others(first: "Checkpoint", runs: Sequence[str], outs: "Sequence[Path | None]" = ()) -> list["Checkpoint"]:
-    """Return the best checkpoints of runs, to average with the first. Raises UserError if their vocabularies differ."""
-    others = [load_other(run, outs) for run in runs]
-    for other in others:
-        if other.tokenizer.to_json() != first.tokenizer.to_json():
-            names = f"{escape(first.run_name)} and {escape(other.run_name)}"
-            raise UserError(f"{names} have different vocabularies, so their predictions have no average")
-    return others

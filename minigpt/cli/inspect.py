@@ -9,23 +9,19 @@ from typer import Option
 
 from minigpt.cli.excerpt import (
     FileOption,
-    MaxTokensOption,
     TextOption,
     ValOption,
     choose_excerpt,
-    notice_skipped,
     validation_split,
 )
-from minigpt.cli.input import load_other, load_run
-from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
+from minigpt.cli.input import load_run
+from minigpt.cli.options import CheckpointOption, EncodingOption, ForceOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
 
-MAX_SIZE = 16_000_000
-"""Size of a page in bytes above which --force is required."""
 MAX_STEPS = 8
 """Maximum number of checkpoints that --steps adds. Each costs its weights."""
 
@@ -47,11 +43,10 @@ def inspect(
     exact: Annotated[bool, Option("--exact", help="Keep float32 weights. Default: round them to 8 bits.")] = False,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace existing files; allow pages above 16 MB.")] = False,
+    force: ForceOption = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    max_tokens: MaxTokensOption = None,
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
@@ -69,12 +64,11 @@ def inspect(
 
     check_writable(out, read=file, force=force)
     loaded = load_run(run, checkpoint, [out])
-    compared = [] if compare is None else [load_other(compare, [out])]
+    compared = [] if compare is None else [load_run(compare, None, [out])]
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
-    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens, whole_lines=True)
-    notice_skipped(excerpt)
-    earlier = (load_other(path, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
+    excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
+    earlier = (load_run(path, None, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
     page = build_page(
         loaded,
         excerpt,
@@ -83,17 +77,9 @@ def inspect(
         start=Start(layer, head, at_end=text is not None or file is not None),
         exact=exact,
     ).encode()
-    _write_page(page, out, force, open_)
-
-
-def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
-    """Write the page and open it if `open_`. Raises UserError if it is too large without `force`."""
-    size = f"{len(page) / 1e6:.2f} MB"
-    if len(page) > MAX_SIZE and not force:
-        raise UserError(f"the page takes {size}, more than 16 MB; show fewer models, or add --force")
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
-    notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
+    notice(f"{wrote} {escape(out)}, {len(page) / 1e6:.2f} MB" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 
@@ -108,14 +94,16 @@ def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
     existing = checkpoint_steps(run)
     if not existing:
         raise UserError("--steps needs a run, not a checkpoint folder")
-    selected = _spread(existing) if steps == "all" else sorted(set(_integers("--steps", steps)))
-    if steps == "all" and len(selected) < len(existing):
-        notice(f"adding {len(selected)} of {len(existing)} checkpoints, evenly spaced")
-    for step in selected:
-        if step not in existing:
-            raise UserError(f"--steps: no checkpoint at step {step}; the run has {', '.join(map(str, existing))}")
-    if len(selected) > MAX_STEPS:
-        raise UserError(f"--steps: expected at most {MAX_STEPS} checkpoints, got {len(selected)}")
+    try:
+        wanted = existing if steps == "all" else sorted({int(step) for step in steps.split(",")})
+    except ValueError as error:
+        raise UserError(f"--steps {steps}: expected whole numbers separated by commas") from error
+    if missing := set(wanted) - set(existing):
+        listed = ", ".join(map(str, existing))
+        raise UserError(f"--steps: no checkpoint at step {min(missing)}; the run has {listed}")
+    selected = _spread(wanted)
+    if len(selected) < len(wanted):
+        notice(f"adding {len(selected)} of {len(wanted)} checkpoints, evenly spaced")
     if len(existing) == 1:
         notice("the run has one checkpoint; train with --set train.keep_last=20 --set train.save_every=50")
     return [step_folder(run, step) for step in selected]
@@ -125,10 +113,3 @@ def _spread(steps: list[int]) -> list[int]:
     """Return as many evenly spaced steps as the page can show, including the first and the last."""
     count = min(MAX_STEPS, len(steps))
     return sorted({steps[round(i * (len(steps) - 1) / max(1, count - 1))] for i in range(count)})
-
-
-def _integers(option: str, value: str) -> list[int]:
-    try:
-        return [int(part) for part in value.split(",")]
-    except ValueError as error:
-        raise UserError(f"{option} {value}: expected whole numbers separated by commas") from error

@@ -1,4 +1,4 @@
-"""The entry point of the command line. It imports almost nothing before it handles Ctrl-C.
+"""The entry point of the command line.
 
 Results go to stdout, everything else to stderr. An error is one line.
 Exit codes: 0 for success, 1 for an error, 2 for wrong usage, 128 plus the signal after a signal.
@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 
 BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 """The exit code if the reader of the output, such as `head`, has exited: that of a program which the signal ends."""
@@ -20,7 +19,7 @@ BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)  # Windows has no SIGPIPE
 def main() -> None:
     """Run the command line. `minigpt` and `python -m minigpt` start here."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # which nohup sets
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, without a traceback
     from minigpt.training.signals import handle, interrupt, say_stopped, stop
 
     handle(signal.SIGINT, by=stop)
@@ -46,27 +45,16 @@ def main() -> None:
     sys.exit(code)
 
 
-def _exit_at_once(number: int, frame: FrameType | None) -> None:
-    """Do what `stop` does, before it is imported."""
-    try:
-        if os.environ.get("RANK", "0") == "0":
-            os.write(2, b"minigpt: stopped by Ctrl-C\n")
-    finally:
-        os._exit(128 + number)
-
-
 def _run(arguments: Sequence[str]) -> int:
     """Run a command, print its error as one line, and return the exit code."""
     from typer.exceptions import TyperException
 
     from minigpt.cli.app import app
     from minigpt.cli.hints import error_line
-    from minigpt.cli.output import fitted
     from minigpt.training.signals import STDERR
 
     try:
         try:
-            _check_current_folder()
             code = app(arguments, standalone_mode=False)
         finally:
             print(end="", flush=True)
@@ -83,7 +71,7 @@ def _run(arguments: Sequence[str]) -> int:
 
             traceback.print_exc()
         if line:
-            STDERR.write(f"{fitted(line, sys.stderr)}\n")
+            STDERR.write(f"{line}\n")
         if isinstance(error, OSError):  # stdout may be broken; do not fail again when Python flushes it at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):
@@ -92,16 +80,6 @@ def _run(arguments: Sequence[str]) -> int:
     if code == 128 + signal.SIGINT:  # typer turns KeyboardInterrupt into this code; commands raise SystemExit for it
         raise KeyboardInterrupt
     return code or 0
-
-
-def _check_current_folder() -> None:
-    """Raise UserError if the current folder was deleted: PyTorch would crash."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        from minigpt.errors import UserError
-
-        raise UserError("the current folder no longer exists; change to another folder") from error
 
 
 def _command_name(arguments: Sequence[str]) -> str:

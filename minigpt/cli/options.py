@@ -23,34 +23,10 @@ def complete_run(incomplete: str) -> list[str]:
     return [name for name in ("last", *(run.name for run in all_runs())) if name.startswith(incomplete)]
 
 
-def complete_preset(incomplete: str) -> list[str]:
-    """Return the names of presets that begin with `incomplete`, for shell completion."""
-    from minigpt.config.presets import presets
-
-    return [name for name in presets() if name.startswith(incomplete)]
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Return the settings that begin with `incomplete`, with or without their section, for shell completion."""
-    from minigpt.config.resolve import fields
-
-    return [f"{key}=" for key in fields() if key.startswith(incomplete) or key.split(".")[1].startswith(incomplete)]
-
-
 TEXT = "Files, folders, globs, '-' (standard input), builtin:NAME or download:NAME."
-ConfigOption = Annotated[
-    list[str] | None,
-    Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME", autocompletion=complete_preset),
-]
+ConfigOption = Annotated[str | None, Option("--config", "-c", help="Use a preset or a YAML file.", metavar="NAME")]
 SetOption = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        "-s",
-        help="Override a setting; repeatable.",
-        metavar="KEY=VALUE",
-        autocompletion=complete_setting,
-    ),
+    list[str] | None, Option("--set", "-s", help="Override a setting; repeatable.", metavar="KEY=VALUE")
 ]
 MinutesOption = Annotated[
     float | None, Option(help="Choose settings for a run of this many minutes on this machine.", metavar="N")
@@ -62,15 +38,6 @@ RunArgument = Annotated[
     ),
 ]
 CheckpointOption = Annotated[str | None, Option(help="best (the default), last or a step.", metavar="WHICH")]
-WithOption = Annotated[
-    list[str] | None,
-    Option(
-        "--with",
-        help="Average the predictions with the predictions of this run; repeatable.",
-        metavar="RUN",
-        autocompletion=complete_run,
-    ),
-]
 OnUnknown = Literal["error", "skip", "replace"]
 UnknownOption = Annotated[
     OnUnknown, Option(help="Characters outside the vocabulary: error, skip or replace.", metavar="WHAT")
@@ -80,13 +47,6 @@ DeviceOption = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 ForceOption = Annotated[bool, Option("--force", help="Replace existing files.")]
 SamplesOption = Annotated[int, Option("--num-samples", "-n", min=1, max=10_000, help="Number of samples.", metavar="N")]
-
-
-def only_config(names: list[str] | None) -> str | None:
-    """Return the value of --config. Raises UserError if it is given twice: the last would silently win."""
-    if names and len(names) > 1:
-        raise UserError("give one --config; to override a preset, put `preset: NAME` first in your YAML file")
-    return names[0] if names else None
 
 
 def check_minutes(minutes: float | None, assignments: list[str] | None) -> None:

@@ -13,9 +13,7 @@ from minigpt.cli.options import (
     JsonOption,
     MinutesOption,
     SetOption,
-    add_setting,
     check_minutes,
-    only_config,
 )
 from minigpt.cli.output import duration, json_text, notice, table, wrapped, write
 from minigpt.errors import UserError
@@ -33,16 +31,6 @@ def plan(
     set_: SetOption = None,
     minutes: MinutesOption = None,
     processes: Annotated[int, Option(min=1, max=1024, help="Number of processes.", metavar="N")] = 1,
-    device: Annotated[str | None, Option(help="Device to plan for: auto, cpu, cuda or mps.", metavar="NAME")] = None,
-    vocab_size: Annotated[
-        int | None,
-        Option(
-            min=1,
-            max=1_114_112,
-            help="Vocabulary size (default: the size for TEXT, else 65, or 256 for bytes).",
-            metavar="N",
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the memory, operations and time of a run before it starts.
@@ -56,9 +44,8 @@ def plan(
     """
     from minigpt.training.plan import make_plan
 
-    assignments = add_setting(set_, "runtime.device", device, "--device")
-    settings, known_size, time, program = _settings(text or [], only_config(config), assignments, processes, minutes)
-    size = vocab_size or known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
+    settings, known_size, time, program = _settings(text or [], config, set_ or [], processes, minutes)
+    size = known_size or (65 if settings.data.tokenizer == "char" else 256)  # 65: as in Tiny Shakespeare
     planned = make_plan(settings, size, processes, time, program)
     steps, step_seconds = settings.train.steps, planned.seconds_per_step
     total = steps * step_seconds if steps and step_seconds else None
@@ -66,7 +53,7 @@ def plan(
         facts = {"vocab_size": size, "processes": processes, **asdict(planned), "steps": steps, "seconds": total}
         write(json_text(facts))
         return
-    assumed = "" if vocab_size or known_size else " (assumed: no text was read; add a TEXT or --vocab-size)"
+    assumed = "" if known_size else " (assumed: no text was read; add a TEXT)"
     notice(f"{planned.parameters:,} parameters with a vocabulary of {size}{assumed}, on {planned.runtime.describe()}")
     memories = planned.parallel.values()
     used = [part for part in PARTS if any(vars(memory)[part] for memory in memories)]
@@ -124,8 +111,7 @@ def _lines(plan: "Plan", processes: int, steps: int | None, total: float | None)
     if step is None:
         yield f"{work}; time and free memory are unknown, because {plan.runtime.device} is not on this machine"
     else:
-        length = f"{steps:,} steps" if steps else "the run"
-        run = f", {duration(total)} for {length} without evaluations" if total else ""
+        run = f", {duration(total)} for {steps:,} steps without evaluations" if total else ""
         how = "" if plan.is_measured else " (estimated from the speed of matrix multiplications)"
         yield f"{work}, {step:.3g} s per step{run}{how}"
     excluded = ["communication between processes"] * (processes > 1) + ["compilation"] * plan.runtime.compile

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from minigpt.cli.options import JsonOption, complete_run
-from minigpt.cli.output import json_text, notice, table, write
+from minigpt.cli.output import duration, json_text, notice, table, write
 from minigpt.errors import RunNotFoundError, UserError, count, escape
 from minigpt.paths import RUNS
 from minigpt.training.signals import STDERR
@@ -62,11 +62,11 @@ def _print_table(summaries: list[dict[str, Any]], with_settings: bool) -> None:
     readable = [values for values in settings if values]
     keys = [key for key in (readable or [{}])[0] if len({str(values[key]) for values in readable}) > 1]
     names = [key.split(".")[1] for key in keys]
-    columns = BRIEF if with_settings else COLUMNS
     rows = []
     for summary, values in zip(summaries, settings, strict=True):
         cells = _cells(summary)
-        rows.append([cells[name] for name in columns] + [_shorten(show(values[key])) if values else "" for key in keys])
+        columns = {name: cells[name] for name in ("run", "step", "best loss")} if with_settings else cells
+        rows.append([*columns.values(), *(_shorten(show(values[key])) if values else "" for key in keys)])
     table([*columns, *(key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True))], rows)
 
 
@@ -108,13 +108,8 @@ def _compared_settings(summary: dict[str, Any]) -> dict[str, Any]:
     return {"data.text hash": (summary["fingerprint"] or "")[:6], "run.from": start, **summary["settings"]}
 
 
-COLUMNS = ("run", "text", "parameters", "step", "best loss", "trained", "")
-BRIEF = ("run", "step", "best loss")
-"""The columns beside the settings that differ."""
-
-
 def _cells(summary: dict[str, Any]) -> dict[str, str]:
-    """Return the cells of a run, by the names in `COLUMNS`."""
+    """Return the cells of a run, by the names of their columns."""
     parameters, step, best_loss = summary["parameters"], summary["step"], summary["best_loss"]
     return {
         "run": summary["name"],
@@ -122,7 +117,7 @@ def _cells(summary: dict[str, Any]) -> dict[str, str]:
         "parameters": "" if parameters is None else f"{parameters:,}",
         "step": "no checkpoint" if step is None else f"{step:,}",
         "best loss": "" if best_loss is None else f"{best_loss:.4f}",
-        "trained": f"{_age(time.time() - summary['last_trained'])} ago",
+        "trained": f"{duration(max(0.0, time.time() - summary['last_trained']))} ago",
         "": summary["state"],
     }
 
@@ -163,15 +158,6 @@ def _replay(path: Path, as_json: bool) -> None:
         print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")
 
 
-def _shorten(corpus: str) -> str:
-    """Shorten the name of a corpus to fit a column."""
-    first, *others = corpus.split(" + ")
-    name = f"{first} + {len(others)} more" if others and len(corpus) > CORPUS_WIDTH else corpus
-    return name if len(name) <= CORPUS_WIDTH else f"...{name[3 - CORPUS_WIDTH :]}"
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+def _shorten(name: str) -> str:
+    """Shorten a name to fit a column."""
+    return name if len(name) <= CORPUS_WIDTH else f"{name[: CORPUS_WIDTH // 2 - 2]}...{name[-CORPUS_WIDTH // 2 + 1 :]}"

@@ -1,17 +1,15 @@
 """`minigpt sample`."""
 
 import os
-import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from minigpt.cli.hints import shell_quote
-from minigpt.cli.input import load_others, load_run, read_text, run_dataset
+from minigpt.cli.input import load_run, read_text, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     EncodingOption,
@@ -21,61 +19,64 @@ from minigpt.cli.options import (
     RunArgument,
     SamplesOption,
     UnknownOption,
-    WithOption,
-    checked_device,
 )
 from minigpt.cli.output import check_writable, json_text, notice, table, write
-from minigpt.errors import UserError, escape, sanitize_terminal
+from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
-    from minigpt.sampling.generate import LanguageModel, SampledChar
+    from minigpt.sampling.generate import SampledChar
     from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.dataset import TokenDataset
+
+PromptOption = Annotated[str | None, Option("--prompt", "-p", help="Text to continue.", metavar="TEXT")]
+PromptFileOption = Annotated[
+    str | None, Option(help="File with the text to continue, or '-' (standard input).", metavar="FILE")
+]
+LengthOption = Annotated[
+    int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.", metavar="N")
+]
+TemperatureOption = Annotated[
+    float | None,
+    Option("--temperature", "-t", help="Higher is more random. 0: always the most likely character.", metavar="X"),
+]
+TopKOption = Annotated[int | None, Option(help="Keep only the k most likely characters. 0: all.", metavar="K")]
+TopPOption = Annotated[
+    float | None, Option(help="Keep the most likely characters that reach this probability.", metavar="P")
+]
+MinPOption = Annotated[
+    float | None, Option(help="Drop characters below this fraction of the top probability.", metavar="P")
+]
+PenaltyOption = Annotated[
+    float | None, Option(help="Above 1: make characters in the context less likely.", metavar="X")
+]
+StopOption = Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")]
+SeedOption = Annotated[int | None, Option(help="Random seed.", metavar="N")]
+CopiedOption = Annotated[bool, Option("--copied", help="Print how much is copied from the training text.")]
+OutOption = Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")]
+NoStreamOption = Annotated[bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")]
 
 
 def sample(
     run: RunArgument = "last",
-    prompt: Annotated[str | None, Option("--prompt", "-p", help="Text to continue.", metavar="TEXT")] = None,
-    prompt_file: Annotated[
-        str | None, Option(help="File with the text to continue, or '-' (standard input).", metavar="FILE")
-    ] = None,
+    prompt: PromptOption = None,
+    prompt_file: PromptFileOption = None,
     num_samples: SamplesOption = 1,
-    length: Annotated[
-        int | None, Option("--length", "-l", help="Number of tokens to generate: characters or bytes.", metavar="N")
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        Option("--temperature", "-t", help="Higher is more random. 0: always the most likely character.", metavar="X"),
-    ] = None,
-    top_k: Annotated[int | None, Option(help="Keep only the k most likely characters. 0: all.", metavar="K")] = None,
-    top_p: Annotated[
-        float | None, Option(help="Keep the most likely characters that reach this probability.", metavar="P")
-    ] = None,
-    min_p: Annotated[
-        float | None, Option(help="Drop characters below this fraction of the top probability.", metavar="P")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, Option(help="Above 1: make characters in the context less likely.", metavar="X")
-    ] = None,
-    stop: Annotated[list[str] | None, Option(help="End a sample before this text; repeatable.", metavar="TEXT")] = None,
-    seed: Annotated[int | None, Option(help="Random seed.", metavar="N")] = None,
+    length: LengthOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: PenaltyOption = None,
+    stop: StopOption = None,
+    seed: SeedOption = None,
     checkpoint: CheckpointOption = None,
-    with_: WithOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
-    engine: Annotated[
-        Literal["numpy", "torch"], Option(help="numpy, or torch: slower, but on any device.", metavar="NAME")
-    ] = "numpy",
-    device: Annotated[str | None, Option(help="Device for --engine torch. Default: cpu.", metavar="NAME")] = None,
-    copied: Annotated[
-        bool, Option("--copied", help="Color what is copied from the training text, and print how much it is.")
-    ] = False,
+    copied: CopiedOption = False,
     as_json: JsonOption = False,
-    out: Annotated[Path | None, Option("--out", "-o", help="Write to this file.", metavar="FILE")] = None,
-    no_stream: Annotated[
-        bool, Option("--no-stream", help="Print all text at the end, not as it is generated.")
-    ] = False,
+    out: OutOption = None,
+    no_stream: NoStreamOption = False,
     force: ForceOption = False,
 ) -> None:
     """Continue a prompt with a trained model.
@@ -86,89 +87,42 @@ def sample(
       minigpt sample
       minigpt sample mine --prompt "Once upon a time" --length 300
       minigpt sample mine -n 5 --temperature 0.5 --stop "." --json
-      minigpt sample mine --copied
-      minigpt sample mine --with other
     """
     # NumPy reads this when it is imported. With more threads, a program that has one of the cores stops all of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from minigpt.sampling.generate import generate
+    from minigpt.sampling.load import load_engine
 
-    if device is not None and engine == "numpy":
-        raise UserError("--device needs --engine torch: NumPy runs on the CPU")
-    if prompt is not None and prompt_file is not None:
-        raise UserError("--prompt and --prompt-file are mutually exclusive")
-    if prompt_file is not None:
-        prompt = read_text(prompt_file, encoding)
+    prompt = _read_prompt(prompt, prompt_file, encoding)
     check_writable(out, read=prompt_file, force=force)
-    loaded = _load(run, checkpoint, out)
-    others = load_others(loaded, with_ or [], [out])
-    for one in (loaded, *others):
-        if copied and _split(one) != _split(loaded):
-            other = f"{escape(one.run_name)} was trained on another part or text"
-            raise UserError(f"--copied needs one training text, and {other}: leave out --copied or --with")
+    loaded = load_run(run, checkpoint, [out])
     dataset = run_dataset(loaded) if copied else None  # before generating
-    settings = _sample_settings(
-        loaded.config.sample,
-        length=length, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed,
-    )  # fmt: skip
-    model = _make_engine([loaded, *others], engine, device or "cpu")
-    text = _known_prompt(loaded, settings, prompt, unknown, model.context)
-    chars = generate(model, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+    settings = _sample_settings(loaded.config.sample, length=length, temperature=temperature, seed=seed, **filters)
+    engine = load_engine(loaded)
+    text = _known_prompt(loaded, settings, prompt, unknown, engine.context)
+    chars = generate(engine, loaded.tokenizer, text, settings, num_samples=num_samples, stop=stop or ())
     if num_samples == 1 and not (as_json or out or no_stream or copied):
         _stream(text, chars)
         return
     samples, is_complete = _collect(chars, num_samples, settings.length)
-    copies = _measure_copied(samples, dataset) if dataset else None
+    used = settings.model_dump(exclude={"prompt", "preview"})
+    document = {"checkpoint": escape(loaded.path), "prompt": text, "settings": used, "samples": samples}
+    if dataset:
+        document["copied"] = _measure_copied(samples, dataset)
     if as_json:
-        used = settings.model_dump(exclude={"prompt", "preview"})
-        paths = {"checkpoint": escape(loaded.path), "with": [escape(other.path) for other in others]}
-        document = {**paths, "prompt": text, "settings": used, "samples": samples}
-        write(json_text(document | ({"copied": copies} if copies else {})), out)
+        write(json_text(document), out)
     else:
-        _print_samples(text, samples, copies, out)
+        _print_samples(document, out)
     if not is_complete:
         notice("stopped by Ctrl-C; this is the text generated so far")
         sys.exit(128 + signal.SIGINT)
 
 
-def _split(checkpoint: "Checkpoint") -> tuple[str, float]:
-    """Return what decides the training and the validation text of a run."""
-    data = checkpoint.config.data
-    return checkpoint.metadata.fingerprint, 0.0 if data.val_source else data.val_fraction
-
-
-def _load(run: str, checkpoint: str | None, out: Path | None) -> "Checkpoint":
-    """Load the checkpoint. If RUN looks like a text, the error suggests --prompt."""
-    from minigpt.paths import RUNS
-
-    try:
-        return load_run(run, checkpoint, [out])
-    except UserError as error:
-        is_name = re.fullmatch(r"[\w.+/\\-]*", run)
-        if is_name or os.path.exists(run) or os.path.exists(RUNS / run):  # False if the text is too long for a name
-            raise
-        raise UserError(f"{error}; to continue a text: --prompt {shell_quote(run)}") from error
-
-
-def _make_engine(checkpoints: "Sequence[Checkpoint]", name: str, device: str) -> "LanguageModel":
-    """Return the engine that runs the model, or the average of several. Only "torch" imports torch."""
-    if name == "numpy":
-        from minigpt.sampling.average import AverageEngine
-        from minigpt.sampling.load import load_engine
-
-        engines = [load_engine(one) for one in checkpoints]
-        return AverageEngine(engines) if len(engines) > 1 else engines[0]
-    from minigpt.config.schema import RuntimeConfig
-    from minigpt.model.average import load_average
-    from minigpt.model.device import choose_runtime
-    from minigpt.model.gpt import use_kernels
-    from minigpt.model.reference import TorchEngine
-
-    runtime = choose_runtime(RuntimeConfig(device=checked_device(device), dtype="float32", compile=False))
-    model = load_average(checkpoints).to(runtime.device)
-    use_kernels(model, runtime.model_kernels)
-    return TorchEngine(model)
+def _read_prompt(prompt: str | None, file: str | None, encoding: str) -> str | None:
+    if prompt is not None and file is not None:
+        raise UserError("--prompt and --prompt-file are mutually exclusive")
+    return prompt if file is None else read_text(file, encoding)
 
 
 def _known_prompt(
@@ -208,21 +162,6 @@ def _collect(chars: "Iterable[SampledChar]", count: int, length: int) -> tuple[l
     return samples, True
 
 
-def _print_samples(prompt: str, samples: list[dict[str, Any]], copies: dict[str, Any] | None, out: Path | None) -> None:
-    """Print the samples or write them to `out`. If copies were measured (`found`), color and count them."""
-    is_colored = copies is not None and not out and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    if is_colored:
-        prompt = sanitize_terminal(prompt)
-    texts = [prompt + (_colored(sample) if is_colored else sample["text"]) for sample in samples]
-    separated = "\n--------\n".join(texts) + "\n"
-    if is_colored:
-        print(separated, end="")
-    else:
-        write(separated, out)
-    if copies:
-        _print_copied(copies, is_colored)
-
-
 def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict[str, Any]:
     """Add the length of each character's match to `samples`. Return the shares in samples and validation text."""
     from minigpt.sampling.copied import copied_shares, excerpts, match_lengths
@@ -238,32 +177,19 @@ def _measure_copied(samples: list[dict[str, Any]], data: "TokenDataset") -> dict
     }
 
 
-TINTS = {40: "255;150;140", 20: "255;200;120", 10: "255;240;150"}
-"""The background of copied runs, as red, green and blue, by the least length."""
-
-
-def _tint(text: str, length: int) -> str:
-    color = next((color for least, color in TINTS.items() if length >= least), None)
-    return f"\x1b[48;2;{color}m\x1b[38;2;0;0;0m{text}\x1b[0m" if color else text
-
-
-def _colored(sample: dict[str, Any]) -> str:
-    """Return the text of a sample, with the copied runs on a colored background. Newlines have none."""
-    pairs = zip(sample["text"], sample["copied"], strict=True)
-    return "".join(_tint(sanitize_terminal(char), 0 if char == "\n" else length) for char, length in pairs)
-
-
-def _print_copied(copies: dict[str, Any], is_colored: bool) -> None:
-    """Print the shares of copied characters in the samples and in the validation text."""
-    parts = [copies["samples"], copies["validation"]]
-    print()
-    rows = [
-        (f"copied in runs of {least}+", *(f"{part['shares'][least]:.1%}" for part in parts))
-        for least in parts[0]["shares"]
-    ]
-    table(("", "generated", "validation text"), [*rows, ("characters", *(f"{part['characters']:,}" for part in parts))])
-    if is_colored:
-        print("colors:", *(_tint(f" {least}+ ", least) for least in sorted(TINTS)))
+def _print_samples(document: dict[str, Any], out: Path | None) -> None:
+    """Print the samples or write them to `out`. Print the shares of copied characters, if they were measured."""
+    texts = [document["prompt"] + sample["text"] for sample in document["samples"]]
+    write("\n--------\n".join(texts) + "\n", out)
+    if copied := document.get("copied"):
+        parts = [copied["samples"], copied["validation"]]
+        rows = [
+            (f"copied in runs of {least}+", *(f"{part['shares'][least]:.1%}" for part in parts))
+            for least in parts[0]["shares"]
+        ]
+        rows.append(("characters", *(f"{part['characters']:,}" for part in parts)))
+        print()
+        table(("", "generated", "validation text"), rows)
 
 
 def _sample_settings(defaults: "SampleConfig", **options: Any) -> "SampleConfig":

@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,10 +21,9 @@ from minigpt.cli.options import (
     add_setting,
     check_minutes,
     complete_run,
-    only_config,
 )
 from minigpt.cli.output import duration, notice
-from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UnknownCharacterError, UserError, count
+from minigpt.errors import DivergedError, RunFinishedError, TrainingError, UserError, count
 from minigpt.paths import RUNS, is_run
 from minigpt.training.signals import SIGHUP, handle, stop
 from minigpt.world import is_one_of_several
@@ -39,6 +38,52 @@ if TYPE_CHECKING:
 
 STARTED = time.perf_counter()
 """About when the command was started. Importing PyTorch and reading the text count for --minutes."""
+NameOption = Annotated[
+    str | None,
+    Option(help="Name of the run. Default: the name of the text or preset, and a number.", metavar="NAME"),
+]
+FromOption = Annotated[
+    str | None,
+    Option(
+        "--from",
+        help="Fine-tune: start from the weights and vocabulary of this run or checkpoint.",
+        metavar="RUN",
+        autocompletion=complete_run,
+    ),
+]
+UnknownOption = Annotated[
+    Literal["error", "skip"] | None,
+    Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
+]
+ProcessesOption = Annotated[
+    int | None, Option(min=1, help="Train in this many processes on this machine, as torchrun does.", metavar="N")
+]
+ResumeOption = Annotated[
+    str | None,
+    Option(
+        help="Resume a run exactly where it stopped. 'auto': resume the run --name, or start it.",
+        metavar="RUN",
+        autocompletion=complete_run,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """The arguments that make a new run."""
+
+    text: list[str]
+    config: str | None
+    settings: list[str]
+    """The values of --set, and of options that are settings, as KEY=VALUE."""
+    name: str | None
+    start: str | None
+    """The run whose weights it starts from."""
+    minutes: float | None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text) or self.config is not None
 
 
 def train(
@@ -46,35 +91,11 @@ def train(
     config: ConfigOption = None,
     set_: SetOption = None,
     minutes: MinutesOption = None,
-    name: Annotated[
-        str | None,
-        Option(help="Name of the run. Default: the name of the text or preset, and a number.", metavar="NAME"),
-    ] = None,
-    from_: Annotated[
-        str | None,
-        Option(
-            "--from",
-            help="Fine-tune: start from the weights and vocabulary of this run or checkpoint.",
-            metavar="RUN",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    unknown: Annotated[
-        Literal["error", "skip"] | None,
-        Option(help="With --from, characters outside the vocabulary: error or skip.", metavar="WHAT"),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        Option(min=1, help="Train in this many processes on this machine, as torchrun does.", metavar="N"),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        Option(
-            help="Resume a run exactly where it stopped. 'auto': resume the run --name, or start it.",
-            metavar="RUN",
-            autocompletion=complete_run,
-        ),
-    ] = None,
+    name: NameOption = None,
+    from_: FromOption = None,
+    unknown: UnknownOption = None,
+    processes: ProcessesOption = None,
+    resume: ResumeOption = None,
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
@@ -91,10 +112,10 @@ def train(
 
     For all settings: minigpt config settings. For presets: minigpt config list.
     """
-    config_name = only_config(config)
-    add_setting(set_, "data.source", text[0] if text else None, "TEXT")
-    assignments = add_setting(set_, "data.unknown", unknown, "--unknown")
-    check = partial(_check, text, config, set_, name, from_, unknown, resume, minutes)
+    add_setting(set_, "data.source", text[0] if text else None, "TEXT")  # raises if --set gives it too
+    settings = add_setting(set_, "data.unknown", unknown, "--unknown")
+    new = NewRun(text or [], config, settings, name, from_, minutes)
+    check = partial(_check, new, resume, unknown)
     if not is_one_of_several():
         check()  # before PyTorch is imported
     if processes and processes > 1 and not is_one_of_several():
@@ -112,80 +133,60 @@ def train(
         joined.together(check)
         if processes not in (None, joined.size) and joined.is_main:
             notice(f"--processes {processes} has no effect: torchrun sets the number of processes")
-        is_auto = resume == "auto"
-        if is_auto:
+        if resume == "auto":
             resume = joined.share(name if is_run(RUNS / str(name)) else None)
-        if resume is not None:
-            code = _resume(joined, resume, set_ or [], is_auto and bool(text or config or from_ or minutes), is_auto)
-        else:
-            code = _start(joined, text or [], config_name, assignments, name, from_, minutes)
+        code = _start(joined, new) if resume is None else _resume(joined, resume, new)
     sys.exit(code)
 
 
-def _check(
-    text: list[str] | None,
-    config: list[str] | None,
-    set_: list[str] | None,
-    name: str | None,
-    from_: str | None,
-    unknown: str | None,
-    resume: str | None,
-    minutes: float | None,
-) -> None:
+def _check(new: NewRun, resume: str | None, unknown: str | None) -> None:
     """Raise UserError if the arguments contradict each other."""
-    check_minutes(minutes, set_)
+    check_minutes(new.minutes, new.settings)
     if resume == "auto":
-        if name is None:
+        if new.name is None:
             raise UserError("--resume auto needs the --name of the run to resume or start")
-    elif resume is not None and (text or config or name is not None or from_ is not None or unknown):
+    elif resume is not None and (new.has_text or new.name is not None or new.start is not None or unknown):
         raise UserError("--resume keeps the text, configuration and name of the run; combine it only with --set")
-    elif resume is not None and minutes:
+    elif resume is not None and new.minutes:
         raise UserError("--resume keeps the duration of the run; to change it, add --set train.steps=N")
-    if unknown and from_ is None:
+    if unknown and new.start is None:
         raise UserError("--unknown needs --from: otherwise the vocabulary comes from the text")
-    if from_ is not None and not (text or config):
+    if new.start is not None and not new.has_text:
         raise UserError("--from needs a text to train on: minigpt train TEXT --from RUN")
 
 
-def _resume(processes: "Processes", resume: str, assignments: list[str], has_own: bool, is_auto: bool) -> int:
+def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
+    """Resume a run. `new` has a text or settings of its own only after `--resume auto`."""
     from minigpt.storage import runs
     from minigpt.training.setup import newest_intact, prepare_resume
 
     run = processes.together(lambda: runs.find_run(resume))
-    if has_own and processes.is_main:
+    if (new.has_text or new.start or new.minutes) and processes.is_main:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            own = processes.together(lambda: newest_intact(run) if processes.is_main else None)
-            shared = processes.share(own and (replace(own[0], weights={}), list[str]()))  # only one needs the weights
-            found = own or shared
-            assert found, "the main process has read it"
-            step = found[0].metadata.step
-            prepared = processes.together(lambda: prepare_resume(run, assignments, found, processes.size))
+            newest = processes.together(lambda: newest_intact(run) if processes.is_main else None)
+            shared = processes.share(newest and (replace(newest[0], weights={}), list[str]()))  # only one needs weights
+            newest = newest or shared
+            assert newest, "the main process has read it"
+            step = newest[0].metadata.step
+            prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes)
         except TrainingError as error:
             may_help = error.settings or not isinstance(error, DivergedError)
             if error.saved_step == step and may_help:  # the next command needs these settings again
-                error.settings = (*assignments, *error.settings)
+                error.settings = (*new.settings, *error.settings)
             raise
         except RunFinishedError as error:
-            if not is_auto:
+            if new.name is None:
                 raise
-            if processes.is_main:
+            if processes.is_main:  # --resume auto has nothing to do
                 notice(error.problem)
             return 0
 
 
-def _start(
-    processes: "Processes",
-    text: list[str],
-    config: str | None,
-    assignments: list[str],
-    name: str | None,
-    from_: str | None,
-    minutes: float | None,
-) -> int:
+def _start(processes: "Processes", new: NewRun) -> int:
     from minigpt.model.device import pick_device
     from minigpt.storage import runs
     from minigpt.storage.checkpoint import load_checkpoint
@@ -193,20 +194,20 @@ def _start(
     from minigpt.training.setup import describe, prepare_run
 
     def prepare() -> "PreparedRun":
-        if name is not None:
-            runs.check_name(name)  # before reading the text, which may take minutes
-        start = load_checkpoint(from_) if from_ is not None else None
-        prepared = prepare_run(text, config, assignments, start, processes.size)
+        if new.name is not None:
+            runs.check_name(new.name)  # before reading the text, which may take minutes
+        start = load_checkpoint(new.start) if new.start is not None else None
+        prepared = prepare_run(new.text, new.config, new.settings, start, processes.size)
         pick_device(prepared.config.runtime.device, None, processes.local_rank)
         return prepared
 
     prepared = processes.together(prepare)
-    if prepared.is_fitted and not minutes and processes.is_main:
+    if prepared.is_fitted and not new.minutes and processes.is_main:
         notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
-    if minutes:
-        prepared = fit_minutes(prepared, 60 * minutes - (time.perf_counter() - STARTED), processes)
+    if new.minutes:
+        prepared = fit_minutes(prepared, 60 * new.minutes - (time.perf_counter() - STARTED), processes)
     processes.connect(prepared.config)
-    with processes.on_main(lambda: runs.new_run(name, prepared.stem)) as run:
+    with processes.on_main(lambda: runs.new_run(new.name, prepared.stem)) as run:
         return _train(processes.share(run or Path()), prepared, processes)
 
 
@@ -216,14 +217,14 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     from minigpt.training.loop import train
 
     config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
+    run_training = partial(train, config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
     if not processes.is_main:
-        outcome = train(config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
+        outcome = run_training()
         return 128 + outcome.signal if outcome.signal else 0
     notice(*prepared.notices)
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
     if start := prepared.start:
         notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
-    _notice_unknown(config.sample, data.tokenizer)
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:
         from minigpt.interpret.probe import attention_probe
@@ -231,10 +232,7 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
         probes.append(attention_probe(data))
     saved = runs.checkpoint_steps(run)
     try:
-        outcome = train(
-            config, run, data, resume=checkpoint, start=prepared.start, probes=probes, command=sys.argv,
-            processes=processes,
-        )  # fmt: skip
+        outcome = run_training(probes=probes, command=sys.argv)
     except (KeyboardInterrupt, SystemExit) as error:
         if set(runs.checkpoint_steps(run)) <= {*saved, 0}:
             state = "the run is unchanged" if checkpoint else "nothing was saved"
@@ -242,15 +240,6 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
             raise SystemExit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT) from error
         raise
     return _report(run, outcome, prepared)
-
-
-def _notice_unknown(settings: "SampleConfig", tokenizer: "Tokenizer") -> None:
-    """Print a line if the user's prompt for samples has characters outside the vocabulary."""
-    try:
-        if settings.has_own_prompt:
-            tokenizer.encode(settings.prompt)
-    except UnknownCharacterError as error:
-        notice(f"sample.prompt: {error}; samples during training replace such characters")
 
 
 def _sample_probe(settings: "SampleConfig", tokenizer: "Tokenizer") -> "Probe":
@@ -278,7 +267,6 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     from minigpt.training.outcome import compare_loss, explain_loss
 
     state, name, data = outcome.state, as_argument(run), prepared.data
-    past = {"past": f"minigpt eval {name} --by-position"} if prepared.config.model.is_recurrent else {}
     if outcome.signal:
         by = "" if outcome.signal == signal.SIGINT else f" by {signal.Signals(outcome.signal).name}"
         notice(f"Stopped{by} at step {state.step}. Everything is saved in {run}.")
@@ -290,25 +278,23 @@ def _report(run: Path, outcome: "Outcome", prepared: "PreparedRun") -> int:
     notice(f"{ending} at step {state.step} after {duration(state.seconds)}: {losses}.")
     loss = state.best_loss or 0.0
     notice(*filter(None, (explain_loss(loss, data.tokenizer), compare_loss(loss, data))))
-    longer = {}  # never a command that resumes: it would not lower the loss (docs/project/lab)
+    commands = {"sample": f"minigpt sample {name}", "look": f"minigpt inspect {name} --open"}
+    if prepared.config.model.is_recurrent:
+        commands["past"] = f"minigpt eval {name} --by-position"
+    commands["curves"] = f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip()
     if prepared.is_only_text:
         reached = forecast(loss, data.size, prepared.config.tokens_per_step, state.step)
         if reached is not None and not (outcome.is_early or state.overfitting):
             minutes = math.ceil(LONGER * state.seconds / 60)
             notice(f"A run of {count(minutes, 'minute')} would reach a validation loss of about {reached:.2f}.")
             text = " ".join(map(shell_quote, prepared.config.data.source))
-            longer = {"longer": f"minigpt train {text} --minutes {minutes}"}
+            # Not a command that resumes: it would not lower the loss (docs/project/lab).
+            commands["longer"] = f"minigpt train {text} --minutes {minutes}"
     if state.overfitting:
         notice(f"Overfitting since step {state.best_step}: the training loss kept falling, the validation loss rose.")
         notice(f"Add text, or try a smaller model or more dropout. Until then, sample uses step {state.best_step}.")
     notice(f"The model is in {run}.")
-    _suggest(
-        sample=f"minigpt sample {name}",
-        look=f"minigpt inspect {name} --open",
-        **past,
-        curves=f"minigpt board {'' if run.parent == RUNS else shell_quote(run.parent)}".rstrip(),
-        **longer,
-    )
+    _suggest(**commands)
     return 0
 
 

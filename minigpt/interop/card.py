@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from minigpt.errors import count
+from minigpt.errors import UserError, count
 from minigpt.storage.checkpoint import Checkpoint
 
 ABOUT = "minigpt.json"
@@ -53,14 +54,23 @@ def facts(checkpoint: Checkpoint) -> str:
         "vocabulary": f"{count(tokens, 'token')}, {TOKENS.get(kind, f'of a {kind} tokenizer')}",
         **{key: str(getattr(model, key)) for key in _PARTS[model.is_recurrent]},
     }
-    if not checkpoint.metadata.step:
-        del rows["steps"]  # another program trained it
+    if checkpoint.metadata.imported:  # the batch size is unknown
+        del rows["steps"]
     lines = [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
 _PARTS = {False: ("family", "position", "norm", "activation", "qk_norm", "bias"), True: ("family", "bias")}
 """The settings in the table, by `is_recurrent`."""
+
+
+def optional(name: str) -> Any:
+    """Import an optional package, which an extra of the same name has. Raises UserError if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        problem = f"the package {name} is not installed; to install it, in minigpt's folder: pip install '.[{name}]'"
+        raise UserError(problem) from error
 
 
 def save_arrays(arrays: Mapping[str, NDArray[np.float32]], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -1,19 +1,16 @@
 """Export a checkpoint to the format of another program, and compare that program's results with minigpt's."""
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
 from minigpt.config.schema import SampleConfig
-from minigpt.errors import FolderNotEmptyError, NoCounterpartError, UserError, escape, reason
-from minigpt.files import publish, read_within
+from minigpt.errors import NoCounterpartError, UserError, escape, reason
+from minigpt.files import publish
 from minigpt.interop import gguf, hf, onnx, plain
 from minigpt.interop.card import ABOUT, TOKENS, about
 from minigpt.interop.logits import Logits, of_torch
@@ -37,29 +34,16 @@ class Format(Protocol):
     """The other program, as messages name it."""
 
     def write(self, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write the files of the format into an existing empty folder.
-
-        Raises:
-            NoCounterpartError: The format cannot express this model.
-            MissingPackageError: Writing needs a package that is not installed.
-        """
-        ...
+        """Write the files of the format into an existing empty folder. Raises what `export` raises."""
 
     def load(self, folder: Path) -> Logits:
-        """Open the files in the other program. Return a function from ids (T,) to logits (T, V).
-
-        Raises:
-            ImportError: The program is missing or too old.
-        """
-        ...
+        """Open the files in the other program. Raises ImportError if the program is missing or too old."""
 
     def usage(self, folder: Path) -> str:
         """Return the lines to paste that use the files."""
-        ...
 
 
-HALF = cast(Format, SimpleNamespace(**vars(gguf) | {"write": partial(gguf.write, half=True)}))
-FORMATS: dict[str, Format] = {"gguf": gguf, "gguf-f16": HALF, "hf": hf, "onnx": onnx, "safetensors": plain}
+FORMATS: dict[str, Format] = {"gguf": gguf, "hf": hf, "onnx": onnx, "safetensors": plain}
 
 
 @dataclass(frozen=True)
@@ -76,30 +60,24 @@ class Agreement:
     """The length of that text in tokens, with its prompt."""
 
 
-def export(checkpoint: Checkpoint, to: str, folder: Path, force: bool = False) -> None:
-    """Write a checkpoint in the format `to`. The folder appears complete or not at all.
-
-    Args:
-        force: Replace a folder that holds nothing but an unchanged export.
+def export(checkpoint: Checkpoint, to: str, folder: Path) -> None:
+    """Write a checkpoint in the format `to` into a new folder. The folder appears complete or not at all.
 
     Raises:
-        FolderNotEmptyError: The folder has files.
         NoCounterpartError: The format cannot express this model.
-        MissingPackageError: Writing needs a package that is not installed.
-        UserError: The folder cannot be written.
+        UserError: The folder exists or cannot be written, or writing needs a package that is not installed.
     """
     if to != "safetensors" and checkpoint.tokenizer.kind not in TOKENS:
         raise NoCounterpartError(f"{FORMATS[to].PROGRAM} has no counterpart of a {checkpoint.tokenizer.kind} tokenizer")
     folder = Path(os.path.realpath(folder))
-    _check_free(folder, force)
+    _check_new(folder)
     try:
         with publish(folder) as building:
-            building.mkdir(folder.stat().st_mode & 0o777 if folder.exists() else 0o777)  # private from the start
+            building.mkdir()
             FORMATS[to].write(checkpoint, building)
-            hashes = {path.name: _hash(path) for path in sorted(building.iterdir())}
-            document = {"format": to, **about(checkpoint), "sha256": hashes}
-            (building / ABOUT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8", newline="\n")
-            _check_free(folder, force)  # someone may have made it meanwhile
+            document = json.dumps({"format": to, **about(checkpoint)}, indent=1)
+            (building / ABOUT).write_text(document + "\n", encoding="utf-8", newline="\n")
+            _check_new(folder)  # someone may have made it meanwhile
     except OSError as error:
         # NumPy counts the bytes that it could not write, and does not say why.
         why = reason(error) if error.errno else f"its disk may be full ({reason(error)})"
@@ -133,42 +111,9 @@ def check(checkpoint: Checkpoint, to: str, folder: Path) -> Agreement | None:
     return Agreement(difference, largest, same_text, len(ids))
 
 
-def _check_free(folder: Path, force: bool) -> None:
-    """Raise UserError if `folder` may not be created or replaced."""
-    if any("\udc80" <= char <= "\udcff" for char in str(folder)):  # bytes that are not UTF-8
-        raise UserError(f"cannot write {escape(folder)}: its name is not valid UTF-8")
+def _check_new(folder: Path) -> None:
+    """Raise UserError if `folder` exists or belongs to a run."""
+    if os.path.lexists(folder):
+        raise UserError(f"cannot write {escape(folder)}: it exists; name a new folder")
     if run := containing_run(folder / METADATA):
         raise UserError(f"cannot write {escape(folder)}: it belongs to run {escape(run.name)}")
-    if not os.path.lexists(folder):
-        return
-    if not folder.is_dir():
-        raise UserError(f"cannot write {escape(folder)}: it is a file")
-    if folder == Path.cwd().resolve():
-        raise UserError(f"cannot write {escape(folder)}: it is the current folder; name a new folder")
-    if not any(folder.iterdir()):
-        return
-    written = _written(folder)
-    for path in sorted(folder.iterdir()):
-        digest = _hash(path)
-        if not written or not digest or (path.name != ABOUT and written.get(path.name) != digest):
-            whose = "is not part of the export there, or has changed since"
-            raise FolderNotEmptyError(f"{escape(folder)} is not empty: {escape(path.name)} {whose}")
-    if not force:
-        raise FolderNotEmptyError(f"{escape(folder)} already has an export", is_export=True)
-
-
-def _written(folder: Path) -> dict[str, str]:
-    """Return the hash of each file that an export wrote into `folder`."""
-    try:
-        written = json.loads(read_within(folder / ABOUT, folder, 1 << 20))["sha256"]
-    except (UserError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return written if isinstance(written, dict) else {}
-
-
-def _hash(path: Path) -> str:
-    """Return the SHA-256 of a file, or "" for anything else."""
-    if path.is_symlink() or not path.is_file():
-        return ""
-    content = np.memmap(path, mode="r").data if path.stat().st_size else b""
-    return hashlib.sha256(content).hexdigest()

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width
-from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.errors import NoCounterpartError
 from minigpt.interop import hf
-from minigpt.interop.card import ABOUT
+from minigpt.interop.card import ABOUT, optional
 from minigpt.interop.logits import Logits
 from minigpt.sampling.engine import Array
 from minigpt.storage.checkpoint import Checkpoint
@@ -27,29 +27,9 @@ from minigpt.text.tokenizer import Tokenizer
 PACKAGE = "llama-cpp-python"
 PROGRAM = "llama.cpp"
 FILE = "model.gguf"
-PADDING = 256
-"""llama.cpp rounds the context up to a multiple of this, and warns if it exceeds the model's context."""
 
-ARCHITECTURES = {
-    name: {**hf.ARCHITECTURES[name].needs, "activation": activation}
-    for name, activation in {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}.items()
-}
-"""Architectures of llama.cpp, and the settings of the models that they compute."""
-LAYERS = {
-    "norm1": "attn_norm",
-    "attention.qkv": "attn_qkv",
-    "attention.q": "attn_q",
-    "attention.k": "attn_k",
-    "attention.v": "attn_v",
-    "attention.q_norm": "attn_q_norm",
-    "attention.k_norm": "attn_k_norm",
-    "attention.proj": "attn_output",
-    "norm2": "ffn_norm",
-    "mlp.gate": "ffn_gate",
-    "mlp.up": "ffn_up",
-    "mlp.down": "ffn_down",
-}
-"""The layers of a block in minigpt and in llama.cpp."""
+ACTIVATIONS = {"apertus": "relu2", "qwen3": "swiglu", "gpt2": "gelu"}
+"""The activation that llama.cpp computes in each of its architectures, which are those of transformers."""
 XIELU_SCALE = 64
 """The activation of apertus is xIELU (Huang and Schlag 2024, https://arxiv.org/abs/2411.13010): p x^2 + b x above 0.
 
@@ -58,25 +38,12 @@ gives x^2. Below 0, the factor b + softplus(alpha_n) is 0 for alpha_n = -200.
 """
 
 
-def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
-    """Write `model.gguf` into `folder`.
-
-    Args:
-        checkpoint: The model.
-        folder: An existing folder.
-        half: Store matrices in float16 instead of float32: half the size, and logits that differ by about 0.01.
-
-    Raises:
-        NoCounterpartError: llama.cpp has no architecture for these settings.
-        MissingPackageError: The package gguf is not installed.
-    """
-    try:
-        from gguf import GGUFWriter, LlamaFileType
-    except ImportError as error:
-        raise MissingPackageError("the package gguf is not installed", "gguf") from error
+def write(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write `model.gguf`, in float32, into an existing folder."""
+    library = optional("gguf")
     config, name = checkpoint.config.model, architecture(checkpoint.config.model)
-    writer = GGUFWriter(folder / FILE, name)
-    writer.add_file_type(LlamaFileType.MOSTLY_F16 if half else LlamaFileType.ALL_F32)
+    writer = library.GGUFWriter(folder / FILE, name)
+    writer.add_file_type(library.LlamaFileType.ALL_F32)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.n_embd)
     writer.add_block_count(config.n_layer)
@@ -93,27 +60,24 @@ def write(checkpoint: Checkpoint, folder: Path, half: bool = False) -> None:
         writer.add_xielu_beta([0.0] * config.n_layer)
         writer.add_xielu_eps([-1e-6] * config.n_layer)
     _add_tokenizer(writer, checkpoint.tokenizer)
-    for key, array in _tensors(checkpoint, name):
-        is_half = half and array.ndim == 2 and not key.startswith("position")  # as llama.cpp's own converter does
-        writer.add_tensor(key, np.ascontiguousarray(array, np.float16 if is_half else np.float32))
+    names = library.get_tensor_name_map(library.MODEL_ARCH[name.upper()], config.n_layer)
+    for ours, theirs, array in hf.tensors(checkpoint):
+        layer, _, part = theirs.rpartition(".")
+        scale = math.sqrt(XIELU_SCALE) if name == "apertus" and ours.endswith("mlp.up.weight") else 1
+        writer.add_tensor(f"{names.get_name(layer)}.{part}", np.ascontiguousarray(array / scale, np.float32))
+    writer.add_tensor("output.weight", checkpoint.weights["token_embedding.weight"])  # apertus does not tie them
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def architecture(config: ModelConfig) -> str:
+def architecture(model: ModelConfig) -> str:
     """Return the name of llama.cpp's architecture for a model. Raises NoCounterpartError if none fits."""
-    if config.is_recurrent:
-        raise NoCounterpartError(f"llama.cpp has no counterpart of model.family={config.family}")
-    wrong = {
-        name: [f"model.{key}={getattr(config, key)}" for key in needed if getattr(config, key) != needed[key]]
-        for name, needed in ARCHITECTURES.items()
-    }
-    nearest = min(wrong, key=lambda name: len(wrong[name]))
-    if wrong[nearest]:
-        raise NoCounterpartError(f"llama.cpp has no counterpart of {', '.join(wrong[nearest])}")
-    return nearest
+    name = hf.architecture(model, PROGRAM).model_type
+    if model.activation != ACTIVATIONS[name]:
+        raise NoCounterpartError(f"{PROGRAM} has no counterpart of model.activation={model.activation} in {name}")
+    return name
 
 
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
@@ -129,42 +93,10 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_unk_token_id(tokens.index(b" ") if b" " in tokens else 0)  # without it, an unknown byte aborts
 
 
-def _tensors(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Array]]:
-    """Yield the names and arrays of the file for an architecture."""
-    weights = checkpoint.weights
-    yield "token_embd.weight", weights["token_embedding.weight"]
-    yield "output.weight", weights["token_embedding.weight"]  # apertus does not tie them
-    yield from _layer(weights, "norm", "output_norm", name)
-    if name == "gpt2":
-        yield "position_embd.weight", weights["position_embedding.weight"]
-    for index in range(checkpoint.config.model.n_layer):
-        prefix = f"blocks.{index}."
-        block = {key.removeprefix(prefix): array for key, array in weights.items() if key.startswith(prefix)}
-        if name != "gpt2":
-            parts = np.split(block.pop("attention.qkv.weight"), 3)
-            block |= {f"attention.{part}.weight": array for part, array in zip("qkv", parts, strict=True)}
-            gain = block.pop("attention.qk_norm.weight")
-            block |= {"attention.q_norm.weight": gain, "attention.k_norm.weight": gain}
-        if name == "apertus":
-            block["mlp.up.weight"] = block["mlp.up.weight"] / math.sqrt(XIELU_SCALE)
-        for ours, theirs in LAYERS.items():
-            if f"{ours}.weight" in block:
-                yield from _layer(block, ours, f"blk.{index}.{theirs}", name)
-
-
-def _layer(weights: Mapping[str, Array], ours: str, theirs: str, name: str) -> Iterator[tuple[str, Array]]:
-    """Yield the weight of a layer. In gpt2 also its bias, which is zero in a model without biases."""
-    weight = weights[f"{ours}.weight"]
-    yield f"{theirs}.weight", weight
-    if name == "gpt2":
-        yield f"{theirs}.bias", weights.get(f"{ours}.bias", np.zeros(len(weight), np.float32))
-
-
 def load(folder: Path) -> Logits:
     """Return a function from token ids (T,) to logits (T, V), computed by llama.cpp with a KV cache in float32.
 
-    Raises:
-        ImportError: The package llama-cpp-python is not installed, or does not know the model.
+    Raises ImportError if the package llama-cpp-python is not installed, or does not know the model.
     """
     from llama_cpp import GGML_TYPE_F32, Llama
 
@@ -189,14 +121,7 @@ def load(folder: Path) -> Logits:
 def usage(folder: Path) -> str:
     """Return lines of Python that continue a text with llama-cpp-python."""
     context = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["settings"]["model"]["context"]
-    padded = -(-context // PADDING) * PADDING
-    warning = (
-        f"# llama.cpp may warn that it rounds n_ctx up to {padded}. The text must still fit into {context} tokens."
-    )
-    lines = (
-        "from llama_cpp import Llama",
-        *[warning] * (padded > context),
-        f"model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)",
-        f'print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])',
-    )
-    return "\n".join(lines)
+    return f"""\
+from llama_cpp import Llama
+model = Llama({str(folder / FILE)!r}, n_ctx={context}, verbose=False)
+print(model("\\n", max_tokens={max(1, min(100, context - 1))})["choices"][0]["text"])"""

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from minigpt.config.resolve import show
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.config.shapes import NORM_EPS, POSITION_BASE, hidden_width, parameter_shapes
 from minigpt.errors import NoCounterpartError
 from minigpt.interop.card import WEIGHTS, model_card, save_arrays
 from minigpt.interop.hf_tokenizer import to_tokenizers
 from minigpt.interop.logits import Logits, of_torch
-from minigpt.storage.checkpoint import Arrays, Checkpoint
+from minigpt.storage.checkpoint import Checkpoint
 
 PACKAGE = "transformers"
 PROGRAM = "transformers"
@@ -38,10 +39,6 @@ class Architecture:
     """The names of the activations that it supports."""
     tensors: Mapping[str, tuple[str, ...]]
     """Its names for each layer. Queries, keys and values may be separate. Their common norm may appear twice."""
-    has_bias: bool
-    """Whether all linear layers and norms have biases, which are zero for models without."""
-    is_transposed: bool
-    """Whether matrices have the shape (in, out)."""
 
 
 GPT2 = Architecture(
@@ -60,8 +57,6 @@ GPT2 = Architecture(
         "mlp.down": ("transformer.h.{}.mlp.c_proj",),
         "norm": ("transformer.ln_f",),
     },
-    has_bias=True,
-    is_transposed=True,
 )
 _SHARED = {
     "token_embedding": ("model.embed_tokens",),
@@ -83,8 +78,6 @@ APERTUS = Architecture(
         "norm1": ("model.layers.{}.attention_layernorm",),
         "norm2": ("model.layers.{}.feedforward_layernorm",),
     },
-    has_bias=False,
-    is_transposed=False,
 )
 QWEN3 = Architecture(
     name="Qwen3ForCausalLM",
@@ -96,32 +89,27 @@ QWEN3 = Architecture(
         "norm1": ("model.layers.{}.input_layernorm",),
         "norm2": ("model.layers.{}.post_attention_layernorm",),
     },
-    has_bias=False,
-    is_transposed=False,
 )
 ARCHITECTURES = {kind.model_type: kind for kind in (GPT2, APERTUS, QWEN3)}
 
 
-def architecture(model: ModelConfig) -> Architecture:
-    """Return the architecture of a model. Raise NoCounterpartError if none computes the same."""
-    if model.is_recurrent:
-        raise NoCounterpartError(f"model.family={model.family} has no counterpart in transformers")
-    if model.position not in ("learned", "rotary"):
-        raise NoCounterpartError(f"model.position={model.position} has no counterpart in transformers")
+def architecture(model: ModelConfig, program: str = PROGRAM) -> Architecture:
+    """Return the architecture of a model. Raise NoCounterpartError, which names `program`, if none fits."""
+    if model.is_recurrent or model.position not in ("learned", "rotary"):
+        wrong = "family" if model.is_recurrent else "position"
+        raise NoCounterpartError(f"{program} has no counterpart of model.{wrong}={getattr(model, wrong)}")
     rotary = QWEN3 if model.activation == "swiglu" else APERTUS
     nearest = GPT2 if model.position == "learned" else rotary
-    for key, value in nearest.needs.items():
-        if (actual := getattr(model, key)) != value:
-            problem = f"model.{key}={json.dumps(actual)} with model.position={model.position}"
-            raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
-    if model.activation not in nearest.activations:
-        problem = f"model.activation={model.activation} with model.position={model.position}"
-        raise NoCounterpartError(f"{problem} has no counterpart in transformers: {nearest.name} is the nearest")
+    allowed = {key: [value] for key, value in nearest.needs.items()} | {"activation": [*nearest.activations]}
+    for key, values in allowed.items():
+        if (value := getattr(model, key)) not in values:
+            problem = f"model.{key}={show(value)} with model.position={model.position}"
+            raise NoCounterpartError(f"{program} has no counterpart of {problem}: {nearest.name} is the nearest")
     return nearest
 
 
 def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Return the content of config.json. It sets everything that changes a result, even where it is the default."""
+    """Return the content of config.json. It sets what differs from the defaults of transformers."""
     kind = architecture(model)
     common = {
         "architectures": [kind.name],
@@ -140,11 +128,8 @@ def config_json(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
             "n_embd": model.n_embd,
             "n_layer": model.n_layer,
             "n_head": model.n_head,
-            "n_inner": None,  # 4 n_embd
             "activation_function": activation,
             "layer_norm_epsilon": NORM_EPS["layernorm"],
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
             "embd_pdrop": model.dropout,
             "attn_pdrop": model.dropout,
             "resid_pdrop": model.dropout,
@@ -189,25 +174,20 @@ def their_names(kind: Architecture, ours: str) -> list[str]:
     return [f"{name.format(index)}.{part}" for name in kind.tensors[key]]
 
 
-def shapes(kind: Architecture, model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of our tensors that the architecture has, by our name."""
-    return parameter_shapes(model.model_copy(update={"bias": kind.has_bias}), vocab_size)
+def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """Yield our name, the name there and the array of each tensor. The tied output matrix is not repeated.
 
-
-def to_theirs(weights: Arrays, model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the tensors under their names there. The tied output matrix is not repeated."""
+    In GPT2, all linear layers and norms have biases, which are zero for models without. In the others, none has.
+    """
+    model, weights = checkpoint.config.model, checkpoint.weights
     kind = architecture(model)
-    for ours, shape in shapes(kind, model, vocab_size).items():
+    shapes = parameter_shapes(model.model_copy(update={"bias": kind is GPT2}), checkpoint.tokenizer.vocab_size)
+    for ours, shape in shapes.items():
         array = weights[ours] if ours in weights else np.zeros(shape, np.float32)
         names = their_names(kind, ours)
         pieces = [array] * len(names) if "qk_norm" in ours else np.split(array, len(names))
         for name, piece in zip(names, pieces, strict=True):
-            yield name, piece.T if is_transposed(kind, ours) else piece
-
-
-def is_transposed(kind: Architecture, ours: str) -> bool:
-    """Return whether a tensor is the matrix of a linear layer that is (in, out) there."""
-    return kind.is_transposed and re.search(r"(attention|mlp)\.\w+\.weight", ours) is not None
+            yield ours, name, piece
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
@@ -229,12 +209,17 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     for name, document in documents.items():
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
-    save_arrays(dict(to_theirs(checkpoint.weights, model, tokenizer.vocab_size)), folder / WEIGHTS, {"format": "pt"})
+    is_gpt2 = architecture(model) is GPT2  # whose linear layers have matrices (in, out)
+    arrays = {
+        name: array.T if is_gpt2 and re.search(r"(attention|mlp)\.\w+\.weight", ours) else array
+        for ours, name, array in tensors(checkpoint)
+    }
+    save_arrays(arrays, folder / WEIGHTS, {"format": "pt"})
     (folder / "README.md").write_text(model_card(checkpoint, config["architectures"][0]), "utf-8", newline="\n")
 
 
 def load(folder: Path) -> Logits:
-    """Load the folder with transformers. Return a function from ids (T,) to logits (T, V)."""
+    """Load the folder with transformers."""
     from transformers import AutoModelForCausalLM, TokenizersBackend, logging  # noqa: F401 - older ones lack it
 
     logging.set_verbosity_error()

@@ -4,7 +4,8 @@ from typing import Any
 
 from minigpt.text.tokenizer import Tokenizer
 
-_EMPTY: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+_UNUSED = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+_COMMON: dict[str, Any] = {"version": "1.0", "added_tokens": [], **_UNUSED}
 
 
 def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -13,11 +14,9 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
     A character outside the vocabulary is an error there too: the vocabulary has no token for unknown characters.
     """
     if tokenizer.kind == "char":
-        return {
-            **_EMPTY,
+        return _COMMON | {
             # The empty pattern matches between any two characters. The pattern "." would skip newlines.
             "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
-            "post_processor": None,
             "decoder": {"type": "Fuse"},  # otherwise, spaces would separate the characters
             "model": {
                 "type": "WordLevel",
@@ -26,24 +25,9 @@ def to_tokenizers(tokenizer: Tokenizer) -> dict[str, Any]:
             },
         }
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        **_EMPTY,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {symbol: byte for byte, symbol in enumerate(byte_symbols())},
-            "merges": [],
-        },
-    }
+    vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    return _COMMON | {"pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
 
 
 def byte_symbols() -> str:

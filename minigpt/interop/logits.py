@@ -7,10 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minigpt.config.schema import ModelConfig
-from minigpt.model.load import build_model
-from minigpt.storage.checkpoint import Arrays
-
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 """A function from token ids (T,) to logits (T, V)."""
 
@@ -24,10 +20,3 @@ def of_torch(model: Callable[[Tensor], Tensor]) -> Logits:
         return result
 
     return logits
-
-
-def of_weights(config: ModelConfig, weights: Arrays) -> Logits:
-    """Return the function that minigpt's own model computes with these weights, in float32 on the CPU."""
-    model = build_model(config, len(weights["token_embedding.weight"])).eval()
-    model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
-    return of_torch(model)

@@ -5,7 +5,6 @@ sorted.
 """
 
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,19 @@ import torch
 from numpy.typing import NDArray
 
 from minigpt.config.resolve import resolve
-from minigpt.config.schema import ModelConfig
+from minigpt.config.schema import ModelConfig, RuntimeConfig
+from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import UserError, escape
 from minigpt.files import open_within
-from minigpt.interop.hf import GPT2, shapes, their_names
-from minigpt.interop.imported import ImportedModel
+from minigpt.interop.hf import GPT2, their_names
+from minigpt.interop.imported import write_run
+from minigpt.model.device import choose_runtime
 from minigpt.storage.checkpoint import Arrays
-from minigpt.text.corpus import Scan
+from minigpt.storage.metadata import Metadata, TrainState
+from minigpt.text.corpus import Scan, scan
+from minigpt.text.sources import open_corpus
 from minigpt.text.tokenizer import CharTokenizer
+from minigpt.training.setup import name_stem
 
 COMPILED = "_orig_mod."
 """The prefix that torch.compile gives to the names of tensors."""
@@ -29,38 +33,56 @@ ARGUMENTS = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "bloc
 """Our setting for each of nanoGPT's."""
 
 
-def read(path: Path, text: Scan) -> ImportedModel:
-    """Read ckpt.pt. nanoGPT is `classic` with the exact GELU.
+def create_run(path: Path, source: str, encoding: str, name: str | None) -> Path:
+    """Write a new run with the model of ckpt.pt as its only checkpoint. Return its folder.
 
-    Args:
-        text: The text that the model was trained on.
+    `source` is the text that the model was trained on. Its last tenth becomes the validation split.
+
+    Raises:
+        TextError: The text cannot be read.
+        UserError: As `read` does.
+        RunExistsError: The name is taken.
+    """
+    text = scan(open_corpus([source], encoding))
+    model, weights, step = read(path, text)
+    values = {"data.source": [source], "data.encoding": encoding, **{f"model.{key}": value for key, value in model}}
+    if step:
+        values["train.steps"] = step
+    metadata = Metadata(
+        corpus=escape(source),
+        fingerprint=text.fingerprint,
+        characters=text.characters,
+        imported="nanoGPT",
+        vocab_size=len(text.counts),
+        parameters=sum(array.size for array in weights.values()),
+        runtime=choose_runtime(RuntimeConfig(dtype="float32", compile=False)).environment(),
+        state=TrainState(step=step),
+    )
+    config = resolve(("import", values)).config
+    return write_run(name, name_stem(source), config, CharTokenizer(text.counts), metadata, weights)
+
+
+def read(path: Path, text: Scan) -> tuple[ModelConfig, Arrays, int]:
+    """Return the settings, weights and steps of ckpt.pt. nanoGPT is `classic` with the exact GELU.
 
     Raises:
         UserError: The file is not a checkpoint of nanoGPT, its vocabulary is not that of the text, or it is damaged.
     """
     stored, damaged = _load(path), f"{escape(path)} is not a checkpoint of nanoGPT:"
     arguments = stored.get("model_args")
-    if not isinstance(arguments, dict):
-        raise UserError(f"{damaged} its 'model_args' have no values")
+    arguments = arguments if isinstance(arguments, dict) else {}
     if wrong := [key for key in (*ARGUMENTS, "vocab_size") if not isinstance(arguments.get(key), int)]:
         raise UserError(f"{damaged} its model_args lack {', '.join(wrong)}")
     values = {f"model.{ours}": arguments[theirs] for theirs, ours in ARGUMENTS.items()}
     classic = {"model.family": "classic", "model.activation": "gelu_exact"}
     model = resolve((path.name, {**classic, **values})).config.model
-    tokenizer = CharTokenizer(text.counts)
-    if arguments["vocab_size"] != tokenizer.vocab_size:
-        size, name = arguments["vocab_size"], text.corpus.name
-        problem = f"{escape(path)} has a vocabulary of {escape(size)}, and {name} has {tokenizer.vocab_size} characters"
-        is_bpe = isinstance(size, int) and size >= 50_257
-        why = "minigpt cannot import GPT-2's BPE tokens" if is_bpe else "name the text that the model was trained on"
-        raise UserError(f"{problem}: {why}")
-    arrays = {
-        name: array
-        for name, array in stored["model"].items()
-        if not (name.endswith(".attn.bias") and array.ndim == 4)  # the causal mask
-    }
-    weights = _our_weights(model, tokenizer.vocab_size, arrays, path)
-    return ImportedModel(model, tokenizer, weights, "nanoGPT", step=_step(stored), batch_size=_batch_size(stored))
+    size = arguments["vocab_size"]
+    if size != len(text.counts):
+        problem = f"{escape(path)} has a vocabulary of {size}, and {text.corpus.name} has {len(text.counts)} characters"
+        raise UserError(f"{problem}: name the text that the model was trained on. minigpt has no BPE tokens")
+    step = stored.get("iter_num")
+    weights = _our_weights(model, size, stored["model"], path)
+    return model, weights, step if type(step) is int and 0 < step < 10**12 else 0
 
 
 def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path) -> Arrays:
@@ -69,16 +91,13 @@ def _our_weights(model: ModelConfig, vocab_size: int, arrays: Arrays, path: Path
     def refuse(problem: str) -> UserError:
         return UserError(f"{escape(path)}: {escape(problem)[:200]}")
 
-    kind, rest, weights = replace(GPT2, has_bias=model.bias), dict(arrays), dict[str, NDArray[np.float32]]()
-    for ours, shape in shapes(kind, model, vocab_size).items():
-        (name,) = their_names(kind, ours)
-        if name not in rest:
-            raise refuse(f"the tensor {name} is missing")
-        array = rest.pop(name)
-        if array.shape != shape:
-            raise refuse(f"the tensor {name} has shape {array.shape}")
-        if not np.isfinite(array).all():
-            raise refuse(f"the tensor {name} has values that are not finite")
+    weights = dict[str, NDArray[np.float32]]()
+    rest = {name: array for name, array in arrays.items() if array.ndim != 4}  # without the causal masks
+    for ours, shape in parameter_shapes(model, vocab_size).items():
+        (name,) = their_names(GPT2, ours)
+        array = rest.pop(name, None)
+        if array is None or array.shape != shape:
+            raise refuse(f"the tensor {name} {'is missing' if array is None else f'has shape {array.shape}'}")
         weights[ours] = np.ascontiguousarray(array)
     output = rest.pop("lm_head.weight", None)
     if output is not None and not np.array_equal(output, weights["token_embedding.weight"]):
@@ -104,16 +123,3 @@ def _load(path: Path) -> dict[str, Any]:
             problem = "is damaged, or not a file of torch.save with nothing but tensors and plain values"
             raise UserError(f"{escape(path)} {problem}; no code from it runs") from error
     return {**stored, "model": model}
-
-
-def _step(stored: dict[str, Any]) -> int:
-    step = stored.get("iter_num")
-    return step if type(step) is int and 0 < step < 10**12 else 0
-
-
-def _batch_size(stored: dict[str, Any]) -> int | None:
-    """Return the sequences per update that nanoGPT's settings name, or None."""
-    match stored.get("config"):
-        case {"batch_size": int(size), "gradient_accumulation_steps": int(times)} if 0 < size * times <= 1_000_000:
-            return size * times
-    return None

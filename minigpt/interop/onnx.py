@@ -11,7 +11,6 @@ Letters in shapes: B batch, T new tokens, S tokens in the cache or text, C width
 
 import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ import numpy.typing as npt
 
 from minigpt.config.schema import ModelConfig
 from minigpt.config.shapes import NORM_EPS
-from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.errors import NoCounterpartError
+from minigpt.interop.card import optional
 from minigpt.interop.logits import Logits
-from minigpt.sampling.engine import Array, angles
+from minigpt.sampling.engine import angles
 from minigpt.storage.checkpoint import Arrays, Checkpoint
 
 PACKAGE = "onnxruntime"
@@ -67,19 +67,11 @@ print(text)
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write model.onnx, step.onnx, tokenizer.json and a program that samples, sample.py, into `folder`.
-
-    Raises:
-        NoCounterpartError: The model is recurrent.
-        MissingPackageError: The package onnx is not installed.
-    """
+    """Write model.onnx, step.onnx, tokenizer.json and a program that samples, sample.py, into `folder`."""
     config = checkpoint.config.model
     if config.is_recurrent:
         raise NoCounterpartError(f"the export to ONNX has no counterpart of model.family={config.family}")
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingPackageError("the package onnx is not installed", "onnx") from error
+    onnx = optional("onnx")
     for name, step in (("model", False), ("step", True)):
         onnx.save(_Graph(config, checkpoint.weights).build(step), folder / f"{name}.onnx")
     (folder / "tokenizer.json").write_text(checkpoint.tokenizer.to_json(), encoding="utf-8")
@@ -90,9 +82,8 @@ class _Graph:
     """An ONNX graph under construction. Its methods append operators and return the names of their results."""
 
     def __init__(self, config: ModelConfig, weights: Arrays) -> None:
-        self.config, self.weights = config, weights
-        self.nodes: list[Any] = []
-        self.constants: dict[str, npt.NDArray[Any]] = {}
+        self.config, self.nodes = config, list[Any]()
+        self.constants: dict[str, npt.NDArray[Any]] = {**weights}
 
     def add(self, operator: str, *inputs: str | npt.ArrayLike, output: str = "", **attributes: Any) -> str:
         """Append an operator. An input is the name of a result or of a weight, or a number or array."""
@@ -103,14 +94,10 @@ class _Graph:
         self.nodes.append(helper.make_node(operator, names, [output], **attributes))
         return output
 
-    def constant(self, value: npt.ArrayLike, name: str = "") -> str:
-        array = np.asarray(value)
-        name = name or f"constant_{len(self.constants)}"
+    def constant(self, value: npt.ArrayLike) -> str:
+        array, name = np.asarray(value), f"constant_{len(self.constants)}"
         self.constants[name] = array.astype(np.float32 if array.dtype.kind == "f" else array.dtype)
         return name
-
-    def weight(self, name: str) -> str:
-        return self.constant(self.weights[name], name)
 
     def build(self, step: bool) -> Any:
         """Return the model: all tokens of each text, or one `step` with a cache."""
@@ -138,7 +125,7 @@ class _Graph:
         self.add("MatMul", x, self.add("Transpose", "token_embedding.weight", perm=[1, 0]), output="logits")
         info, times = helper.make_tensor_value_info, [] if step else ["length"]
         inputs = [info("ids", TensorProto.INT64, ["batch", *times])]
-        outputs = [info("logits", TensorProto.FLOAT, ["batch", *times, len(self.weights["token_embedding.weight"])])]
+        outputs = [info("logits", TensorProto.FLOAT, ["batch", *times, len(self.constants["token_embedding.weight"])])]
         if step:
             inputs += [info("position", TensorProto.INT64, []), info("cache", TensorProto.FLOAT, cache_shape)]
             outputs.append(info("new_cache", TensorProto.FLOAT, cache_shape))
@@ -152,9 +139,9 @@ class _Graph:
     def embed(self, ids: str, positions: str) -> str:
         """Return x (B, T, C) for ids (B, T) at positions (T,)."""
         config = self.config
-        x = self.add("Gather", self.weight("token_embedding.weight"), ids)
+        x = self.add("Gather", "token_embedding.weight", ids)
         if config.position == "learned":
-            x = self.add("Add", x, self.add("Gather", self.weight("position_embedding.weight"), positions))
+            x = self.add("Add", x, self.add("Gather", "position_embedding.weight", positions))
         if config.position == "sinusoidal":  # Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5
             theta = angles(config.context, config.n_embd)
             table = np.stack((np.sin(theta), np.cos(theta)), axis=-1).reshape(len(theta), -1)
@@ -217,21 +204,21 @@ class _Graph:
 
     def linear(self, name: str, x: str) -> str:
         """Return x (..., in) times a matrix (out, in), plus the bias if there is one."""
-        y = self.add("MatMul", x, self.constant(self.weights[f"{name}.weight"].T, f"{name}.weight"))
-        return self.add("Add", y, self.weight(f"{name}.bias")) if f"{name}.bias" in self.weights else y
+        y = self.add("MatMul", x, self.add("Transpose", f"{name}.weight", perm=[1, 0]))
+        return self.add("Add", y, f"{name}.bias") if f"{name}.bias" in self.constants else y
 
     def norm(self, name: str, x: str) -> str:
         """Return the LayerNorm or RMSNorm of x (..., C)."""
         if self.config.norm == "rmsnorm":
             return self.rms_norm(name, x)
-        bias = [self.weight(f"{name}.bias")] if f"{name}.bias" in self.weights else []
-        return self.add("LayerNormalization", x, self.weight(f"{name}.weight"), *bias, epsilon=NORM_EPS["layernorm"])
+        bias = [f"{name}.bias"] if f"{name}.bias" in self.constants else []
+        return self.add("LayerNormalization", x, f"{name}.weight", *bias, epsilon=NORM_EPS["layernorm"])
 
     def rms_norm(self, name: str, x: str) -> str:
         """Return x (..., n) divided by its root mean square, times the gains (n)."""
         square = self.add("ReduceMean", self.add("Mul", x, x), [-1])
         size = self.add("Sqrt", self.add("Add", square, NORM_EPS["rmsnorm"]))
-        return self.add("Mul", self.add("Div", x, size), self.weight(f"{name}.weight"))
+        return self.add("Mul", self.add("Div", x, size), f"{name}.weight")
 
     def part(self, x: str, axis: int, start: int, end: int) -> str:
         """Return x[start:end] of one axis."""
@@ -239,20 +226,11 @@ class _Graph:
 
 
 def load(folder: Path) -> Logits:
-    """Return a function from token ids (T,) to logits (T, V), computed by ONNX Runtime from model.onnx.
-
-    Raises:
-        ImportError: The package onnxruntime is not installed.
-    """
+    """Return a function from token ids (T,) to logits (T, V), computed by ONNX Runtime from model.onnx."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-
-    def logits(ids: Sequence[int]) -> Array:
-        result: Array = session.run(None, {"ids": np.asarray(ids, dtype=np.int64)[None]})[0][0]
-        return result
-
-    return logits
+    return lambda ids: session.run(None, {"ids": np.asarray(ids, dtype=np.int64)[None]})[0][0]
 
 
 def usage(folder: Path) -> str:

@@ -1,45 +1,19 @@
 """Weights, settings and vocabulary as plain files, for programs of your own. Every model fits."""
 
-import re
 from pathlib import Path
 
 import safetensors.numpy
+import torch
 
 from minigpt.config.resolve import from_yaml, to_yaml
 from minigpt.config.shapes import parameter_shapes
 from minigpt.interop.card import WEIGHTS, facts, public_name, save_arrays
-from minigpt.interop.logits import Logits, of_weights
+from minigpt.interop.logits import Logits, of_torch
+from minigpt.model.load import build_model
 from minigpt.storage.checkpoint import Checkpoint
 
 PACKAGE = ""
 PROGRAM = "minigpt, from these files"
-
-MEANINGS = {
-    r"token_embedding\.weight": "the vector of each token, and the output matrix",
-    r"position_embedding\.weight": "the vector of each position",
-    r".*\.norm1\.weight": "gains of the norm before attention",
-    r".*\.norm1\.bias": "biases of that norm",
-    r".*\.norm2\.weight": "gains of the norm before the MLP",
-    r".*\.norm2\.bias": "biases of that norm",
-    r"norm\.weight": "gains of the last norm",
-    r"norm\.bias": "biases of the last norm",
-    r".*qk_norm\.weight": "gains of the norm of each head's queries and keys",
-    r".*qkv\.weight": "projections to queries, keys and values, in this order",
-    r".*qkv\.bias": "biases of queries, keys and values",
-    r".*proj\.weight": "output projection of attention",
-    r".*proj\.bias": "its biases",
-    r".*gate\.weight": "gate of the MLP",
-    r".*gate\.bias": "its biases",
-    r".*up\.weight": "first matrix of the MLP",
-    r".*up\.bias": "its biases",
-    r".*down\.weight": "second matrix of the MLP",
-    r".*down\.bias": "its biases",
-    r".*weight_ih_l0": "projection of the input to the gates, in the order of PyTorch",
-    r".*weight_hh_l0": "projection of the hidden state to the gates",
-    r".*bias_ih_l0": "biases of the first",
-    r".*bias_hh_l0": "biases of the second",
-}
-"""What each tensor is, by a pattern of its name."""
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
@@ -55,7 +29,10 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 def load(folder: Path) -> Logits:
     """Build the model from the files. Return a function from ids (T,) to logits (T, V)."""
     config = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml").model
-    return of_weights(config, safetensors.numpy.load_file(folder / WEIGHTS))
+    weights = safetensors.numpy.load_file(folder / WEIGHTS)
+    model = build_model(config, len(weights["token_embedding.weight"])).eval()
+    model.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return of_torch(model)
 
 
 def usage(folder: Path) -> str:
@@ -66,15 +43,13 @@ def usage(folder: Path) -> str:
 def _readme(checkpoint: Checkpoint) -> str:
     config = checkpoint.config.model
     shapes = parameter_shapes(config, checkpoint.tokenizer.vocab_size)
-    rows = [f"| `{name}` | {_product(shape)} | {_meaning(name)} |" for name, shape in shapes.items()]
+    rows = [f"| `{name}` | {' × '.join(map(str, shape))} |" for name, shape in shapes.items()]
     ids = {
         "char": "Token i is the character `chars[i]` in `tokenizer.json`.",
         "byte": "Token i is the UTF-8 byte with the value i.",
     }.get(checkpoint.tokenizer.kind, "`tokenizer.json` defines the tokens.")
-    engine, network = "minigpt/sampling/engine.py", "minigpt/model/gpt.py"
-    if config.is_recurrent:
-        engine, network = "minigpt/sampling/recurrent.py", "minigpt/model/recurrent.py"
-    tensors = "\n".join(["| tensor | shape | meaning |", "|---|---|---|", *rows])
+    engine = "recurrent" if config.is_recurrent else "engine"
+    tensors = "\n".join(["| tensor | shape |", "|---|---|", *rows])
     return f"""# A model trained with minigpt
 
 {facts(checkpoint)}
@@ -84,26 +59,19 @@ def _readme(checkpoint: Checkpoint) -> str:
 | `model.safetensors` | the weights, in float32 |
 | `config.yaml` | all settings |
 | `tokenizer.json` | the vocabulary |
-| `minigpt.json` | the text, the loss and the hashes of these files |
+| `minigpt.json` | the name of the text, the loss and the settings |
 
 {ids}
 
 ## Tensors
 
-A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`.
+A matrix of shape (out, in) multiplies a vector of size in: `matrix @ vector`. The token embedding is
+also the output matrix. `qkv` gives queries, keys and values, in this order. The weight of a norm is
+its gains. The matrices of a recurrent network have the names and the order of PyTorch.
 
 {tensors}
 
 ## Compute with them
 
-`{engine}` of minigpt computes the logits from these names, with NumPy alone. `{network}` does it
-with PyTorch.
+`minigpt/sampling/{engine}.py` computes the logits from these names, with NumPy alone.
 """
-
-
-def _product(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
-
-
-def _meaning(name: str) -> str:
-    return next(meaning for pattern, meaning in MEANINGS.items() if re.fullmatch(pattern, name))

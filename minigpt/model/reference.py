@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.model.average import Average
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.sampling.load import AnyEngine, build_engine
@@ -14,7 +13,7 @@ from minigpt.sampling.recurrent import RecurrentEngine
 class TorchEngine:
     """The reference that the tests hold the NumPy engines to. It keeps no cache and runs on any device."""
 
-    def __init__(self, model: Model | Average) -> None:
+    def __init__(self, model: Model) -> None:
         """Use `model` on its device."""
         self.model = model
         self.context = RecurrentEngine.context if model.config.is_recurrent else model.config.context

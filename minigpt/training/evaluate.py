@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from minigpt.errors import ConfigError, TextError
-from minigpt.model.average import Average
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.text.batches import evaluation_windows
@@ -43,7 +42,7 @@ class EvalResult:
 
 @torch.no_grad()
 def evaluate(
-    model: Model | Average,
+    model: Model,
     tokens: Ids,
     tokenizer: Tokenizer,
     *,

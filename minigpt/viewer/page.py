@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minigpt import __version__
-from minigpt.errors import ModelTooLargeError, UserError, ViewError, count, escape
+from minigpt.errors import UserError, ViewError, count, escape
 from minigpt.interpret.descriptions import describe_heads, score_model
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters
@@ -66,8 +66,7 @@ def build_page(
         exact: Keep float32 weights instead of rounding them to 8 bits.
 
     Raises:
-        ModelTooLargeError: The weights of one of the models are too large for the page.
-        ViewError: The page cannot show one of the models.
+        ViewError: The page cannot show one of the models, or its weights are too large for the page.
     """
     tokenizer = checkpoint.tokenizer
     if tokenizer.kind not in ("char", "byte"):
@@ -101,14 +100,12 @@ def build_page(
 
 
 def check_size(checkpoint: Checkpoint, exact: bool) -> None:
-    """Raise ModelTooLargeError if the weights of a model are too large for the page."""
-    size = packed_size(checkpoint.weights, exact)
-    if size > MAX_WEIGHTS:
-        problem = f"the weights of {checkpoint.run_name} take {size / 1e6:.1f} MB"
-        limit = f"the page has room for {MAX_WEIGHTS / 1e6:.0f} MB per model"
-        fits_rounded = packed_size(checkpoint.weights, exact=False) <= MAX_WEIGHTS
-        is_recurrent = checkpoint.config.model.is_recurrent
-        raise ModelTooLargeError(f"{problem}, and {limit}", checkpoint.path, is_recurrent, fits_rounded)
+    """Raise ViewError if the weights of a model are too large for the page."""
+    size, rounded = (packed_size(checkpoint.weights, is_exact) / 1e6 for is_exact in (exact, False))
+    if size > MAX_WEIGHTS / 1e6:
+        problem = f"the weights of {checkpoint.run_name} take {size:.1f} MB"
+        problem += f" ({rounded:.1f} MB if rounded to 8 bits)" if exact else ""
+        raise ViewError(f"{problem}, and the page has room for {MAX_WEIGHTS / 1e6:.0f} MB per model")
 
 
 def _whole_characters(tokenizer: Tokenizer, ids: Ids) -> tuple[str, Ids]:

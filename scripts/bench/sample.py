@@ -198,7 +198,7 @@ def build_onnx(checkpoint: Checkpoint, length: int, num_samples: int, log: Log) 
     """Build the side that samples from the model's export to ONNX as the exported sample.py does.
 
     Raises:
-        MissingPackageError: The package onnx is not installed.
+        UserError: The package onnx is not installed.
     """
     import torch
 

@@ -24,10 +24,9 @@ def test_a_claim_shows_what_is_often_said_and_what_was_measured(cli: Cli) -> Non
     assert re.search(r"trained: .* above RoPE.* source: docs/project/lab/positions.md#\S+ 1 pass", shown[58])
 
 
-def test_an_unknown_claim_and_a_run_say_what_to_type(cli: Cli) -> None:
+def test_an_unknown_claim_says_what_to_type(cli: Cli) -> None:
     assert cli("claims", "999").error == "there is no claim 999; to list the claims: minigpt claims"
     assert cli("claims", "9" * 5000).error.startswith("there is no claim 999")
-    assert "minigpt attention mine, or minigpt inspect mine --open" in cli("claims", "mine").error
 
 
 def test_a_claim_that_fails_ends_in_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import re
 
 from command_line import Cli
 
-from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
 from minigpt.config.schema import RunConfig
 
@@ -26,15 +25,6 @@ def test_show_names_what_does_not_fit_another_text(cli: Cli) -> None:
     )
     assert re.search(r"^data\.val_fraction +0\.1 +default$", done.out, re.MULTILINE)
     assert cli("config", "show", "-c", "quickstart").err == ""
-
-
-def test_a_second_config_is_refused(cli: Cli) -> None:
-    for command in (["config", "show"], ["train"], ["plan"]):
-        assert cli(*command, "-c", "tiny", "-c", "quickstart").error.startswith("give one --config; ")
-
-
-def test_list_prints_every_preset(cli: Cli) -> None:
-    assert [line.split()[0] for line in cli("config", "list").out.splitlines()[1:]] == list(presets())
 
 
 def test_schema_has_every_section(cli: Cli) -> None:

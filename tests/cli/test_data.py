@@ -6,13 +6,7 @@ import pytest
 from command_line import Cli
 
 from minigpt.text.download import downloads
-from minigpt.text.sources import BUILTINS
 from minigpt.training.fit import WORK, fit
-
-
-def test_list_prints_every_named_text(cli: Cli) -> None:
-    names = [line.split()[0] for line in cli("data", "list").out.splitlines()[1:]]
-    assert names == [*(f"builtin:{name}" for name in BUILTINS), *(f"download:{name}" for name in downloads())]
 
 
 def test_get_prints_the_path_and_the_license(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

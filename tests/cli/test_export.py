@@ -17,24 +17,11 @@ def test_a_run_is_exported_into_a_new_folder(cli: Cli, run: Path) -> None:
     done = cli("export", "verse-1", "--to", "hf", "out", "--json").json
     assert set(done["bytes"]) == {path.name for path in Path("out").iterdir()}
     assert "pipeline" in done["usage"]
-    assert "add --force" in cli("export", "--to", "hf", "out").error
-    assert cli("export", "--to", "safetensors", "out", "--force").code == 0
-    assert "Choose from: gguf, gguf-f16, hf, " in cli("export", "verse-1").err
+    assert "it exists; name a new folder" in cli("export", "--to", "hf", "out").error
     for name in ("verse-1", "last"):
         assert "is a run; name the folder" in cli("export", "--to", "hf", name).error
-    assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints").error
+    assert "belongs to run" in cli("export", "--to", "hf", run / "checkpoints/new").error
     assert "available runs: verse-1" in cli("export", "no", "--to", "hf", "other").error
-
-
-def test_a_text_for_an_import_has_only_characters_of_the_model_and_may_be_standard_input(
-    cli: Cli, empty_folder: Path
-) -> None:
-    nanogpt_file(Path("ckpt.pt"), made(CharTokenizer(VERSE), family="classic", activation="gelu_exact"))
-    Path("other.txt").write_text("Ω", encoding="utf-8")
-    command = ["import", "nanogpt", "ckpt.pt", "--text"]
-    assert "name the text that the model was trained on" in cli(*command, "other.txt").error
-    assert cli(*command, "-", "--name", "piped", stdin=VERSE.encode()).code == 0
-    assert cli("eval", "piped").code == 0
 
 
 def test_an_imported_nanogpt_continues_a_text(cli: Cli, empty_folder: Path) -> None:

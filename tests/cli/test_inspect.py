@@ -100,39 +100,15 @@ def test_wrong_options_are_one_line(cli: Cli, arguments: list[Any], problem: str
     assert problem in cli("inspect", "verse", *arguments).error
 
 
-def test_a_huge_page_needs_force(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.html"
-    monkeypatch.setattr("minigpt.cli.inspect.MAX_SIZE", 1)
-    assert "--force" in cli("inspect", "-o", page).error
-    assert not page.exists()
-    assert cli("inspect", "-o", page, "--force").code == 0
-    assert page.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "limit", "hint", "command"),
-    [
-        ([], 1_000, "minigpt attention verse", "attention verse"),
-        (["--exact"], 10_000, "leave out --exact", "inspect verse"),
-    ],
-)
 def test_a_model_that_is_too_large_is_one_line_before_any_work(
-    cli: Cli,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    limit: int,
-    hint: str,
-    command: str,
+    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "runs", tmp_path / "runs")  # without the text of the run: an excerpt would be generated
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", limit)
-    done = cli("inspect", "verse", *options)
+    monkeypatch.setattr("minigpt.viewer.page.MAX_WEIGHTS", 1_000)
+    done = cli("inspect", "verse")
     assert done.err == f"minigpt: {done.error}\n"
-    assert hint in done.error
-    assert cli(*command.split()).code == 0
+    assert "the page has room for" in done.error
 
 
 def test_many_checkpoints_are_thinned_out() -> None:
@@ -140,15 +116,3 @@ def test_many_checkpoints_are_thinned_out() -> None:
     assert _spread(list(range(8))) == list(range(8))
     some = _spread(list(range(0, 1000, 10)))
     assert (len(some), some[0], some[-1]) == (8, 0, 990)
-
-
-@pytest.mark.parametrize("command", ["inspect --compare", "eval --with"])
-def test_a_damaged_other_run_gets_no_option_for_the_first(cli: Cli, tmp_path: Path, command: str) -> None:
-    other = tmp_path / "other"
-    shutil.copytree("runs/verse", other)
-    (other / "checkpoints/step-00000004/tokenizer.json").write_bytes(b"\xff")
-    name, option = command.split()
-    error = cli(name, "verse", option, other).error
-    assert "tokenizer.json" in error
-    assert "--checkpoint" not in error
-    assert "--checkpoint" in cli(name, other).error

@@ -10,14 +10,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import VERSE, Cli
 
-from minigpt.model.kernels import KERNELS, TORCH
 from minigpt.sampling import generate as sampling
 from minigpt.sampling.copied import match_lengths
 from minigpt.storage.checkpoint import load_checkpoint
@@ -86,9 +84,6 @@ def test_a_text_in_place_of_a_run_gets_the_hint_to_use_a_prompt(cli: Cli) -> Non
         assert shlex.split(prompt) == [text]
         assert cli("sample", "-l", 1, "--unknown", "skip", "--prompt", *shlex.split(prompt)).code == 0
     assert "--prompt" not in cli("sample", "nobody").error
-    assert "--prompt 'Once upon a time'" in cli("sample", "Once", "upon", "a", "time").err
-    assert "--prompt 'Once upon a time'" in cli("sample", "--prompt", "Once", "upon", "a", "time").err
-    assert "--prompt 'a time'" in cli("sample", "last", "a", "time").err
 
 
 def test_json_is_one_document_with_log_probabilities(cli: Cli, tmp_path: Path) -> None:
@@ -133,29 +128,18 @@ def test_a_file_that_cannot_be_written_is_reported_before_the_model_is_loaded(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_is_one_line(cli: Cli) -> None:
-    assert cli("sample", "-l", 2, "-o", "/dev/full").error == "cannot write /dev/full: No space left on device"
-
-
 def test_sample_opens_no_file_that_the_checkpoint_names(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint may come from a stranger."""
     monkeypatch.setattr("minigpt.text.sources.open_corpus", lambda *_, **__: pytest.fail("opened"))
     assert cli("sample", "-l", 3).code == 0
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
-def test_ctrl_c_keeps_the_text_generated_so_far(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
-) -> None:
-    arguments, out = ["sample", *form, "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
+def test_ctrl_c_keeps_the_text_generated_so_far(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, out = ["sample", "--json", "-n", 2, "-l", 9, "-p", "do", "-o"], tmp_path / "s"
     generate = sampling.generate
 
     def texts() -> list[str]:
-        found = out.read_text(encoding="utf-8")
-        if form:
-            return [sample["text"] for sample in json.loads(found)["samples"]]
-        return [text.removeprefix("do") for text in found.removesuffix("\n").split("\n--------\n")]
+        return [sample["text"] for sample in json.loads(out.read_text(encoding="utf-8"))["samples"]]
 
     def interrupted(*args: Any, **kwargs: Any) -> Iterator[Any]:
         yield from itertools.islice(generate(*args, **kwargs), 10)
@@ -169,8 +153,7 @@ def test_ctrl_c_keeps_the_text_generated_so_far(
     done = cli(*arguments, out, "--force")
     assert done.code == 130
     assert "Ctrl-C" in done.err
-    assert [len(text) for text in texts()] == [5, 5]
-    assert all(text == full[:5] for text, full in zip(texts(), whole, strict=True))
+    assert texts() == [text[:5] for text in whole]
 
 
 def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
@@ -184,7 +167,7 @@ def test_a_stop_string_ends_a_sample_before_it(cli: Cli) -> None:
     ("option", "value"),
     [
         *[("-t", "-1"), ("-t", "nan"), ("-t", "inf"), ("-l", "0"), ("--top-p", "2"), ("--top-p", "0")],
-        *[("--top-k", "-1"), ("--min-p", "1.5"), ("--repetition-penalty", "0"), ("--seed", "-1"), ("--device", "gpu")],
+        *[("--top-k", "-1"), ("--min-p", "1.5"), ("--repetition-penalty", "0"), ("--seed", "-1")],
         *[("--checkpoint", "nonsense"), ("--checkpoint", "3"), ("--checkpoint", "-1"), ("--prompt-file", "nosuch")],
     ],
 )
@@ -208,25 +191,6 @@ def test_control_characters_reach_a_pipe_but_no_terminal(
     assert cli("sample", "-p", "do", "--json").json["samples"][0]["text"] == text
     cli("sample", "-p", "do", "-o", tmp_path / "s.txt")
     assert (tmp_path / "s.txt").read_bytes().decode() == f"do{text}\n"
-
-
-def test_the_torch_engine_computes_with_the_kernels_of_its_device(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KERNELS, "cpu", replace(TORCH, sdpa=lambda *_: pytest.fail("these kernels")))
-    with pytest.raises(BaseException, match="these kernels"):
-        cli("sample", "-l", 1, "--engine", "torch")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["-n", 3, "-t", 0.9], ["-l", 40, "-p", "May", "--top-k", 7]], ids=str)
-def test_both_engines_generate_the_same_text(cli: Cli, arguments: list[Any]) -> None:
-    expected = cli("sample", *arguments)
-    assert expected.code == 0
-    assert cli("sample", *arguments, "--engine", "torch") == expected
-    assert cli("sample", *arguments, "--engine", "torch", "--device", "cpu") == expected
-
-
-def test_a_device_needs_the_torch_engine(cli: Cli) -> None:
-    assert "--engine torch" in cli("sample", "--device", "cpu").error
 
 
 def test_sample_imports_nothing_that_is_slow_to_import(at_home: Path) -> None:
@@ -258,24 +222,8 @@ def test_copied_has_the_length_of_each_match(cli: Cli, at_home: Path, name: str)
         assert re.search(rf"^copied in runs of {least}\+ +{share:.1%} ", done.out, re.M)
 
 
-def test_copied_colors_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "minigpt.sampling.copied.match_lengths", lambda text, training: [9, 10, 20, 40, 99][: len(text)]
-    )
-    monkeypatch.setattr("minigpt.cli.sample.sys.stdout.isatty", lambda: True, raising=False)
-    command = ["sample", "-p", "and ", "-l", 5, "--copied"]
-    out = cli(*command).out
-    first = out.partition("\n\n")[0]
-    assert first.count("\x1b[0m") == 4
-    plain = re.sub(r"\x1b\[[\d;]*m", "", first)
-    assert plain.startswith("and ")
-    assert "40+" in out
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[48" not in cli(*command).out
-
-
 def test_copied_needs_the_text_of_the_run(cli: Cli, run: Path) -> None:
     Path("verse.txt").write_text("another text\n" * 9, encoding="utf-8")
     assert cli("sample", run, "--copied").error == (
-        "verse.txt is not the text that this run was trained on; put its text back where it was, or leave out --copied"
+        "verse.txt is not the text that this run was trained on; put its text back where it was"
     )

@@ -215,12 +215,10 @@ def test_tensorboard_gets_a_sample_and_on_request_attention_at_each_evaluation(c
 # ---- messages ----
 
 
-def test_a_prompt_with_unknown_characters_is_a_notice_in_training_and_an_error_in_sample(cli: Cli, verse: str) -> None:
-    said = cli("train", verse, *ONE_STEP, "-s", "sample.prompt=Zé").err
-    assert re.search(r"^sample\.prompt: .*'Z'", said, re.MULTILINE)
+def test_a_prompt_with_unknown_characters_is_an_error_in_sample_only(cli: Cli, verse: str) -> None:
+    assert cli("train", verse, *ONE_STEP, "-s", "sample.prompt=Zé").code == 0
     assert "'Z'" in cli("sample").error
     assert cli("sample", "--unknown", "skip", "-l", 5).code == 0
-    assert "sample.prompt" not in cli("train", verse, *ONE_STEP, "-s", "sample.prompt=do ").err
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import reference
 import typer
 
 from minigpt.cli.app import app
-from minigpt.config.presets import presets
 from minigpt.config.resolve import fields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,13 +43,6 @@ def test_the_reference_has_a_section_per_command() -> None:
     groups = typer.main.get_command(app).commands
     names = [[name, *(f"{name} {below}" for below in getattr(group, "commands", ()))] for name, group in groups.items()]
     assert headings == [name for group in names for name in group]
-
-
-def test_each_preset_names_the_schema_for_editors() -> None:
-    for name in presets():
-        first = (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-        assert first == "# yaml-language-server: $schema=../docs/config.schema.json"
-    assert (ROOT / "docs/config.schema.json").is_file()
 
 
 def test_the_numbers_to_redo_by_hand_are_right() -> None:

@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ def prose() -> str:
     return CODE.sub("", README)
 
 
-def sentences() -> Iterator[str]:
-    """The sentences of paragraphs and lists. A link counts as its text."""
-    text = re.sub(r"^(#.*|\|.*|!\[[^]]*\]\(.*?\))$", "\n", prose(), flags=re.MULTILINE)
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"^- ", "\n", text, flags=re.MULTILINE))
-    for paragraph in re.split(r"\n\s*\n", text):
-        yield from (found for found in re.split(r"(?<=[.?!])[*_]*\s+", " ".join(paragraph.split())) if found)
-
-
 def sections(page: str) -> dict[str, str]:
     """The parts of a page by the anchors of their headings."""
     parts = re.split(r"^#+ (.*)\n", page, flags=re.MULTILINE)[1:]
@@ -52,16 +43,6 @@ def rows() -> list[list[str]]:
 
 def test_it_is_short() -> None:
     assert len(README.split()) <= 900
-    lengths = [len(sentence.split()) for sentence in sentences()]
-    assert len(lengths) > 40
-    assert max(lengths) <= 30, max(sentences(), key=lambda sentence: len(sentence.split()))
-    assert statistics.mean(lengths) <= 13
-
-
-@pytest.mark.parametrize("path", ["README.md", "docs/index.md", "pyproject.toml", "mkdocs.yml"])
-def test_every_entrance_says_what_minigpt_is_in_the_same_sentence(path: str) -> None:
-    sentence = "Train a small GPT on your own text, on a laptop, in minutes; then see what its heads attend to."
-    assert sentence in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -90,10 +71,6 @@ def test_the_lines_that_are_not_run_name_what_exists() -> None:
     scripts = re.findall(r"^    (\S+)", README, flags=re.MULTILINE)
     assert scripts == ["scripts/quickstart", "scripts/test"]
     assert all((ROOT / script).is_file() for script in scripts)
-
-
-def test_the_table_has_six_rows_of_one_condition() -> None:
-    assert [len(row) for row in rows()] == [4] * 6
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])

@@ -1,7 +1,6 @@
 """What every export promises: a complete folder, or none."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from exports import SETTINGS, made
 from small_models import FAMILY_NAMES
 
-from minigpt.errors import FolderNotEmptyError, NoCounterpartError, UserError
+from minigpt.errors import NoCounterpartError, UserError
 from minigpt.interop import plain
 from minigpt.interop.card import ABOUT
 from minigpt.interop.export import FORMATS, check, export
@@ -37,7 +36,7 @@ def test_the_readme_documents_every_tensor(settings: dict[str, Any], empty_folde
     assert agreement is not None
     assert agreement.difference == 0
     readme = Path("out/README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|", readme)) == set(checkpoint.weights)
+    assert set(re.findall(r"\| `(\S+\.\S+)` \| [\d ×]+ \|\n", readme)) == set(checkpoint.weights)
     assert all((ROOT / file).exists() for file in re.findall(r"`(minigpt/\S+\.py)`", readme))
 
 
@@ -59,59 +58,18 @@ def test_an_export_names_no_folder_of_the_user(tmp_path: Path) -> None:
             assert b"a/folder" not in path.read_bytes(), path
 
 
-def test_only_an_unchanged_export_is_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    export(made(), "hf", out)
-    with pytest.raises(FolderNotEmptyError) as caught:
-        export(made(), "safetensors", out)
-    assert caught.value.is_export
-    export(made(), "safetensors", out, force=True)
-    assert not (out / "config.json").exists()
-    before = (out / "README.md").read_text(encoding="utf-8")
-    (out / "README.md").write_text(f"{before}my license\n", encoding="utf-8")
-    with pytest.raises(FolderNotEmptyError, match=r"README\.md"):
-        export(made(), "hf", out, force=True)
-    (out / "README.md").write_text(before, encoding="utf-8")
-    (out / "mine").mkdir()
-    with pytest.raises(FolderNotEmptyError, match="mine"):
-        export(made(), "hf", out, force=True)
-    assert {path.name for path in out.iterdir()} >= {"mine", "config.yaml"}
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    (notes / ABOUT).write_text("{}")
-    with pytest.raises(FolderNotEmptyError, match=ABOUT):
-        export(made(), "hf", notes, force=True)
-
-
-def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_new_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(checkpoint: Checkpoint, folder: Path) -> None:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/precious").write_text("x")
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late/precious").write_text("x")
 
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
     monkeypatch.setattr(plain, "write", slow)
-    with pytest.raises(FolderNotEmptyError, match="precious"):
-        export(made(), "safetensors", tmp_path / "out")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "precious"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs permissions of POSIX")
-def test_a_private_folder_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, modes = plain.write, []
-
-    def write(checkpoint: Checkpoint, folder: Path) -> None:
-        modes.append(folder.stat().st_mode & 0o777)
-        written(checkpoint, folder)
-
-    monkeypatch.setattr(plain, "write", write)
-    out = tmp_path / "out"
-    out.mkdir(mode=0o700)
-    for _ in range(2):
-        export(made(), "safetensors", out, force=True)
-        assert out.stat().st_mode & 0o777 == modes.pop() == 0o700
-    out.chmod(0o770)
-    export(made(), "safetensors", out, force=True)
-    assert out.stat().st_mode & 0o777 == 0o770
+    for name in ("file", "file/out", "empty", "no/out", "late"):
+        with pytest.raises(UserError, match="cannot write"):
+            export(made(), "safetensors", tmp_path / name)
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "empty", "late", "precious"}
 
 
 def test_a_failed_write_names_the_folder_and_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +92,6 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(NoCounterpartError):
         export(made(family="gru"), "hf", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    for folder in (tmp_path / "file", tmp_path / "file/out", tmp_path / "no/out"):
-        with pytest.raises(UserError, match="cannot write"):
-            export(made(), "safetensors", folder)
 
 
 def test_without_the_other_program_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

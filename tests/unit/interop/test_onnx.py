@@ -13,7 +13,7 @@ from small_models import SWITCHES, switch_names
 
 from minigpt.cli.hints import error_line
 from minigpt.config.schema import SampleConfig
-from minigpt.errors import MissingPackageError, NoCounterpartError
+from minigpt.errors import NoCounterpartError, UserError
 from minigpt.interop import onnx
 from minigpt.interop.export import check, export
 from minigpt.model.load import load_model
@@ -86,8 +86,8 @@ def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
     assert "--to safetensors" in str(error_line(refused.value, "export"))
 
 
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingPackageError) as missing:
-        onnx.write(made(CharTokenizer(TEXT)), tmp_path)
-    assert "pip install '.[onnx]'" in str(error_line(missing.value, "export"))
+@pytest.mark.parametrize("name", ["onnx", "gguf"])
+def test_a_missing_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"the package {name} is not installed; .*pip install '\.\[{name}\]'$"):
+        export(made(CharTokenizer(TEXT)), name, tmp_path / "out")
