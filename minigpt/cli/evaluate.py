@@ -19,7 +19,7 @@ from minigpt.cli.options import (
     checked_device,
 )
 from minigpt.cli.output import json_text, notice, table, write
-from minigpt.errors import CheckpointError, TextError, count, escape
+from minigpt.errors import CheckpointError, TextError, UserError, count, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -30,6 +30,9 @@ MOST = 0.9
 """The share of the gain from the context that the summary of --by-position locates."""
 TextsArgument = Annotated[
     list[str] | None, Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT")
+]
+WithOption = Annotated[
+    list[str] | None, Option("--with", help="Average the predictions with this run's; repeatable.", metavar="RUN")
 ]
 StrideOption = Annotated[
     int | None,
@@ -48,6 +51,7 @@ def evaluate(
     run: RunArgument = "last",
     text: TextsArgument = None,
     checkpoint: CheckpointOption = None,
+    with_: WithOption = None,
     stride: StrideOption = None,
     by_position: ByPositionOption = False,
     unknown: UnknownOption = "error",
@@ -63,17 +67,27 @@ def evaluate(
       minigpt eval
       minigpt eval my-1 other.txt --unknown skip
       minigpt eval my-1 --by-position   how much of its past the model uses
+      minigpt eval my-1 --with my-2     the average of two models
     """
     from minigpt.storage.checkpoint import load_checkpoint
     from minigpt.text.simple import simple_losses
+    from minigpt.training.setup import trained_on_validation
 
     loaded = load_checkpoint(run, checkpoint)
+    others = [load_checkpoint(other) for other in with_ or ()]
+    for other in others:
+        if other.tokenizer.to_json() != loaded.tokenizer.to_json():
+            raise UserError(f"{loaded.run_name} and {other.run_name} have different vocabularies: they have no average")
+        trained_on = loaded.metadata.fingerprint
+        if other.metadata.fingerprint != trained_on or trained_on_validation(other, loaded.config.data, trained_on):
+            notice(f"{other.run_name} may have been trained on this text: the loss may be too low")
     tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
-    result, windows, dtype = _measure(loaded, tokens, stride, by_position, device)
+    result, windows, dtype = _measure([loaded, *others], tokens, stride, by_position, device)
     simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
         about = {"protocol": windows, "text": name, "checkpoint": escape(loaded.path), "dtype": dtype}
-        write(json_text(_finite(result, by_position) | {"simple": simple} | about))
+        averaged = {"with": [escape(other.path) for other in others]}
+        write(json_text(_finite(result, by_position) | {"simple": simple} | about | averaged))
         return
     print(f"loss                {result.loss:.4f} nats per {loaded.tokenizer.unit}")
     print(f"bits per character  {result.bits_per_character:.4f}")
@@ -81,6 +95,8 @@ def evaluate(
     print(f"text                {name}, {result.characters:,} characters")
     print(f"windows             {windows}, {dtype}")
     print(f"checkpoint          {escape(loaded.path)}")
+    for other in others:
+        print(f"averaged with       {escape(other.path)}")
     if simple:
         print()
         rows = sorted({**simple, "this model": result.loss}.items(), key=lambda row: -row[1])
@@ -90,24 +106,25 @@ def evaluate(
 
 
 def _measure(
-    loaded: "Checkpoint", tokens: "Ids", stride: int | None, by_position: bool, device: str
+    checkpoints: "Sequence[Checkpoint]", tokens: "Ids", stride: int | None, by_position: bool, device: str
 ) -> tuple["EvalResult", str, str]:
     """Return the result for the tokens (N,), the windows in words, and the precision."""
     from tqdm import tqdm
 
     from minigpt.config.schema import RuntimeConfig
+    from minigpt.model.average import load_average
     from minigpt.model.device import choose_runtime, configure_torch
     from minigpt.model.gpt import use_kernels
-    from minigpt.model.load import load_model
     from minigpt.training.evaluate import evaluate, protocol
 
-    runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), loaded.metadata.runtime)
+    saved, tokenizer = checkpoints[0].metadata.runtime, checkpoints[0].tokenizer
+    runtime = choose_runtime(RuntimeConfig(device=checked_device(device), compile=False), saved)
     configure_torch(runtime)
-    model = load_model(loaded).to(runtime.device)
+    model = load_average(checkpoints).to(runtime.device)
     use_kernels(model, runtime.model_kernels)
     with tqdm(total=len(tokens) - 1, unit="token", disable=None, leave=False) as bar:
         result = evaluate(
-            model, tokens, loaded.tokenizer,
+            model, tokens, tokenizer,
             stride=stride, by_position=by_position, autocast=runtime.autocast, progress=bar.update,
         )  # fmt: skip
     if not math.isfinite(result.loss):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from minigpt.errors import ConfigError, TextError
+from minigpt.model.average import Average
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.text.batches import evaluation_windows
@@ -42,7 +43,7 @@ class EvalResult:
 
 @torch.no_grad()
 def evaluate(
-    model: Model,
+    model: Model | Average,
     tokens: Ids,
     tokenizer: Tokenizer,
     *,
