@@ -1,7 +1,6 @@
 """`minigpt inspect`."""
 
 import webbrowser
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 16_000_000
 """Size of a page in bytes above which --force is required."""
-MAX_STEPS = 8
-"""Maximum number of checkpoints that --steps adds. Each costs its weights."""
 
 
 def inspect(
@@ -38,7 +35,7 @@ def inspect(
     compare: Annotated[str | None, Option(help="Add another run with the same vocabulary.", metavar="RUN")] = None,
     steps: Annotated[
         str | None,
-        Option(help="Add other checkpoints of the run, at most 8: all (evenly spaced) or steps.", metavar="all|N,..."),
+        Option(help="Steps of the film. Default: where predictions change most. none: no film.", metavar="N,...|none"),
     ] = None,
     layer: Annotated[
         int | None, Option(help="Open the page at a head of this layer. The first is 0.", metavar="N")
@@ -62,7 +59,7 @@ def inspect(
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --out page.html
       minigpt inspect mine --compare other       two models on the same text
-      minigpt inspect mine --steps all           how the heads formed
+      minigpt inspect mine --steps 0,100,1000    a film of these steps only
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
     from minigpt.viewer.page import Start, build_page, check_size
@@ -74,11 +71,11 @@ def inspect(
         check_size(model, exact)  # before anything is computed
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, max_tokens, whole_lines=True)
     notice_skipped(excerpt)
-    earlier = (load_other(path, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
     page = build_page(
         loaded,
         excerpt,
-        others=chain(earlier, compared),
+        moments=_moments(loaded, steps, [out]),
+        others=compared,
         split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
         exact=exact,
@@ -98,33 +95,32 @@ def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
         webbrowser.open(out.absolute().as_uri())
 
 
-def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
-    """Return the checkpoint folders that --steps names. Raises UserError if one is missing."""
-    from minigpt.storage.runs import checkpoint_steps, step_folder
+def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list["Checkpoint"]:
+    """Return the moments of the run that the page may show, in order: those that `steps` names, or else all."""
+    from minigpt.paths import run_of
+    from minigpt.storage.runs import saved_steps
 
-    if steps is None:
+    run = run_of(loaded.path)
+    if steps == "none" or (run is None and steps is None):
         return []
-    run = loaded.path.parent.parent
-    existing = checkpoint_steps(run)
-    if not existing:
+    if run is None:
         raise UserError("--steps needs a run, not a checkpoint folder")
-    selected = _spread(existing) if steps == "all" else sorted(set(_integers("--steps", steps)))
-    if steps == "all" and len(selected) < len(existing):
-        notice(f"adding {len(selected)} of {len(existing)} checkpoints, evenly spaced")
-    for step in selected:
-        if step not in existing:
-            raise UserError(f"--steps: no checkpoint at step {step}; the run has {', '.join(map(str, existing))}")
-    if len(selected) > MAX_STEPS:
-        raise UserError(f"--steps: expected at most {MAX_STEPS} checkpoints, got {len(selected)}")
-    if len(existing) == 1:
-        notice("the run has one checkpoint; train with --set train.keep_last=20 --set train.save_every=50")
-    return [step_folder(run, step) for step in selected]
-
-
-def _spread(steps: list[int]) -> list[int]:
-    """Return as many evenly spaced steps as the page can show, including the first and the last."""
-    count = min(MAX_STEPS, len(steps))
-    return sorted({steps[round(i * (len(steps) - 1) / max(1, count - 1))] for i in range(count)})
+    saved = saved_steps(run)
+    named = list(saved) if steps is None else sorted({*_integers("--steps", steps), loaded.metadata.step})
+    moments: list[Checkpoint] = []
+    for step in named:
+        if step not in saved:
+            raise UserError(f"--steps: no weights of step {step}; the run has {', '.join(map(str, saved))}")
+        try:
+            is_loaded = step == loaded.metadata.step
+            moments.append(loaded if is_loaded else load_run(saved[step], None, outs))
+        except UserError as error:
+            if steps is not None:
+                raise
+            notice(f"left out of the film: {error}")
+    if len(saved) == 1:
+        notice("no film: the run has the weights of one step only; longer runs keep some (train.frames)")
+    return moments
 
 
 def _integers(option: str, value: str) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minigpt.errors import UserError, reason
 from minigpt.files import open_within
-from minigpt.paths import RUNS, is_run, names_in
+from minigpt.paths import FRAMES, RUNS, is_run, names_in
 from minigpt.storage.checkpoint import changed_settings
 from minigpt.storage.metadata import Metadata, verify
 from minigpt.storage.runs import best_step, checkpoint_steps, step_folder
@@ -23,7 +23,7 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check the checkpoints of every run in `root`, and its other files against the newest intact checkpoint.
+    """Check the checkpoints and frames of every run in `root`, and its other files against the newest checkpoint.
 
     Raises:
         OSError: `root` cannot be read.
@@ -33,18 +33,21 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
         try:
             if not is_run(run):
                 continue
-            steps = checkpoint_steps(run)
+            frames = [step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)]
+            checkpoints = [step_folder(run, step) for step in checkpoint_steps(run)]
         except OSError as error:
             yield Checked(run.name, "folder", reason(error))
             continue
-        for step in steps:
-            folder, problem = step_folder(run, step), ""
+        for folder in frames + checkpoints:
+            problem = ""
             try:
-                newest = verify(folder)
+                metadata = verify(folder)
+                newest = newest if folder in frames else metadata
             except UserError as error:
                 problem = error.problem
             if not problem or folder.exists():  # otherwise training has pruned it
-                yield Checked(run.name, folder.name, problem or None)
+                name = f"frames/{folder.name}" if folder in frames else folder.name
+                yield Checked(run.name, name, problem or None)
         for name, check in CHECKS.items():
             problem = "there is no intact checkpoint to compare it with"
             try:

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from minigpt.errors import CheckpointError, UserError, escape
-from minigpt.paths import CHECKPOINTS, is_run
+from minigpt.paths import is_run, run_of
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
 from minigpt.storage.runs import is_checkpoint, read_starts
 from minigpt.text.dataset import reload_dataset
@@ -54,11 +54,8 @@ def _is_identical(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
     """Raise UserError if several processes trained some of the steps, with sums that depend on their number."""
-    path = checkpoint.path.absolute()
-    if path.parent.name != CHECKPOINTS:
-        return
-    end = checkpoint.metadata.step
-    for start in reversed(read_starts(path.parents[1])):
+    run, end = run_of(checkpoint.path), checkpoint.metadata.step
+    for start in reversed(read_starts(run) if run else []):
         step, sums = start.get("step"), start.get("sums", "exact")
         if isinstance(step, int) and step < end:  # otherwise its steps were trained again after a later start
             if sums != "exact":

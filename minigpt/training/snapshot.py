@@ -12,6 +12,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
 from minigpt.model.device import choose_runtime, pick_device
 from minigpt.model.size import training_flops
+from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Environment, Metadata
 from minigpt.text.dataset import TokenDataset
@@ -65,8 +66,11 @@ def save(
     tokenizer: Tokenizer,
     metadata: Metadata,
     log: Callable[[str], None] = lambda line: None,
+    kind: str = CHECKPOINTS,
 ) -> bool:
-    """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
+    """Publish a checkpoint, or a frame, which has no optimizer state (collective).
+
+    Return False, and save nothing, if a weight or state is not finite.
 
     The main process saves. With FSDP2, each process writes its rows. If saving fails, the main process raises the
     error of `save_checkpoint`, and the other processes raise OtherProcessError.
@@ -74,18 +78,18 @@ def save(
     processes = learner.processes
 
     def publish() -> bool:
-        arrays = _own_arrays(learner)
+        arrays = _own_arrays(learner, with_state=kind == CHECKPOINTS)
         is_finite = all(processes.gather(arrays is not None)) if learner.is_fsdp else arrays is not None
         if arrays is None or not is_finite:
             return False
         write = partial(write_arrays, weights=arrays[0], optimizer=arrays[1])
         if not learner.is_fsdp:
-            save_checkpoint(run, learner.config, tokenizer, metadata, write, log)
+            save_checkpoint(run, learner.config, tokenizer, metadata, write, log, kind)
             return True
         write = partial(write, part=processes.rank + 1, parts=processes.size)
         with processes.writing(write) as write_all:
             if write_all:
-                save_checkpoint(run, learner.config, tokenizer, metadata, write_all, log)
+                save_checkpoint(run, learner.config, tokenizer, metadata, write_all, log, kind)
         return True
 
     if learner.is_fsdp:
@@ -119,12 +123,13 @@ def restore(learner: Learner, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {reason(error)[:200]}") from error
 
 
-def _own_arrays(learner: Learner) -> tuple[Arrays, Arrays] | None:
-    """Return the weights and the optimizer state that this process saves. None if one is not finite."""
-    weights, state = learner.model.state_dict(), learner.optimizer.state_dict()
-    if learner.average is not None:
-        state |= {f"{RAW}{name}": tensor for name, tensor in weights.items()}
-        weights = learner.average.state_dict()
+def _own_arrays(learner: Learner, with_state: bool) -> tuple[Arrays, Arrays] | None:
+    """Return the weights and, `with_state`, the optimizer state of this process. None if one is not finite."""
+    weights, state = learner.best_model.state_dict(), dict[str, Tensor]()
+    if with_state:
+        state = learner.optimizer.state_dict()
+        if learner.average is not None:
+            state |= {f"{RAW}{name}": tensor for name, tensor in learner.model.state_dict().items()}
 
     def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
         local_tensors = {

@@ -24,11 +24,12 @@ from minigpt.interpret.images import grid, small_png
 from minigpt.interpret.scores import are_letters
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
-from minigpt.paths import CHECKPOINTS
+from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
+from minigpt.viewer.film import MOST_BYTES, MOST_MOMENTS, choose_moments, loss_curve
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
@@ -56,6 +57,7 @@ def build_page(
     checkpoint: Checkpoint,
     excerpt: Excerpt,
     *,
+    moments: Sequence[Checkpoint] = (),
     others: Iterable[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
@@ -66,6 +68,7 @@ def build_page(
     Args:
         checkpoint: The model to show.
         excerpt: The text that the page starts with.
+        moments: The checkpoints and frames of its run, in order. The page shows those that differ most as a film.
         others: Models with the same vocabulary to compare it with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
@@ -84,6 +87,7 @@ def build_page(
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
+    models += [moment.data(selected, split) for moment in _film(first, moments, ids, selected)]
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
@@ -96,6 +100,7 @@ def build_page(
         "text": text,
         "selected": selected,
         "head": head,
+        "losses": loss_curve(run) if (run := run_of(checkpoint.path)) else [],
         "sample": _fields(checkpoint.config.sample, SAMPLE),
         "warnings": warnings,
     }
@@ -111,6 +116,20 @@ def build_page(
         expected=first.expected(selected),
         image=first.image(),
     )
+
+
+def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids, selected: int) -> list["_Shown"]:
+    """Return the other moments of a run that the page shows. Their weights are rounded."""
+    size = packed_size(first.checkpoint.weights, exact=False) * 4 / 3
+    limit = min(MOST_MOMENTS, int(MOST_BYTES / size))
+    if limit < 2:
+        return []
+    shown = [
+        first if moment.metadata.step == first.checkpoint.metadata.step else _Shown(moment, ids, False, selected)
+        for moment in moments
+    ]
+    chosen = choose_moments([moment.probabilities for moment in shown], limit, shown.index(first) if moments else 0)
+    return [shown[index] for index in chosen if shown[index] is not first]
 
 
 def _warnings(checkpoint: Checkpoint, excerpt: Excerpt) -> list[str]:
@@ -241,7 +260,7 @@ def _fields(section: ModelConfig | SampleConfig, names: Sequence[str]) -> Data:
 
 def _summary(checkpoint: Checkpoint) -> str:
     """Return how long and when the model was trained, such as "trained in 2 minutes on 25 November 2026"."""
-    metadata, folder = checkpoint.metadata, checkpoint.path
+    metadata, run = checkpoint.metadata, run_of(checkpoint.path)
     if metadata.imported:
         return f"imported from {escape(metadata.imported)}"
     if metadata.step == 0 and metadata.origin:
@@ -250,7 +269,7 @@ def _summary(checkpoint: Checkpoint) -> str:
         return "untrained"
     seconds = metadata.state.seconds
     unit, size = next((name, size) for name, size, shortest in UNITS if seconds >= shortest)
-    date = last_start(folder.parent.parent, metadata.step) if folder.parent.name == CHECKPOINTS else ""
+    date = last_start(run, metadata.step) if run else ""
     return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)
 
 

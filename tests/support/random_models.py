@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, and a reader for grid images."""
+"""Checkpoints with random weights, and a reader for the pixels of a grid."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 
 from minigpt.config.schema import FAMILIES, DataConfig, ModelConfig, RunConfig
 from minigpt.interpret import images
@@ -87,17 +86,9 @@ def attention_stages(activations: Activations, layer: int, head: int) -> dict[st
     return {"raw": q @ k.T, "scaled": scaled, "masked": masked, "softmax": masked.softmax(-1)}
 
 
-def cells(
-    image: Image.Image, layers: int, heads: int, tokens: int, left: int = images.LEFT, top: int = images.TOP,
-    bottom: int = images.BOTTOM,
-) -> np.ndarray:  # fmt: skip
-    """Return the pixel of each weight in a grid image, (L, H, T, T, 3)."""
-    side = (image.height - top - bottom) // layers
+def cells(pixels: np.ndarray, layers: int, heads: int, tokens: int) -> np.ndarray:
+    """Return the pixel of each weight in the pixels of `images.grid`, (L, H, T, T, 3)."""
+    side = len(pixels) // layers
+    parts = pixels.reshape(layers, side, heads, side, 3).swapaxes(1, 2)
     factor = (side - images.GAP) // tokens
-    assert image.height == top + layers * side + bottom
-    assert image.width in (left + heads * side, left + images.TITLE)
-    rows, columns = (
-        start + side * np.arange(count)[:, None] + factor * np.arange(tokens)
-        for start, count in ((top, layers), (left, heads))
-    )  # (L, T) and (H, T)
-    return np.asarray(image.convert("RGB"))[rows[:, None, :, None], columns[None, :, None, :]]
+    return parts[:, :, : factor * tokens : factor, : factor * tokens : factor]
