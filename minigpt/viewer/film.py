@@ -20,7 +20,7 @@ POINTS = 120
 
 
 def choose_moments(probabilities: Sequence[Tensor], limit: int, opened: int) -> list[int]:
-    """Return the indices of at most `limit` moments, without those whose predictions are most like their neighbor's.
+    """Return the indices of at most `limit` moments, so that predictions change little between one and the next.
 
     Args:
         probabilities: The predictions (T, V) for the same text at each moment, in order.
@@ -36,7 +36,7 @@ def choose_moments(probabilities: Sequence[Tensor], limit: int, opened: int) -> 
         inner = [k for k in range(1, len(chosen) - 1) if chosen[k] != opened]
         if not inner:
             break
-        chosen.pop(min(inner, key=lambda k: min(change(*chosen[k - 1 : k + 1]), change(*chosen[k : k + 2]))))
+        chosen.pop(min(inner, key=lambda k: change(chosen[k - 1], chosen[k + 1])))
     return chosen
 
 

@@ -20,6 +20,7 @@ import { isRecurrent } from "./weights.js";
  * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
  * @property {Float32Array} [whole] logits of the next token with all heads on
+ * @property {number[]} [written] the most likely continuation
  * @property {number} id of the request
  */
 /**
@@ -53,6 +54,12 @@ export class App {
     this.requests = 0;
     /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
     this.asked = [];
+    /** @type {Map<number, number>} models by the ids of requests that add to their looks */
+    this.additions = new Map();
+    /** @type {number[]} the models of the run that the page is about, by their steps; empty if there is only one */
+    this.film = [...payload.models.keys()].filter((index) => payload.models[index].name === payload.models[0].name);
+    this.film.sort((a, b) => payload.models[a].step - payload.models[b].step);
+    if (this.film.length === 1) this.film = [];
     /** @type {number | undefined} the request whose answer Step waits for */
     this.due = undefined;
     /** @type {{id: number, use: (reply: any) => void} | undefined} the newest request for details */
@@ -90,6 +97,17 @@ export class App {
   /** @returns {Look | null} */
   get look() {
     return this.state.looks[this.state.model];
+  }
+
+  /** The newest answer of a model, if it is about the present text and letter. @param {number} index */
+  fresh(index) {
+    const look = this.state.looks[index];
+    return look && look.id === this.asked[index]?.id ? look : null;
+  }
+
+  /** The index in the film of the model that the page shows, or -1. */
+  get moment() {
+    return this.film.indexOf(this.state.model);
   }
 
   /** The heads that are switched off, as layer * n_head + head. */
@@ -259,8 +277,24 @@ export class App {
   mute(heads) {
     const { model, muted } = this.state;
     this.history.endGroup();
-    this.set({ muted: muted.map((set, index) => (index === model ? new Set(heads) : set)) });
+    const isSame = (/** @type {number} */ index) => index === model || (this.moment >= 0 && this.film.includes(index));
+    this.set({ muted: muted.map((set, index) => (isSame(index) ? new Set(heads) : set)) });
     this.ask();
+  }
+
+  /** Show another moment of the film. What it computed for the text is often here already. @param {number} model */
+  moveTo(model) {
+    const { isWriting } = this.state;
+    if (model === this.state.model) return;
+    this.history.endGroup();
+    this.set({ model, head: this.has(model, this.head) ? this.head : null, isWriting: false });
+    if (this.fresh(model) && !isWriting) this.askMore();
+    else this.ask();
+  }
+
+  /** Compare all moments with this one, or end that. */
+  pin() {
+    this.set({ other: this.state.other === null ? this.state.model : null });
   }
 
   /** @param {number} model @param {number | null} other */
@@ -274,13 +308,32 @@ export class App {
 
   // --- the engine ---
 
-  /** Ask the engine about the selected letter. */
+  /** Ask the engine about the selected letter: first the model in view, last the start of the film. */
   ask() {
     const { model, other, isWriting } = this.state;
-    for (const index of new Set([other ?? model, model])) { // the effects of heads come last: a look cancels them
+    for (const index of this.film) delete this.asked[index];
+    for (const index of new Set([model, other ?? model, ...(isWriting ? [] : [...this.film].reverse())])) {
       this.asked[index] = this.position(index);
-      this.send({ ...this.asked[index], effects: !isWriting && index === model });
+      this.send(this.asked[index]);
     }
+    this.additions.clear();
+    if (!isWriting) this.askMore();
+  }
+
+  /** Ask what each head changes, and what the model would write. The lanes need the heads at the end of the film. */
+  askMore() {
+    const { model, selected, letters } = this.state;
+    for (const index of new Set([this.film.at(-1) ?? model, model])) {
+      if (!this.fresh(index)?.effects.size) this.add("effects", index);
+    }
+    if (selected === letters.length - 1 && !this.fresh(model)?.written) this.add("write", model);
+  }
+
+  /** Ask for something that belongs to the newest look of a model. @param {string} kind @param {number} model */
+  add(kind, model) {
+    const id = this.requests++;
+    this.additions.set(id, model);
+    this.send({ ...this.asked[model], id, kind });
   }
 
   /** How many letters a model sees at most: all of them if it has a hidden state. @param {number} index of the model */
@@ -322,7 +375,7 @@ export class App {
       this.say(reply.message);
     }
     const asked = this.asked[reply.model];
-    if (reply.id !== asked?.id) return;
+    if (reply.id !== asked?.id && this.additions.get(reply.id) !== reply.model) return;
     const looks = [...this.state.looks];
     if (reply.kind === "error") {
       looks[reply.model] = null;
@@ -335,6 +388,7 @@ export class App {
       look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
     }
     if (reply.kind === "whole") look.whole = reply.logits;
+    if (reply.kind === "write") look.written = reply.ids;
     this.set({ looks });
     if (reply.kind === "look" && reply.model === this.state.model) this.follow();
   }

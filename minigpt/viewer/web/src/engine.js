@@ -19,7 +19,7 @@ export function connect(models, onReply) {
   const unanswered = /** @type {Map<number, Request>} */ (new Map());
 
   const receive = (/** @type {Reply} */ reply) => {
-    if (!["look", "whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
+    if (!["whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
     onReply(reply);
   };
   const start = (/** @type {(request: Request) => void} */ to) => {
@@ -31,8 +31,10 @@ export function connect(models, onReply) {
     start((request) => session.send(request));
   };
   const send = (/** @type {Request} */ request) => {
-    for (const [id, other] of unanswered) { // a new look cancels the last one of its model
-      if (isLook(request) && isLook(other) && other.model === request.model) unanswered.delete(id);
+    for (const [id, other] of unanswered) { // a new look cancels the last one of its model, and all effects
+      if (isLook(request) && (other.kind === "effects" || (isLook(other) && other.model === request.model))) {
+        unanswered.delete(id);
+      }
     }
     unanswered.set(request.id, request);
     pass?.(request);
