@@ -19,24 +19,23 @@ POINTS = 120
 """The most points of the curve of the loss."""
 
 
-def choose_moments(probabilities: Sequence[Tensor], limit: int, opened: int) -> list[int]:
-    """Return the indices of at most `limit` moments, so that predictions change little between one and the next.
+def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:
+    """Return the indices of at most `limit` moments, so that chances change little between one and the next.
+
+    Changes count by their fourth power: one letter that is learned counts more than noise at all letters.
 
     Args:
-        probabilities: The predictions (T, V) for the same text at each moment, in order.
+        chances: The probability (T) that each moment, in order, gives to the letters of the text.
         limit: The number of moments to choose, at least 2. The first and the last are chosen always.
         opened: The index of the moment that the page opens with, which is chosen too.
     """
-
-    def change(a: int, b: int) -> float:  # the mean total variation distance
-        return (probabilities[a] - probabilities[b]).abs().sum(-1).mean().item() / 2
-
-    chosen = list(range(len(probabilities)))
+    chosen = list(range(len(chances)))
     while len(chosen) > limit:
         inner = [k for k in range(1, len(chosen) - 1) if chosen[k] != opened]
         if not inner:
             break
-        chosen.pop(min(inner, key=lambda k: change(chosen[k - 1], chosen[k + 1])))
+        gaps = {k: (chances[chosen[k - 1]] - chances[chosen[k + 1]]).pow(4).sum().item() for k in inner}
+        chosen.pop(min(inner, key=lambda k: gaps[k]))
     return chosen
 
 

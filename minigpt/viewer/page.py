@@ -87,7 +87,7 @@ def build_page(
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
-    models += [moment.data(selected, split) for moment in _film(first, moments, ids, selected)]
+    models += [moment.data(selected, split) for moment in _film(first, moments, ids)]
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
@@ -118,17 +118,21 @@ def build_page(
     )
 
 
-def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids, selected: int) -> list["_Shown"]:
+def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids) -> list["_Shown"]:
     """Return the other moments of a run that the page shows. Their weights are rounded."""
     size = packed_size(first.checkpoint.weights, exact=False) * 4 / 3
     limit = min(MOST_MOMENTS, int(MOST_BYTES / size))
     if limit < 2:
         return []
     shown = [
-        first if moment.metadata.step == first.checkpoint.metadata.step else _Shown(moment, ids, False, selected)
+        first if moment.metadata.step == first.checkpoint.metadata.step else _Shown(moment, ids, exact=False)
         for moment in moments
     ]
-    chosen = choose_moments([moment.probabilities for moment in shown], limit, shown.index(first) if moments else 0)
+    if not shown:
+        return []
+    came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
+    chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
+    chosen = choose_moments(chances, limit, shown.index(first))
     return [shown[index] for index in chosen if shown[index] is not first]
 
 
