@@ -40,13 +40,17 @@ def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[i
 
 
 def loss_curve(run: Path) -> list[tuple[int, float]]:
-    """Return at most POINTS steps and training losses of a run, evenly spaced in the square root of the step."""
+    """Return at most POINTS steps and training losses of a run, evenly spaced in the square root of the step.
+
+    At step 0, the loss is that of validation.
+    """
     losses: dict[int, float] = {}
     with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
         while line := file.readline(LONGEST_LINE):
             with suppress(ValueError, RecursionError, TypeError, KeyError):
                 entry = json.loads(line)
-                step, loss = int(entry["step"]), float(entry["loss/train"])
+                step = int(entry["step"])
+                loss = float(entry["loss/train" if step else "loss/validation"])
                 if math.isfinite(loss):
                     losses[step] = loss
     last = max(losses, default=1)

@@ -193,7 +193,6 @@ class _Shown:
     def data(self, selected: int, split: Ids | None) -> Data:
         """Return what the page knows of this model. `selected` is a position in the whole text."""
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
-        state = checkpoint.metadata.state
         heads: list[list[Data]] = []
         if isinstance(model, GPT):
             described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
@@ -202,7 +201,6 @@ class _Shown:
         return {
             "name": escape(checkpoint.run_name),
             "step": checkpoint.metadata.step,
-            "loss": state.validation_loss if state.train_loss is None else state.train_loss,
             "parameters": checkpoint.metadata.parameters,
             "summary": _summary(checkpoint),
             "config": _fields(checkpoint.config.model, CONFIG),

@@ -4,7 +4,8 @@ import { change, lanes, learningCurve, wordAround } from "./film.js";
 import { h, percent, setText } from "./dom.js";
 import { glyph } from "./letters.js";
 
-const HEIGHT = 62, LANE = 7, TOP = 8, SIDE = 14;
+/** Pixels: height of the curves and of a lane, and the margins. Names of lanes are on the left. */
+const HEIGHT = 56, LANE = 11, TOP = 8, LEFT = 92, RIGHT = 16;
 /** Milliseconds of the whole film. */
 const PLAYS = 6000;
 
@@ -22,7 +23,7 @@ export function stripPanel(app) {
   const { film, payload } = app, steps = film.map((index) => payload.models[index].step), last = steps.length - 1;
   const title = h("b"), loss = h("span"), sentence = h("span.sentence"), legend = h("span.legend");
   const pin = h("button.quiet.pin", { onclick: () => app.pin() }, "Pin");
-  const line = h("p.line", title, loss, sentence, legend, pin);
+  const caption = h("p.line", title, loss, sentence, legend, pin);
   const play = h("button.play", { "aria-label": "Play the film", onclick: toggle }, "▶");
   const slider = h("input", {
     type: "range", min: 0, max: last, step: 1, "aria-label": "Step of training",
@@ -30,7 +31,7 @@ export function stripPanel(app) {
   });
   const drawing = shape("svg", { "aria-hidden": "true" });
   const plot = h("div.plot", slider, /** @type {any} */ (drawing));
-  const element = h("section.card.strip", { "aria-label": "Film of the training" }, line, h("div.reel", play, plot));
+  const element = h("section.card.strip", { "aria-label": "Film of the training" }, caption, h("div.reel", play, plot));
   let timer = 0;
 
   /** @param {number} moment */
@@ -51,9 +52,10 @@ export function stripPanel(app) {
   }
 
   /** Where a step is, in pixels: most is learned early. @param {number} step */
-  const x = (step) => SIDE + Math.sqrt(step / steps[last]) * (plot.clientWidth - 2 * SIDE);
+  const x = (step) => LEFT + Math.sqrt(step / steps[last]) * (plot.clientWidth - LEFT - RIGHT);
 
   plot.addEventListener("pointerdown", (event) => {
+    if (/** @type {Element} */ (event.target).matches(".name")) return;
     stop();
     plot.setPointerCapture(event.pointerId);
     drag(event);
@@ -85,14 +87,10 @@ export function stripPanel(app) {
     };
     const words = change(curve, rows, moment, names);
     setText(title, `step ${model.step.toLocaleString("en")} of ${steps[last].toLocaleString("en")}`);
-    setText(loss, model.loss === null ? "" : `loss ${model.loss.toFixed(2)}`);
+    const [, value] = payload.losses.filter(([step]) => step <= model.step).at(-1) ?? [];
+    setText(loss, value === undefined ? "" : `loss ${value.toFixed(2)}`);
     setText(sentence, words && `Since step ${steps[moment - 1].toLocaleString("en")}: ${words}.`);
-    legend.replaceChildren(
-      key("chance", `chance of ${letter}`),
-      key("loss", "loss"),
-      ...rows.map(({ head, position }) =>
-        key("lane", `${names.head(head)} on “${glyph(state.letters[at(position)].text)}”`, head % model.config.n_head)),
-    );
+    legend.replaceChildren(key("chance", `chance of ${letter}`), key("loss", "loss"));
     slider.value = String(moment);
     const chance = Number.isNaN(curve.values[moment]) ? "" : `, chance of ${letter} ${percent(curve.values[moment])}`;
     slider.setAttribute("aria-valuetext", `${title.textContent}, ${loss.textContent}${chance}. ${words}`);
@@ -100,51 +98,75 @@ export function stripPanel(app) {
     play.setAttribute("aria-label", timer ? "Pause the film" : "Play the film");
     pin.setAttribute("aria-pressed", String(state.other !== null));
     setText(pin, state.other === null ? "Pin" : "Unpin");
-    drawPlot(curve.values, rows, moment, film.indexOf(state.other ?? -1));
+    const named = rows.map((lane) => ({
+      ...lane, name: `${names.head(lane.head)} on “${glyph(state.letters[at(lane.position)].text)}”`,
+    }));
+    drawPlot(curve.values, named, moment, film.indexOf(state.other ?? -1));
   }
 
-  /** @param {number[]} values @param {import("./film.js").Lane[]} rows @param {number} moment @param {number} pinned */
+  /** @param {number[]} values of the curve @param {(import("./film.js").Lane & {name: string})[]} rows
+   * @param {number} moment @param {number} pinned */
   function drawPlot(values, rows, moment, pinned) {
-    const width = plot.clientWidth, bottom = HEIGHT - TOP, height = HEIGHT + rows.length * (LANE + 2) + 16;
-    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    drawing.setAttribute("height", String(height));
-    const first = payload.models[film[0]], losses = payload.losses.filter(([step]) => step <= steps[last]);
-    if (first.loss !== null && !(losses[0]?.[0] <= first.step)) losses.unshift([first.step, first.loss]);
-    const highest = Math.max(...losses.map(([, value]) => value), 1e-9);
-    const path = (/** @type {[number, number][]} */ points) => points.map((point) => point.join(",")).join(" ");
-    const y = (/** @type {number} */ share) => TOP + (1 - share) * (bottom - TOP);
+    const { n_head } = payload.models[film[0]].config;
+    const width = plot.clientWidth, height = HEIGHT + rows.length * LANE + 18;
+    const y = (/** @type {number} */ share) => TOP + (1 - share) * (HEIGHT - 2 * TOP);
+    const losses = payload.losses.filter(([step]) => step <= steps[last]);
+    const highest = losses.reduce((most, [, loss]) => Math.max(most, loss), 1e-9);
     const dots = values.map((value, i) => /** @type {[number, number]} */ ([x(steps[i]), y(value || 0)]));
-    const known = dots.filter((_, i) => !Number.isNaN(values[i]));
+    const isOpen = values.map(Number.isNaN);
     const parts = [
-      shape("polyline", { class: "loss", points: path(losses.map(([step, value]) => [x(step), y(value / highest)])) }),
-      shape("polyline", { class: "chance", points: path(known) }),
+      line("loss", losses.map(([step, loss]) => [x(step), y(loss / highest)])),
+      line("chance", dots.filter((_, i) => !isOpen[i])),
       ...dots.map(([cx, cy], i) =>
-        shape("circle", { class: Number.isNaN(values[i]) ? "dot open" : "dot", cx, cy, r: i === moment ? 5 : 3 })),
+        shape("circle", { class: isOpen[i] ? "dot open" : "dot", cx, cy, r: i === moment ? 5 : 3 })),
     ];
-    rows.forEach(({ head, shares }, row) => shares.forEach((share, i) => {
-      if (!(share > 0.01)) return;
-      const start = i ? (x(steps[i - 1]) + x(steps[i])) / 2 : x(steps[0]);
-      const end = i < last ? (x(steps[i]) + x(steps[i + 1])) / 2 : x(steps[last]);
-      const lane = shape("rect", {
-        class: `lane hue-${head % payload.models[film[0]].config.n_head % 8}`, "fill-opacity": share.toFixed(2),
-        x: start, y: HEIGHT + row * (LANE + 2), width: end - start, height: LANE,
-      });
-      parts.push(lane);
-    }));
-    let right = -Infinity;
-    for (const [i, step] of steps.entries()) {
-      const at = x(step), isLast = i === last;
-      if (at - right < 34 || (!isLast && x(steps[last]) - at < 40)) continue;
-      right = at;
-      const label = shape("text", { x: at, y: height - 3, "text-anchor": i ? (isLast ? "end" : "middle") : "start" });
-      label.textContent = step.toLocaleString("en");
+    const edges = steps.map((step, i) => (i ? (x(steps[i - 1]) + x(step)) / 2 : x(step)));
+    rows.forEach(({ head, shares, name }, row) => {
+      const top = HEIGHT + row * LANE, hue = `hue-${(head % n_head) % 8}`;
+      const choose = () => app.choose({ layer: Math.floor(head / n_head), head: head % n_head });
+      const label = text(name, { class: `name ${hue}`, x: LEFT - 8, y: top + 8, "text-anchor": "end" });
+      label.addEventListener("click", choose);
       parts.push(label);
-    }
+      shares.forEach((share, i) => {
+        const opacity = Number.isNaN(share) ? 0 : share.toFixed(2), end = edges[i + 1] ?? x(steps[last]);
+        parts.push(shape("rect", {
+          class: `lane ${hue}`, "fill-opacity": opacity, x: edges[i], y: top, width: end - edges[i], height: LANE - 3,
+        }));
+      });
+    });
+    parts.push(...labels(steps, x).map((step, i, all) =>
+      text(step.toLocaleString("en"), {
+        x: x(step), y: height - 4, "text-anchor": i === all.length - 1 ? "end" : "middle",
+      })));
     if (pinned >= 0) parts.push(handle("ghost", x(steps[pinned]), height));
     parts.push(handle("handle", x(steps[moment]), height));
+    drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    drawing.setAttribute("height", String(height));
     drawing.replaceChildren(...parts);
   }
   return { element, draw, go: (/** @type {number} */ by) => (stop(), go(app.moment + by)) };
+}
+
+/** The steps with room for a label: the last one, then as many of the others as fit.
+ * @param {number[]} steps @param {(step: number) => number} x */
+function labels(steps, x) {
+  const end = steps[steps.length - 1];
+  let right = -Infinity;
+  return steps.filter((step) => {
+    const fits = x(step) - right > 34 && (step === end || x(end) - x(step) > 52);
+    if (fits || step === end) right = x(step);
+    return fits || step === end;
+  });
+}
+
+/** @param {string} name @param {number[][]} points */
+function line(name, points) {
+  return shape("polyline", { class: name, points: points.map((point) => point.join(",")).join(" ") });
+}
+
+/** @param {string} content @param {Record<string, string | number>} attributes */
+function text(content, attributes) {
+  return shape("text", attributes, new Text(content));
 }
 
 /** @param {string} name @param {number} x @param {number} height */
@@ -153,8 +175,7 @@ function handle(name, x, height) {
   return shape("g", { class: name }, bar, shape("rect", { x: x - 6, y: 0, width: 12, height: 12, rx: 3 }));
 }
 
-/** @param {string} kind @param {string} text @param {number} [hue] */
-function key(kind, text, hue) {
-  const sample = h("i", { class: `${kind}${hue === undefined ? "" : ` hue-${hue % 8}`}` });
-  return h("span.key", sample, text);
+/** @param {string} kind @param {string} label */
+function key(kind, label) {
+  return h("span.key", h("i", { class: kind }), label);
 }

@@ -4,11 +4,11 @@
  * @typedef {{label: string, value: number, uniform: number}} Evidence
  * @typedef {{phrase: string, evidence: Evidence[]}} Description
  *
- * @typedef {{name: string, step: number, loss: number | null, parameters: number, summary: string,
+ * @typedef {{name: string, step: number, parameters: number, summary: string,
  *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed>,
  *   check: {ids: number[], logits: number[]}, rounding: number, heads: Description[][]}} Model
- *   loss: of training, or of validation if there is none; summary: how long and when it was trained; check: minigpt's
- *   own logits, to compare with; rounding: the largest change of a probability because weights are rounded
+ *   summary: how long and when it was trained; check: minigpt's own logits, to compare with; rounding: the largest
+ *   change of a probability because weights are rounded
  *
  * @typedef {{version: string, models: Model[], tokenizer: "char" | "byte", vocabulary?: string[], text: string,
  *   losses: [number, number][], selected: number, head: [number, number] | null, sample: import("./app.js").Sampling,
