@@ -5,6 +5,7 @@ Python packs the weights and computes what the page starts with. JavaScript, bui
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -190,13 +191,21 @@ class _Shown:
         self.probabilities = self.logits.softmax(-1)
         self.rounding = (self.probabilities - before).abs().max().item()
 
+    @cached_property
+    def without(self) -> Tensor:
+        """The probabilities in the second half of the text without each head, (1 + L H, T - T // 2, V)."""
+        assert isinstance(self.model, GPT)
+        return probabilities_without(self.model, self.ids, len(self.ids) // 2)
+
     def data(self, selected: int, split: Ids | None) -> Data:
         """Return what the page knows of this model. `selected` is a position in the whole text."""
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
         heads: list[list[Data]] = []
         if isinstance(model, GPT):
             described = describe_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
-            heads = [[asdict(description) for description in layer] for layer in described]
+            choices = self.without.argmax(-1)  # (1 + L H, T - T // 2)
+            breaks = (choices[1:] != choices[0]).double().mean(-1).tolist()
+            heads = [[asdict(description) | {"breaks": breaks.pop(0)} for description in layer] for layer in described]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
         return {
             "name": escape(checkpoint.run_name),
@@ -236,7 +245,8 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     """Return the token to select, and the head that matters most there. None: there are no heads.
 
     Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers those before a
-    letter. The last token is left out, because nothing follows it.
+    letter. The last token is left out, because nothing follows it. A drop counts more if the head attends to one letter
+    far back, since a reader can see this. It counts twice before a word, since the head chooses the word.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
     first, last = (T - 1, T - 1) if start.at_end else (T // 2, max(T // 2, T - 2))
@@ -250,11 +260,14 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
             raise UserError(f"no {name} {index}: this model has {name}s 0 to {allowed.size(dim) - 1}")
         if index is not None:
             allowed &= (torch.arange(allowed.size(dim)) == index).view((-1, 1) if dim == 0 else (1, -1))
-    without = probabilities_without(shown.model, shown.ids[: last + 1], first)
-    focus = extract(shown.model, shown.ids).weights.amax(-1).flatten(0, 1)[:, first : last + 1]
-    is_letter = [*are_letters(characters(shown.checkpoint.tokenizer, shown.ids)), False]
-    before_letter = torch.tensor(is_letter[first + 1 : last + 2])
-    position, head = strongest_effect(without, focus, allowed.flatten(), before_letter)
+    without = shown.without[:, first - T // 2 : last + 1 - T // 2]
+    focus, keys = extract(shown.model, shown.ids).weights.flatten(0, 1)[:, first : last + 1].max(-1)
+    text = characters(shown.checkpoint.tokenizer, shown.ids)
+    is_letter = torch.tensor([*are_letters(text), False])
+    before_letter = is_letter[first + 1 : last + 2]
+    starts_word = torch.tensor([token == " " for token in text[first : last + 1]])
+    interest = focus * (torch.arange(first, last + 1) - keys).sqrt() * (1 + starts_word)
+    position, head = strongest_effect(without, interest, allowed.flatten(), before_letter)
     return first + position, divmod(head, config.n_head)
 
 

@@ -95,7 +95,7 @@ def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
 def test_a_click_on_a_letter_selects_it(page: Any, made: Made) -> None:
     page.tab.locator('[data-index="20"]').click(force=True)
     assert_shows(page, made, START[:21])
-    marked = page.tab.locator(".bars li", has=page.tab.locator(".came:visible"))
+    marked = page.tab.locator(".bars li.came")
     assert marked.count() == 1
     assert marked.locator("b").inner_text() == START[21].translate(GLYPHS)
 
@@ -174,7 +174,7 @@ def test_carriage_returns_survive_typing(opened: Opener) -> None:
     drawn = "[...document.querySelectorAll('.drawn [data-index]')].map((letter) => letter.textContent).join('')"
     shown.until(f"() => {drawn} === 'a␍x\\nb␍c'")
     assert text(shown) == "a␍x\nb␍c"
-    shown.until("() => document.querySelector('.next h2').textContent === 'Next letter after “a␍x”'")
+    shown.until("() => document.querySelector('.next h2').textContent === 'Next letter after a␍x'")
     shown.assert_quiet()
 
 
@@ -223,18 +223,24 @@ def test_notices_stay_and_move_nothing(page: Any) -> None:
 
 
 def test_a_definition_stays_in_the_window(page: Any) -> None:
-    page.tab.locator(".next .term").hover()
-    box = page.tab.locator(".next .definition").bounding_box()
+    page.tab.locator(".next .note .term").hover()
+    box = page.tab.locator(".next .note .definition").bounding_box()
     assert 0 <= box["x"] < box["x"] + box["width"] <= 1280
 
 
 def test_the_next_letters_stay_in_view(page: Any) -> None:
     settle(page)
-    page.tab.set_viewport_size({"width": 1280, "height": 500})
-    page.tab.locator(".tile .switch").last.scroll_into_view_if_needed()
-    strip = page.tab.locator(".heads .row p")
-    assert 0 <= strip.bounding_box()["y"] < 100
-    assert strip.inner_text().split(": ")[1].startswith(" ".join(bar(page)))
+    peek = page.tab.locator(".peek")
+    assert not peek.is_visible()
+    page.tab.set_viewport_size({"width": 1280, "height": 400})
+    page.tab.locator(".tile .choose").nth(4).click()
+    page.tab.locator("footer").scroll_into_view_if_needed()
+    page.until("() => document.querySelectorAll('.peek .chance').length === 3")
+    assert peek.bounding_box()["y"] == 0
+    assert peek.locator(".chance").first.inner_text() == " ".join(bar(page))
+    assert peek.locator(".drawn .selected").count() == 1
+    shades = page.ask("() => [...document.querySelectorAll('.peek .drawn span')].map((one) => one.style.cssText)")
+    assert len(set(shades)) > 1
 
 
 @pytest.mark.parametrize("only", ["text", "next", "heads", "text,next", "text,next,heads"])
@@ -399,11 +405,13 @@ def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -
     page.tab.locator(".tile .choose").nth(0).click()
     page.tab.click("button:text-is('At all letters')")
     matrix = page.tab.locator("canvas.matrix")
-    edge = 14  # the letters beside the matrix
-    size = (matrix.bounding_box()["width"] - edge) / len(START)
-    cell = {"x": edge + 4.5 * size, "y": edge + 30.5 * size}
+    size = matrix.bounding_box()["width"] / len(START)
+    cell = {"x": 4.5 * size, "y": 30.5 * size}
     matrix.hover(position=cell)
     assert f"“{START[30].translate(GLYPHS)}” at 30" in page.tab.inner_text("dialog .readout")
+    marked = "() => ['selected', 'pointed'].map((one) => document.querySelector(`dialog .${one}`))"
+    marked += ".map((letter) => [...letter.parentElement.children].indexOf(letter))"
+    assert page.ask(marked) == [30, 4]
     assert matrix.bounding_box()["y"] + matrix.bounding_box()["height"] < 900  # the window
     matrix.click(position=cell)
     assert_shows(page, made, START[:31])
@@ -511,7 +519,7 @@ def test_without_workers_the_page_computes_the_same(made: Made, opened: Opener) 
 def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
     page.tab.fill("#text", START + "speak " * 10)
     page.until("() => document.querySelector('.unseen').textContent.length === 64")
-    assert "does not see the grey start" in page.tab.inner_text(".text")
+    assert "does not see the gray start" in page.tab.inner_text(".text")
     assert_shows(page, made, (START + "speak " * 10)[64:])
 
 

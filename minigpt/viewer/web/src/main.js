@@ -2,7 +2,7 @@
 
 import { App } from "./app.js";
 import { openCompute } from "./compute.js";
-import { h, named, setText, term } from "./dom.js";
+import { h, isTouch, named, setText, term } from "./dom.js";
 import { connect } from "./engine.js";
 import { argmax, largest, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
@@ -10,6 +10,7 @@ import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
 import { openMatrix } from "./matrix.js";
 import { nextPanel } from "./next.js";
+import { peekBar } from "./peek.js";
 import { openHelp } from "./sheet.js";
 import { stripPanel } from "./strip.js";
 import { textPanel } from "./text.js";
@@ -41,11 +42,14 @@ function start(payload) {
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
-  const heads = headsPanel(app, next.strip, { compute, matrix: () => openMatrix(app) });
+  const address = new URLSearchParams(decodeURIComponent(location.hash.slice(1)));
+  const only = address.get("only")?.split(","); // the panels to embed in another page
+  const tiles = address.get("heads")?.split(",").map((name) => name.split(/\D/).map(Number));
+  const onlyHeads = tiles ? tiles.map(([layer, head]) => ({ layer, head })) : null;
+  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) }, onlyHeads);
   const strip = app.film.length ? stripPanel(app) : null;
   const check = h("span", "checking the arithmetic…");
   const announcement = h("p.hidden", { role: "status" });
-  const only = /^#only=([\w,]+)/.exec(location.hash)?.[1].split(","); // the panels to embed in another page
   const panels = Object.entries({ text, next, heads, ...(strip && { strip }) });
   const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
@@ -58,6 +62,11 @@ function start(payload) {
     h("footer", check, ...line),
     announcement,
   );
+  if (!only) {
+    const peek = peekBar(app, [text.paper, next.list]);
+    root.append(peek.element);
+    app.panels.push(peek.draw);
+  }
   document.body.classList.toggle("embedded", Boolean(only));
   app.panels.push(text.draw, next.draw, heads.draw, ...(strip ? [strip.draw] : []), announce(app, announcement));
   addEventListener("resize", () => app.set({}));
@@ -98,15 +107,10 @@ function header(app) {
     const age = isEarlier ? `as it was at step ${step.toLocaleString("en")}` : summary;
     about.replaceChildren(size, term("parameters"), `, ${age}. It runs inside this page.`);
   });
-  const keys = h("button.quiet", { onclick: openHelp }, "Keys");
+  const keys = !isTouch() && h("button.quiet", { onclick: openHelp }, "Keys");
   const restart = h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
-    return h(
-    "header",
-    title,
-    about,
-    h("nav", { "aria-label": "Page" }, ...chooseModels(app), restart, keys, theme),
-  );
+  return h("header", title, about, h("nav", { "aria-label": "Page" }, ...chooseModels(app), restart, keys, theme));
 }
 
 /** Choose a run, and another to compare it with. The strip chooses the step. @param {App} app */
@@ -140,10 +144,10 @@ function announce(app, element) {
   let timer = 0;
   return (/** @type {import("./app.js").State} */ state) => {
     clearTimeout(timer);
-    if (state.isWriting) return;
+    if (app.writer.isWriting) return;
     timer = window.setTimeout(() => {
       const look = app.look;
-      if (!look || look.id !== app.asked[state.model]?.id) return;
+      if (!look || !app.isCurrent()) return;
       const probabilities = normalize(app.weights(look));
       const top = argmax(probabilities);
       const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;

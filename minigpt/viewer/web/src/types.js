@@ -2,7 +2,8 @@
  * The data that Python puts into the page.
  *
  * @typedef {{label: string, value: number, uniform: number}} Evidence
- * @typedef {{phrase: string, evidence: Evidence[]}} Description
+ * @typedef {{phrase: string, evidence: Evidence[], breaks: number}} Description
+ *   breaks: the share of letters at which the first choice changes without the head
  *
  * @typedef {{name: string, step: number, parameters: number, summary: string,
  *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed>,
