@@ -33,9 +33,10 @@ import { Writer } from "./writer.js";
  * @property {number[]} [written] the most likely continuation
  */
 /** @typedef {Position & Answer} Look */
+/** @typedef {"head" | "surprise" | "learned" | "nothing"} Shade */
 /**
  * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, other: number | null,
- *   head: Head | null, preview: Head | null, pointed: number, shade: "head" | "surprise" | "nothing",
+ *   head: Head | null, preview: Head | null, pointed: number, shade: Shade,
  *   muted: Set<number>[], sampling: Sampling, message: string, looks: (Look | null)[]}} State
  *   ids: all tokens of the text; selected: the index of a letter; other: a model to compare `model` with; head: the
  *   chosen one; preview: the one under the mouse; pointed: the index of a letter to mark, or -1; muted and looks: by
@@ -136,7 +137,8 @@ export class App {
 
   /** The color of the shades, for a style. */
   get hue() {
-    return this.shadingHead ? `var(--head-${this.shadingHead.head % 8})` : "var(--red)";
+    if (this.shadingHead) return `var(--head-${this.shadingHead.head % 8})`;
+    return this.state.shade === "learned" ? "var(--head-1)" : "var(--red)";
   }
 
   /** @param {Head} head @param {number} [model] @returns {number} layer * n_head + head */
@@ -345,13 +347,15 @@ export class App {
 
   // --- the engine ---
 
-  /** Ask the engine about the selected letter: first the model in view, last the start of the film. */
+  /** Ask the engine about the selected letter. The film can wait, except for its end, whose heads have lanes. */
   ask() {
     const { model, other } = this.state, { isWriting } = this.writer;
     for (const index of this.film) delete this.asked[index];
-    for (const index of new Set([model, other ?? model, ...(isWriting ? [] : [...this.film].reverse())])) {
+    const urgent = [model, other ?? model], film = isWriting ? [] : [...this.film].reverse();
+    for (const index of new Set([...urgent, ...film])) {
       this.asked[index] = this.position(index);
-      this.send(this.asked[index]);
+      const canWait = !urgent.includes(index) && index !== film[0];
+      this.send(canWait ? { ...this.asked[index], kind: "film" } : this.asked[index]);
     }
     this.additions.clear();
     if (!isWriting) this.askMore();
@@ -360,7 +364,7 @@ export class App {
   /** Ask what each head changes, and what the model would write. The lanes need the heads at the end of the film. */
   askMore() {
     const { model, selected, letters } = this.state;
-    for (const index of new Set([this.film.at(-1) ?? model, model])) {
+    for (const index of new Set([model, this.film.at(-1) ?? model])) {
       if (!this.fresh(index)?.effects.size) this.add("effects", index);
     }
     if (selected === letters.length - 1 && !this.fresh(model)?.written) this.add("write", model);

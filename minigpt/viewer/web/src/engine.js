@@ -2,7 +2,7 @@
 
 import source from "worker:source";
 
-import { isLook, Session } from "./session.js";
+import { cancels, Session } from "./session.js";
 
 /**
  * @typedef {import("./session.js").Request} Request
@@ -31,11 +31,7 @@ export function connect(models, onReply) {
     start((request) => session.send(request));
   };
   const send = (/** @type {Request} */ request) => {
-    for (const [id, other] of unanswered) { // a new look cancels the last one of its model, and all effects
-      if (isLook(request) && (other.kind === "effects" || (isLook(other) && other.model === request.model))) {
-        unanswered.delete(id);
-      }
-    }
+    for (const [id, before] of unanswered) if (cancels(request, before)) unanswered.delete(id);
     unanswered.set(request.id, request);
     pass?.(request);
   };

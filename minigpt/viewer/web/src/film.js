@@ -78,14 +78,3 @@ export function change(curve, lanes, moment, names) {
   const what = grown ? `head ${names.head(grown.lane.head)} ${verb} ${names.at(grown.lane.position)}: ` : "";
   return `${what}${names.letter} ${before}% → ${after}%`;
 }
-
-/** The word around a letter, at most 12 letters long, or the letter itself if it is no part of a word.
- * @param {Letter[]} letters @param {number} index */
-export function wordAround(letters, index) {
-  const isPart = (/** @type {number} */ i) => /[\p{L}\p{N}]/u.test(letters[i]?.text ?? "");
-  if (!isPart(index)) return letters[index].text;
-  let start = index, end = index + 1;
-  while (isPart(start - 1) && index - start < 12) start--;
-  while (isPart(end) && end - start < 12) end++;
-  return letters.slice(start, end).map(({ text }) => text).join("");
-}

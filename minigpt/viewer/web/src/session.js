@@ -6,8 +6,8 @@ import { Recurrent } from "./recurrent.js";
 import { isRecurrent, unpack } from "./weights.js";
 
 /**
- * @typedef {{id: number, kind?: "look", model: number, ids: number[], selected: number, muted: number[]}} LookRequest
- *   muted: layer * H + head
+ * @typedef {{id: number, kind?: "look" | "film", model: number, ids: number[], selected: number, muted: number[]}}
+ *   LookRequest   muted: layer * H + head; film: the look of another moment, which can wait
  * @typedef {{id: number, kind: "effects", model: number, ids: number[], selected: number, muted: number[]}}
  *   EffectsRequest   what each head changes; any new look cancels it
  * @typedef {{id: number, kind: "detail" | "matrix", model: number, ids: number[], selected: number, muted: number[],
@@ -32,12 +32,17 @@ import { isRecurrent, unpack } from "./weights.js";
 
 /** Milliseconds of work before other events have their turn. */
 const SLICE = 8;
+/** Which request comes first: details often need the same run as the look. */
+const ORDER = ["look", "logits", "detail", "matrix", "write", "effects", "film"];
 /** The most tokens of a continuation. */
 const WRITTEN = 32;
 
-/** @param {Request} request @returns {request is LookRequest} */
-export function isLook(request) {
-  return (request.kind ?? "look") === "look";
+/** Whether a new request makes another one that came before it needless. @param {Request} request
+ * @param {Request} before */
+export function cancels(request, before) {
+  if ((request.kind ?? "look") !== "look") return false;
+  const isOld = before.model === request.model && (before.kind ?? "look") === "look";
+  return isOld || before.kind === "effects" || before.kind === "film";
 }
 
 export class Session {
@@ -45,51 +50,44 @@ export class Session {
   constructor(models, onReply) {
     this.entries = models.map((model) => /** @type {Entry} */ ({ model }));
     this.reply = onReply;
-    /** The newest look of each model. */
-    this.looks = /** @type {Map<number, Work>} */ (new Map());
-    /** The newest effects of each model, the most urgent last. */
-    this.effects = /** @type {Map<number, Work>} */ (new Map());
-    this.inspections = /** @type {Work[]} */ ([]);
+    this.queue = /** @type {{request: Request, work: Work}[]} */ ([]);
     this.working = false;
   }
 
-  /** Answer a request later. A new look cancels the last one of its model, and all effects. @param {Request} request */
+  /** Answer a request later. A new look cancels the last one of its model, all effects, and the rest of the film.
+   * @param {Request} request */
   send(request) {
-    if (isLook(request)) {
-      this.looks.delete(request.model); // the order of requests is the order of answers
-      this.looks.set(request.model, this.guarded(request, this.lookAt(request)));
-      this.effects.clear();
-    } else if (request.kind === "effects") {
-      this.effects.delete(request.model);
-      this.effects.set(request.model, this.guarded(request, this.effectsOf(request)));
-    } else {
-      this.inspections.push(this.guarded(request, this.inspect(request)));
-    }
+    this.queue = this.queue.filter((entry) => !cancels(request, entry.request));
+    this.queue.push({ request, work: this.guarded(request, this.answer(request)) });
     if (!this.working) void this.drive();
   }
 
-  /** Work until nothing is left: first the look, then details, which often need the same run, then effects. */
+  /** Work until nothing is left, the most urgent first. */
   async drive() {
     this.working = true;
-    let work;
+    let entry = this.next();
     do {
       await nextTurn();
       const end = performance.now() + SLICE;
-      while ((work = this.next()) && performance.now() < end) {
-        if (!work.next().done) continue;
-        for (const works of [this.looks, this.effects]) {
-          for (const [model, its] of works) if (its === work) works.delete(model); // a listener may have sent a new one
-        }
-        if (work === this.inspections[0]) this.inspections.shift();
+      while ((entry = this.next()) && performance.now() < end) {
+        if (entry.work.next().done) this.queue = this.queue.filter((other) => other !== entry);
       }
-    } while (work);
+    } while (entry);
     this.working = false;
   }
 
-  /** The most urgent work. @returns {Work | undefined} */
+  /** The most urgent request; of equals, the first. */
   next() {
-    const [look] = this.looks.values();
-    return look ?? this.inspections[0] ?? [...this.effects.values()].at(-1);
+    const rank = (/** @type {Request} */ { kind = "look" }) => ORDER.indexOf(kind);
+    const best = Math.min(...this.queue.map(({ request }) => rank(request)));
+    return this.queue.find(({ request }) => rank(request) === best);
+  }
+
+  /** @param {Request} request @returns {Work} */
+  answer(request) {
+    if (request.kind === "effects") return this.effectsOf(request);
+    if (request.kind === undefined || request.kind === "look" || request.kind === "film") return this.lookAt(request);
+    return this.inspect(request);
   }
 
   /** Turn the error of a request into a reply. @param {Request} request @param {Work} work @returns {Work} */

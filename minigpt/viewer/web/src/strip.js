@@ -1,8 +1,9 @@
 /** The strip of the film: a handle for the step, the learning curve of the next letter, and lanes of heads. */
 
-import { change, lanes, learningCurve, wordAround } from "./film.js";
+import { change, lanes, learningCurve } from "./film.js";
 import { h, percent, setText } from "./dom.js";
 import { glyph } from "./letters.js";
+import { quoted } from "./shading.js";
 
 /** Pixels: height of the curves and of a lane, and the margins. Names of lanes are on the left. */
 const HEIGHT = 56, LANE = 11, TOP = 8, LEFT = 92, RIGHT = 16;
@@ -83,7 +84,7 @@ export function stripPanel(app) {
     const names = {
       letter,
       head: (/** @type {number} */ head) => `${Math.floor(head / model.config.n_head)}·${head % model.config.n_head}`,
-      at: (/** @type {number} */ position) => `“${wordAround(state.letters, at(position))}”`,
+      at: (/** @type {number} */ position) => quoted(state.letters, at(position)),
     };
     const words = change(curve, rows, moment, names);
     setText(title, `step ${model.step.toLocaleString("en")} of ${steps[last].toLocaleString("en")}`);

@@ -1,5 +1,6 @@
 /** The text panel: the drawn letters, shaded by what a head attends to or by surprise, under an editable field. */
 
+import { learned } from "./film.js";
 import { argmax } from "./filters.js";
 import { textField } from "./field.js";
 import { toField } from "./letters.js";
@@ -20,7 +21,8 @@ export function textPanel(app) {
   const windowed = h("span");
   const after = h("span.after");
   const ghost = h("span.ghost");
-  const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost);
+  const written = h("span.written");
+  const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost, written);
   const field = textField(app, letterAt);
   const paper = h("div.paper", drawn, field.area);
   const write = h("button.primary", { onclick: () => app.write() }, "Write");
@@ -28,14 +30,17 @@ export function textPanel(app) {
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
   const redo = h("button", { onclick: () => app.redo() }, "Redo");
   const edit = h("button.touch", { onclick: field.startEditing }, "Edit");
-  const shades = Object.entries({ head: "the chosen head", surprise: "surprise", nothing: "nothing" });
-  const options = shades.map(([value, name]) => h("option", { value }, name));
+  const shades = { head: "the chosen head", surprise: "surprise", learned: "when it was learned", nothing: "nothing" };
+  const isFilm = app.film.length > 0;
+  const offered = Object.entries(shades).filter(([value]) => value !== "learned" || isFilm);
+  const options = offered.map(([value, name]) => h("option", { value }, name));
   const onchange = () => app.set({ shade: /** @type {State["shade"]} */ (shade.value) });
   const shade = h("select", { "aria-label": "Shade the text by", onchange }, ...options);
   const message = h("p.message", { role: "status" });
   const legend = h("p.note");
+  const scale = h("p.scale");
   const off = h("button.quiet.off", { onclick: () => app.mute([]) });
-  const notice = h("div.notice", message, off, legend);
+  const notice = h("div.notice", message, off, legend, scale);
   const [click, change] = isTouch() ? ["Tap", "Edit changes"] : ["Click", "Type to change"];
   const lead = h("p.lead", `${click} any letter: you see what the model expected `, h("b", "next"));
   const hasHeads = app.payload.models.some(({ heads }) => heads.length);
@@ -84,6 +89,9 @@ export function textPanel(app) {
     const top = app.look ? argmax(app.look.logits) : -1;
     ghost.hidden = top < 0 || selected < letters.length - 1;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
+    const next = app.isCurrent() && !app.writer.isWriting ? app.vocabulary.decode(app.look?.written ?? []) : "";
+    setText(written, ghost.hidden ? "" : [...next.split("\n")[0]].slice(1).join(""));
+    drawScale(state);
     paper.style.setProperty("--hue", app.hue);
     shade.value = state.shade;
     setText(write, app.writer.isWriting ? "Pause" : "Write");
@@ -103,6 +111,18 @@ export function textPanel(app) {
     seen = selected;
   }
 
+  /** Which shade is which moment. @param {State} state */
+  function drawScale({ shade }) {
+    scale.hidden = shade !== "learned" || app.shadingHead !== null;
+    if (scale.hidden || scale.childElementCount) return;
+    const chips = app.film.map((model, moment) => {
+      const chip = h("span", app.payload.models[model].step.toLocaleString("en"));
+      shadeBy(chip, (moment + 1) / app.film.length);
+      return chip;
+    });
+    scale.append(...chips, " never");
+  }
+
   /** @param {number} unseen the number of letters before the window @param {number[]} shares */
   function describe(unseen, shares) {
     const unit = app.vocabulary.isByte ? "bytes" : "letters";
@@ -110,6 +130,7 @@ export function textPanel(app) {
     const start = unseen ? `The model does not see the gray start: its context is ${context} ${unit}. ` : "";
     const head = app.shadingHead;
     if (!head) {
+      if (app.state.shade === "learned") return `${start}The step from which the model gave a letter at least half:`;
       return start + (app.state.shade === "surprise" ? "The darker a letter, the less the model expected it." : "");
     }
     const strongest = argmax(shares);
@@ -124,6 +145,10 @@ export function textPanel(app) {
 export function shading(app) {
   const { look, shadingHead, state } = app;
   if (look && shadingHead) return attentionShares(state.letters, look, app.index(shadingHead));
+  if (state.shade === "learned") {
+    const moments = learned(app.film.map((model) => app.fresh(model)), state.letters), { length } = app.film;
+    return moments.map((moment) => (moment < length ? (moment + 1) / length : 0));
+  }
   if (look && state.shade === "surprise") return surprises(state.letters, look);
   return state.letters.map(() => 0);
 }
@@ -143,6 +168,12 @@ export function placesOf({ look, state }, index) {
 export function drawLetter(span, { text }, share, places) {
   const kind = text === " " ? "space" : text === "\n" ? "newline" : "";
   setText(span, toField(text));
-  span.className = [kind, share > 0.55 ? "strong" : "", ...places].join(" ");
+  span.className = [kind, ...places].join(" ");
+  shadeBy(span, share);
+}
+
+/** @param {HTMLElement} span @param {number} share how dark it is, from 0 to 1 */
+function shadeBy(span, share) {
+  span.classList.toggle("strong", share > 0.55);
   span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * (PALEST + (1 - PALEST) * share))}%`);
 }

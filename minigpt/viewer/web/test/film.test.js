@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { change, lanes, learned, learningCurve, wordAround } from "../src/film.js";
+import { change, lanes, learned, learningCurve } from "../src/film.js";
 import { Vocabulary } from "../src/letters.js";
 
 const { letters } = new Vocabulary("char", [..."aAn .x"]).encode("An a. x");
@@ -64,8 +64,4 @@ test("a sentence names a large change, and the head that changed with it", () =>
   for (const moment of [0, 1, 3, 4]) assert.equal(change(curve, [grows], moment, names), "", `moment ${moment}`);
   const lost = { ...curve, values: [0.9, 0.1] }, falls = { ...grows, shares: [0.9, 0.2] };
   assert.equal(change(lost, [falls], 1, names), "head 2·2 loses “5”: “A” 90% → 10%");
-});
-
-test("a word is named whole", () => {
-  assert.deepEqual([0, 1, 2, 4].map((i) => wordAround(letters, i)), ["An", "An", " ", "."]);
 });

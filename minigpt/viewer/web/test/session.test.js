@@ -151,8 +151,10 @@ test("a continuation is the most likely token each time, up to the end of the co
   assert.equal(more.length, 32);
 });
 
-test("the models of a film answer in the order of the requests", async () => {
-  const looks = [2, 0, 1].map((model, id) => ({ ...LOOK, id, model }));
-  const found = await replies([MODEL, MODEL, MODEL], [{ ...LOOK, id: 9 }, ...looks], 3);
-  assert.deepEqual(found.map(({ model }) => model), [2, 0, 1]);
+test("a film comes after effects, in the order of its requests, until a new look", async () => {
+  const film = [2, 1].map((model) => ({ ...LOOK, id: model + 10, kind: "film", model }));
+  const found = await replies([MODEL, MODEL, MODEL], [...film, LOOK, ...film, { ...LOOK, id: 5, kind: "effects" }], 4);
+  const ids = found.map(({ id }) => id);
+  assert.deepEqual([...new Set(ids)], [1, 5, 12, 11]);
+  assert.deepEqual(found.slice(-2).map(({ kind, model }) => [kind, model]), [["look", 2], ["look", 1]]);
 });
