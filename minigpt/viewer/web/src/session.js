@@ -87,7 +87,7 @@ export class Session {
   answer(request) {
     if (request.kind === "effects") return this.effectsOf(request);
     if (request.kind === undefined || request.kind === "look" || request.kind === "film") return this.lookAt(request);
-    return this.inspect(request);
+    return this.inspect(/** @type {HeadRequest | PlainRequest} */ (request));
   }
 
   /** Turn the error of a request into a reply. @param {Request} request @param {Work} work @returns {Work} */
