@@ -228,6 +228,41 @@ def test_a_definition_stays_in_the_window(page: Any) -> None:
     assert 0 <= box["x"] < box["x"] + box["width"] <= 1280
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_text_next_letter_and_twelve_heads_fit_one_screen(opened: Opener, width: int) -> None:
+    loaded = checkpoint(layers=3, heads=4, width=48, context=200)
+    text = "Before we proceed,\nhear me speak.\n" * 3
+    shown = opened(build_page(loaded, excerpt(loaded, text)), viewport={"width": width, "height": 800})
+    settle(shown)
+    bottom = "(name) => Math.max(...[...document.querySelectorAll(name)].map((e) => e.getBoundingClientRect().bottom))"
+    if width == 1280:
+        assert shown.ask(bottom, ".tile") <= 900 - 132  # room for a strip of 120 pixels
+    assert shown.ask(bottom, ".bars li") <= 800
+    assert shown.tab.locator(".bars li:visible").count() == (5 if width == 1280 else 3)
+
+
+def test_pointing_at_a_tile_shades_the_text_by_its_head(page: Any) -> None:
+    settle(page)
+    page.tab.select_option("text=shade by >> select", "nothing")
+    shades = (
+        "() => [...document.querySelectorAll('.paper [data-index]')].map((e) => e.style.getPropertyValue('--share'))"
+    )
+    page.until(f"() => ({shades})().every((share) => share === '0%')")
+    page.tab.locator(".tile canvas").nth(4).hover(position={"x": 2, "y": 5})
+    page.until(f"() => ({shades})().some((share) => share !== '0%')")
+    assert "head 1·1 attends most" in page.tab.inner_text(".text .note")
+    page.until("() => document.querySelector('.pointed')?.dataset.index === '0'")
+    page.tab.mouse.move(5, 5)
+    page.until(f"() => ({shades})().every((share) => share === '0%') && !document.querySelector('.pointed')")
+
+
+def test_old_numbers_are_dimmed_until_the_new_ones_come(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, script="window.Worker = class { postMessage() {} terminate() {} }")
+    shown.until("() => document.querySelector('.bars').classList.contains('stale')")
+    shown = opened(made.content)
+    shown.until("() => !document.querySelector('.stale')")
+
+
 def test_the_next_letters_stay_in_view(page: Any) -> None:
     settle(page)
     peek = page.tab.locator(".peek")
@@ -255,6 +290,14 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
     with shown.tab.expect_popup() as popup:
         shown.tab.click("a")
     popup.value.wait_for_selector("header")
+
+
+def test_embedded_heads_can_be_chosen(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, wait=".tile", fragment="#only=text,heads&heads=0·1,1.2")
+    switches = shown.tab.locator(".switch").all()
+    assert [switch.get_attribute("aria-label") for switch in switches] == ["Head 0·1", "Head 1·2"]
+    assert shown.tab.inner_text(".heads h2").startswith("2 heads")
+    shown.assert_quiet()
 
 
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:

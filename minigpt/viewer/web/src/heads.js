@@ -1,9 +1,10 @@
 /** The panel of heads: where each one looks for the selected letter, and what the model would say without it. */
 
 import { argmax } from "./filters.js";
-import { color, h, paint, percent, setText, table, term } from "./dom.js";
+import { glyph } from "./letters.js";
+import { color, h, named, paint, percent, setText, table, term } from "./dom.js";
 import { effectOf } from "./prediction.js";
-import { attentionRow, attentionShares, quoted } from "./shading.js";
+import { attentionRow, attentionShares, wordOf } from "./shading.js";
 
 /** @typedef {import("./app.js").State} State */
 /** @typedef {import("./app.js").Head} Head */
@@ -19,6 +20,7 @@ const SMALL = 0.01;
 const SENTENCES = 3;
 /** A head without which the first choice changes at more letters than this share breaks many letters. */
 const MANY = 0.1;
+const INTRODUCTION = "Bars: where each one looks. Switch one off to see what it is for.";
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
   "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
@@ -29,7 +31,7 @@ const EXPLANATION =
 export function headsPanel(app, open, only) {
   const title = h("h2");
   const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
-  const intro = h("p.note", "Bars: where each one looks. Switch one off to see what it is for.");
+  const intro = h("p.note");
   const grid = h("div.layers");
   const chosen = h("div.about", { role: "region", "aria-label": "The chosen head" });
   const element = h("section.card.heads", { "aria-label": "Heads" }, h("div.row", title, intro, all), grid, chosen);
@@ -67,6 +69,8 @@ export function headsPanel(app, open, only) {
     if (built !== state.model) build(state.model);
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
     for (const { draw } of tiles) draw(state);
+    const rival = state.other === null ? null : app.payload.models[state.other];
+    setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
     drawChosen(state);
   }
 
@@ -118,11 +122,11 @@ function tile(app, head, { phrase, breaks }) {
   const index = app.index(head);
   const name = `${head.layer}·${head.head}`;
   const hue = `--head-${head.head % 8}`;
-  const looks = h("span");
+  const letter = h("span"), word = h("span.word"), share = h("span");
   const tag = h("span.tag", { title: cost(breaks) }, breaks > MANY ? "breaks many" : "breaks this");
   const canvas = h("canvas", { "aria-hidden": "true" });
   const without = h("span.without");
-  const title = h("span.looks", h("b", `${name} `), looks);
+  const title = h("span.looks", h("b", name), letter, word, share);
   const usually = h("span.usually", `usually: ${phrase}`);
   const button = h("button.choose", { onclick: () => app.choose(head) }, title, tag, canvas, usually, without);
   const power = h("button.switch", {
@@ -161,7 +165,9 @@ function tile(app, head, { phrase, breaks }) {
   function drawBars(look, state) {
     const shares = attentionShares(state.letters, look, index);
     const strongest = argmax(shares);
-    setText(looks, `${quoted(state.letters, strongest)} ${percent(shares[strongest])}`);
+    setText(letter, `“${glyph(state.letters[strongest].text)}”`);
+    setText(word, wordOf(state.letters, strongest).replace(/^./u, "of $&"));
+    setText(share, percent(shares[strongest]));
     const rows = [attentionRow(look, index)];
     const other = state.other !== null && app.isCurrent(state.other) && state.looks[state.other];
     if (other && app.has(other.model, head)) rows.push(attentionRow(other, app.index(head, other.model)));

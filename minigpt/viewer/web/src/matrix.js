@@ -1,7 +1,7 @@
 /** "At all letters": the attention matrix of a head, beside the text. */
 
 import { Cells, STAGES } from "./cells.js";
-import { color, h, paint, percent, setText } from "./dom.js";
+import { color, h, isTouch, paint, percent, setText } from "./dom.js";
 import { openSheet } from "./sheet.js";
 import { drawLetter } from "./text.js";
 
@@ -13,9 +13,8 @@ const AROUND = 240;
 const FINGER = 8;
 /** @type {Record<string, import("./cells.js").Cell>} rows and columns that a key moves by */
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-const AXES =
-  "Each row is a letter, and each column a letter that it can attend to. To read a cell, point at it, tap it, or use " +
-  "the arrow keys. A click of the mouse goes to its letter.";
+const AXES = "Each row is a letter, and each column a letter that it can attend to. ";
+const HOW = "Point at a cell to read it, or use the arrow keys. A click goes to its letter.";
 
 /** @param {import("./app.js").App} app */
 export function openMatrix(app) {
@@ -29,7 +28,7 @@ function showMatrix(app, head, reply, { model, at, from, ids }) {
   const { n_embd, n_head } = app.payload.models[model].config;
   const cells = new Cells(reply, ids.length, n_embd / n_head);
   const side = Math.min(SIDE, window.innerWidth - 100, window.innerHeight - AROUND);
-  const size = Math.max(1, Math.floor(side / cells.T));
+  const size = Math.max(1, Math.floor((side / cells.T) * devicePixelRatio) / devicePixelRatio); // sharp edges
   const hue = `--head-${head.head % 8}`;
   const name = `${head.layer}·${head.head}`;
   const label = `Attention of head ${name}: a row per letter, a column per letter attended to`;
@@ -45,7 +44,8 @@ function showMatrix(app, head, reply, { model, at, from, ids }) {
   const text = h("div.drawn", ...spans);
   const area = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, square, text);
   const controls = h("p.controls", h("label", "show ", select), go);
-  const sheet = openSheet(`Head ${name} at all letters`, h("p", AXES), controls, readout, area);
+  const intro = h("p", AXES, isTouch() ? "Tap a cell to read it." : HOW);
+  const sheet = openSheet(`Head ${name} at all letters`, intro, controls, readout, area);
   square.style.setProperty("--hue", `var(${hue})`);
   text.style.setProperty("--hue", `var(${hue})`);
   let cell = cells.strongest(at);

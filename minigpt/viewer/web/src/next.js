@@ -30,7 +30,8 @@ export function nextPanel(app) {
     if (!more.contains(/** @type {Node} */ (target))) more.open = false;
   });
   const title = h("h2", "Next letter after ", tail);
-  const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, temperature.element, more);
+  const settings = h("div.settings", temperature.element, more);
+  const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, settings);
 
   /** @param {import("./app.js").State} state */
   function draw(state) {

@@ -35,15 +35,20 @@ export function surprises(letters, look) {
   });
 }
 
-/** Name a letter with its word, such as `“A” of Anna`. @param {Letter[]} letters @param {number} index */
-export function quoted(letters, index) {
+/** The word of a letter, or "" if it is in none. @param {Letter[]} letters @param {number} index */
+export function wordOf(letters, index) {
   const isInWord = (/** @type {number} */ i) => /[\p{L}\p{M}\p{N}]/u.test(letters[i]?.text ?? "");
   let from = index, to = index;
   while (isInWord(from) && isInWord(from - 1)) from--;
   while (isInWord(to) && isInWord(to + 1)) to++;
-  const word = letters.slice(from, to + 1).map(({ text }) => text).join("");
-  const letter = `“${glyph(letters[index].text)}”`;
-  return from < to && to - from < LONGEST_WORD ? `${letter} of ${word}` : letter;
+  const isWord = from < to && to - from < LONGEST_WORD;
+  return isWord ? letters.slice(from, to + 1).map(({ text }) => text).join("") : "";
+}
+
+/** Name a letter with its word, such as `“A” of Anna`. @param {Letter[]} letters @param {number} index */
+export function quoted(letters, index) {
+  const word = wordOf(letters, index);
+  return `“${glyph(letters[index].text)}”${word && ` of ${word}`}`;
 }
 
 /** The line of a letter, cut to `width` letters around it, as a range [from, to).

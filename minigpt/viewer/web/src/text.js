@@ -41,11 +41,11 @@ export function textPanel(app) {
   const scale = h("p.scale");
   const off = h("button.quiet.off", { onclick: () => app.mute([]) });
   const notice = h("div.notice", message, off, legend, scale);
-  const [click, change] = isTouch() ? ["Tap", "Edit changes"] : ["Click", "Type to change"];
-  const lead = h("p.lead", `${click} any letter: you see what the model expected `, h("b", "next"));
+  const lead = h("p.lead", "Click any letter: you see what the model expected ", h("b", "next"));
   const hasHeads = app.payload.models.some(({ heads }) => heads.length);
   if (hasHeads) lead.append(", and where its ", term("heads"), " ", h("b", "looked"));
-  lead.append(`. ${change} the text.`);
+  lead.append(". Type to change the text.");
+  if (isTouch()) setText(lead, "Tap any letter. Edit changes the text.");
   const controls = h("div.controls", write, step, undo, redo, edit, h("label", "shade by ", shade));
   const element = h("section.card.text", { "aria-label": "Text" }, lead, paper, controls, notice);
   element.addEventListener("click", ({ target }) => {
@@ -136,7 +136,7 @@ export function textPanel(app) {
     const strongest = argmax(shares);
     if (!shares[strongest]) return start;
     const most = `${quoted(app.state.letters, strongest)}: ${percent(shares[strongest])}`;
-    return `${start}At this letter, head ${head.layer}·${head.head} attends most to ${most}.`;
+    return `${start}Here, head ${head.layer}·${head.head} attends most to ${most}.`;
   }
   return { element, paper, draw };
 }
