@@ -5,6 +5,8 @@ runs/NAME/
   events.out.tfevents.*  validation/         for TensorBoard
   checkpoints/
     step-00000500/
+  frames/                                    like checkpoints, without the state of the optimizer
+    step-00000033/
 """
 
 import errno
@@ -16,10 +18,10 @@ import platformdirs
 from minigpt.errors import UserError, reason
 
 RUNS = Path("runs")
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS, FRAMES, LOCK = "checkpoints", "frames", ".lock"
 VALIDATION, EVENTS = "validation", "events.out.tfevents."
 """TensorBoard's folder for validation curves, and the start of the names of its files."""
-RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", VALIDATION, CHECKPOINTS, LOCK)
+RUN_FILES = ("config.yaml", "environment.jsonl", "metrics.jsonl", VALIDATION, CHECKPOINTS, FRAMES, LOCK)
 """The files and folders that training writes into a run folder, beside TensorBoard's event files."""
 
 
@@ -43,6 +45,12 @@ def is_run(folder: Path) -> bool:
     names = set(names_in(folder))
     checkpoints = names_in(folder / CHECKPOINTS) if CHECKPOINTS in names else []
     return {"config.yaml", "environment.jsonl"} <= names or any(name.startswith("step-") for name in checkpoints)
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run folder of a checkpoint or frame, or None if somebody copied it out of its run."""
+    path = checkpoint.absolute()
+    return path.parents[1] if path.parent.name in (CHECKPOINTS, FRAMES) else None
 
 
 def containing_run(file: Path) -> Path | None:

@@ -1,7 +1,6 @@
 """`minigpt inspect`."""
 
 import webbrowser
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +14,15 @@ from minigpt.cli.excerpt import (
     validation_split,
 )
 from minigpt.cli.input import load_run
-from minigpt.cli.options import CheckpointOption, EncodingOption, ForceOption, RunArgument, UnknownOption
+from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
 from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
 
-MAX_STEPS = 8
-"""Maximum number of checkpoints that --steps adds. Each costs its weights."""
+MAX_SIZE = 16_000_000
+"""Size of a page in bytes above which --force is required."""
 
 
 def inspect(
@@ -34,7 +33,7 @@ def inspect(
     compare: Annotated[str | None, Option(help="Add another run with the same vocabulary.", metavar="RUN")] = None,
     steps: Annotated[
         str | None,
-        Option(help="Add other checkpoints of the run, at most 8: all (evenly spaced) or steps.", metavar="all|N,..."),
+        Option(help="Steps of the film. Default: where predictions change most. none: no film.", metavar="N,...|none"),
     ] = None,
     layer: Annotated[
         int | None, Option(help="Open the page at a head of this layer. The first is 0.", metavar="N")
@@ -43,7 +42,7 @@ def inspect(
     exact: Annotated[bool, Option("--exact", help="Keep float32 weights. Default: round them to 8 bits.")] = False,
     out: Annotated[Path, Option("--out", "-o", help="File to write.", metavar="FILE")] = Path("inspect.html"),
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    force: ForceOption = False,
+    force: Annotated[bool, Option("--force", help="Replace existing files; allow pages above 16 MB.")] = False,
     checkpoint: CheckpointOption = None,
     unknown: UnknownOption = "error",
     encoding: EncodingOption = "utf-8",
@@ -57,7 +56,7 @@ def inspect(
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --out page.html
       minigpt inspect mine --compare other       two models on the same text
-      minigpt inspect mine --steps all           how the heads formed
+      minigpt inspect mine --steps 0,100,1000    a film of these steps only
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
     from minigpt.viewer.page import Start, build_page, check_size
@@ -68,48 +67,55 @@ def inspect(
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
-    earlier = (load_run(path, None, [out]) for path in _checkpoints(loaded, steps) if path != loaded.path)
     page = build_page(
         loaded,
         excerpt,
-        others=chain(earlier, compared),
+        moments=_moments(loaded, steps, [out]),
+        others=compared,
         split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
         exact=exact,
     ).encode()
+    size = f"{len(page) / 1e6:.2f} MB"
+    if len(page) > MAX_SIZE and not force:
+        raise UserError(f"the page takes {size}, more than 16 MB; show fewer models, or add --force")
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
-    notice(f"{wrote} {escape(out)}, {len(page) / 1e6:.2f} MB" + ("" if open_ else "; open it in a browser"))
+    notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
     if open_:
         webbrowser.open(out.absolute().as_uri())
 
 
-def _checkpoints(loaded: "Checkpoint", steps: str | None) -> list[Path]:
-    """Return the checkpoint folders that --steps names. Raises UserError if one is missing."""
-    from minigpt.storage.runs import checkpoint_steps, step_folder
+def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list["Checkpoint"]:
+    """Return the moments of the run that the page may show, in order: those that `steps` names, or else all."""
+    from minigpt.paths import run_of
+    from minigpt.storage.runs import saved_steps
 
-    if steps is None:
+    run = run_of(loaded.path)
+    if steps == "none" or (run is None and steps is None):
         return []
-    run = loaded.path.parent.parent
-    existing = checkpoint_steps(run)
-    if not existing:
+    if run is None:
         raise UserError("--steps needs a run, not a checkpoint folder")
+    saved = saved_steps(run)
+    named = list(saved) if steps is None else sorted({*_integers("--steps", steps), loaded.metadata.step})
+    moments: list[Checkpoint] = []
+    for step in named:
+        if step not in saved:
+            raise UserError(f"--steps: no weights of step {step}; the run has {', '.join(map(str, saved))}")
+        try:
+            is_loaded = step == loaded.metadata.step
+            moments.append(loaded if is_loaded else load_run(saved[step], None, outs))
+        except UserError as error:
+            if steps is not None:
+                raise
+            notice(f"left out of the film: {error}")
+    if len(saved) == 1:
+        notice("no film: the run has the weights of one step only; longer runs keep some (train.frames)")
+    return moments
+
+
+def _integers(option: str, value: str) -> list[int]:
     try:
-        wanted = existing if steps == "all" else sorted({int(step) for step in steps.split(",")})
+        return [int(part) for part in value.split(",")]
     except ValueError as error:
-        raise UserError(f"--steps {steps}: expected whole numbers separated by commas") from error
-    if missing := set(wanted) - set(existing):
-        listed = ", ".join(map(str, existing))
-        raise UserError(f"--steps: no checkpoint at step {min(missing)}; the run has {listed}")
-    selected = _spread(wanted)
-    if len(selected) < len(wanted):
-        notice(f"adding {len(selected)} of {len(wanted)} checkpoints, evenly spaced")
-    if len(existing) == 1:
-        notice("the run has one checkpoint; train with --set train.keep_last=20 --set train.save_every=50")
-    return [step_folder(run, step) for step in selected]
-
-
-def _spread(steps: list[int]) -> list[int]:
-    """Return as many evenly spaced steps as the page can show, including the first and the last."""
-    count = min(MAX_STEPS, len(steps))
-    return sorted({steps[round(i * (len(steps) - 1) / max(1, count - 1))] for i in range(count)})
+        raise UserError(f"{option} {value}: expected whole numbers separated by commas") from error

@@ -153,7 +153,7 @@ def _replay(path: Path, as_json: bool) -> None:
         write(json_text({"run": run, "step": step, "different": different}))
     if different:
         others = "; runs that changed settings or machine cannot be replayed"
-        raise UserError(f"{count(len(different), 'tensor')} of run {run} differ at step {step:,}{others}")
+        raise UserError(f"{count(len(different), 'tensor')} of run {run} differ up to step {step:,}{others}")
     if not as_json:
         print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")
 

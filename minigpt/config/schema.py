@@ -161,6 +161,8 @@ class TrainConfig(Section):
     """Steps between checkpoints. A new best validation loss, Ctrl-C and the end of the run also save one."""
     keep_last: int = Field(2, ge=1)
     """Number of newest checkpoints to keep, besides the best checkpoint."""
+    frames: int = Field(12, ge=0, le=1000)
+    """Moments at which to keep the weights for `minigpt inspect`; fewer for large models and short runs. 0: none."""
     patience: int = Field(0, ge=0)
     """Stop early after this many evaluations without a new best validation loss. 0: never."""
     ema: float = Field(0.0, ge=0, lt=1)

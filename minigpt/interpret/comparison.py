@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from minigpt.files import open_within
 from minigpt.model.device import Runtime, configure_torch
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import load_model
-from minigpt.paths import CHECKPOINTS
+from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata
 from minigpt.text.dataset import reload_dataset
@@ -184,8 +183,8 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
     result = evaluate(model, data.validation, data.tokenizer, autocast=runtime.autocast)
     if not math.isfinite(result.loss):
         raise CheckpointError(f"{escape(name)}: the loss is {result.loss:g}; an earlier checkpoint may work")
-    folder = Path(os.path.realpath(checkpoint.path)).parent
-    curve = read_curve(folder.parent) if folder.name == CHECKPOINTS else Curve()  # a copied checkpoint has none
+    run = run_of(checkpoint.path)
+    curve = read_curve(run) if run else Curve()  # a copied checkpoint has none
     return Measured(name, checkpoint.path, metadata, decisive(flatten(config)), result, curve)
 
 

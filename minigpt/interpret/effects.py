@@ -29,15 +29,12 @@ def probabilities_without(model: GPT, ids: Ids, start: int) -> Tensor:
     return torch.stack(rows).float()
 
 
-def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:
+def strongest_effect(probabilities: Tensor, interest: Tensor, allowed: Tensor, preferred: Tensor) -> tuple[int, int]:
     """Return the position and the head for which switching off the head lowers the most likely prediction the most.
-
-    The drop is multiplied by `focus`: where a focused head looks can be seen. Broad heads of the first layer matter
-    everywhere.
 
     Args:
         probabilities: As `probabilities_without` returns them, (1 + N, P, V).
-        focus: The largest attention weight of each of the N heads, (N, P).
+        interest: The factor of the drop for each of the N heads, (N, P).
         allowed: Whether each of the N heads may be chosen, (N,).
         preferred: Which positions to prefer, (P,), if the whole model gives a prediction there at least `CLEAR`.
 
@@ -46,7 +43,7 @@ def strongest_effect(probabilities: Tensor, focus: Tensor, allowed: Tensor, pref
     """
     usual, likeliest = probabilities[0].max(-1)  # (P,) each
     without = probabilities[1:].gather(-1, likeliest[None, :, None].expand(len(allowed), -1, 1))[..., 0]  # (N, P)
-    drop = (usual - without) * focus
+    drop = (usual - without) * interest
     clear = usual >= CLEAR
     choices = (clear & preferred, clear, torch.ones_like(clear))
     positions = next(choice for choice in choices if choice.any())

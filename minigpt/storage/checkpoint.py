@@ -31,7 +31,7 @@ from minigpt.errors import (
     reason,
 )
 from minigpt.files import decode, make_folders, publish, read_within, sync, withdraw, write_atomically
-from minigpt.paths import CHECKPOINTS
+from minigpt.paths import CHECKPOINTS, FRAMES, run_of
 from minigpt.storage.metadata import (
     LIMITS,
     METADATA,
@@ -69,8 +69,7 @@ class Checkpoint:
     @property
     def run_name(self) -> str:
         """The name of the run, or of the checkpoint's folder if somebody copied it out of the run."""
-        folder = self.path.parent.parent if self.path.parent.name == CHECKPOINTS else self.path
-        return folder.name or folder.resolve().name
+        return (run_of(self.path) or self.path.absolute()).name
 
     @property
     def origin(self) -> Origin:
@@ -89,10 +88,12 @@ def save_checkpoint(
     metadata: Metadata,
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
+    kind: str = CHECKPOINTS,
 ) -> Path:
     """Publish a checkpoint, then remove old ones and update the run's config.yaml.
 
-    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
+    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start. If `kind` is FRAMES,
+    only publish a frame, and try it once: a run goes on without one.
 
     Args:
         metadata: The metadata, without hashes.
@@ -103,7 +104,7 @@ def save_checkpoint(
         RunMovedError: The folder was moved, removed or replaced since this process locked it. Nothing is saved.
         TrainingError: A write fails. Older checkpoints are intact.
     """
-    folder = step_folder(run, metadata.step)
+    folder = step_folder(run, metadata.step, kind)
 
     def check() -> None:
         if has_moved(run):
@@ -120,6 +121,12 @@ def save_checkpoint(
             (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
             check()
 
+    if kind == FRAMES:
+        try:
+            save()
+        except (OSError, SafetensorError) as error:
+            log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
+        return folder
     for pause in (*RETRY_PAUSES, None):
         try:
             save()

@@ -22,9 +22,10 @@ from minigpt.files import (
     remove,
     remove_abandoned,
     sync,
+    withdraw,
     write_atomically,
 )
-from minigpt.paths import CHECKPOINTS, LOCK, RUNS, is_run, is_run_file, names_in
+from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUNS, is_run, is_run_file, names_in
 from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, read_metadata, verify
 
 RESERVED = ("last", "best", "auto")
@@ -68,7 +69,7 @@ def find_run(name: str, root: Path = RUNS) -> Path:
 def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS) -> Path:
     """Return a checkpoint folder. `name` is the folder itself, or a run as in `find_run`.
 
-    `which` is "best" (the default), "last" or a step.
+    `which` is "best" (the default), "last" or the step of a checkpoint or frame.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -86,11 +87,12 @@ def find_checkpoint(name: str, which: str | int | None = None, root: Path = RUNS
         return step_folder(run, best_step(run))
     if which == "last":
         return step_folder(run, steps[-1])
-    named = [step for step in steps if str(which) in (str(step), f"{step:08d}")]
+    saved = saved_steps(run)
+    named = [folder for step, folder in saved.items() if str(which) in (str(step), f"{step:08d}")]
     if not named:
-        listed = ", ".join(map(str, steps))
+        listed = ", ".join(map(str, saved))
         raise CheckpointError(f"run {escape(run.name)} has no checkpoint {escape(which)}; use {listed}, best or last")
-    return step_folder(run, named[0])
+    return named[0]
 
 
 # --- the checkpoints of a run ------------------------------------------------------------------------
@@ -101,14 +103,22 @@ def is_checkpoint(folder: str | Path) -> bool:
     return os.path.isfile(Path(folder) / METADATA)
 
 
-def step_folder(run: Path, step: int) -> Path:
-    """Return the folder of the checkpoint at `step`."""
-    return run / CHECKPOINTS / f"step-{step:08d}"
+def step_folder(run: Path, step: int, kind: str = CHECKPOINTS) -> Path:
+    """Return the folder of the checkpoint at `step`, or of the frame if `kind` is FRAMES."""
+    return run / kind / f"step-{step:08d}"
 
 
-def checkpoint_steps(run: Path) -> list[int]:
-    """Return the steps of a run's checkpoints, in order."""
-    return sorted(int(name[5:]) for name in names_in(run / CHECKPOINTS) if re.fullmatch(r"step-[0-9]{8,19}", name))
+def checkpoint_steps(run: Path, kind: str = CHECKPOINTS) -> list[int]:
+    """Return the steps of a run's checkpoints or frames, in order."""
+    return sorted(int(name[5:]) for name in names_in(run / kind) if re.fullmatch(r"step-[0-9]{8,19}", name))
+
+
+def saved_steps(run: Path) -> dict[int, Path]:
+    """Return the folder of each step whose weights a run has: its checkpoint, or else its frame. In order."""
+    folders = {
+        step: step_folder(run, step, kind) for kind in (FRAMES, CHECKPOINTS) for step in checkpoint_steps(run, kind)
+    }
+    return dict(sorted(folders.items()))
 
 
 def newest_step(run: Path) -> int | None:
@@ -149,9 +159,13 @@ def repair(run: Path, state: TrainState) -> list[Path]:
     """Remove what a killed save left behind, before the run resumes from `state`.
 
     Quarantine the checkpoints of later steps, and return their new paths. Forget a best loss without its checkpoint.
+    Remove the frames of later steps: the run writes them again.
     """
-    for folder in (run, run / CHECKPOINTS):
+    for folder in (run, run / CHECKPOINTS, run / FRAMES):
         remove_abandoned(folder, age=0)
+    for step in checkpoint_steps(run, FRAMES):
+        if step > state.step:
+            withdraw(step_folder(run, step, FRAMES))
     later = [step_folder(run, step) for step in checkpoint_steps(run) if step > state.step]
     moved = [path.rename(path.with_name(f"quarantined-{path.name}-{uuid4().hex[:8]}")) for path in later]
     if state.best_loss is not None and state.best_step not in checkpoint_steps(run):
@@ -235,7 +249,11 @@ def lock(run: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # only here: it imports asyncio, which is slow
 
-    for path in (*(run / name for name in names_in(run) if is_run_file(name)), *(run / CHECKPOINTS).glob("*")):
+    for path in (
+        *(run / name for name in names_in(run) if is_run_file(name)),
+        *(run / CHECKPOINTS).glob("*"),
+        *(run / FRAMES).glob("*"),
+    ):
         if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
             raise UserError(f"{escape(path)} is neither a file nor a folder")
     file = run / LOCK

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.errors import UserError, reason
-from minigpt.paths import RUNS, is_run, names_in
+from minigpt.paths import FRAMES, RUNS, is_run, names_in
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
@@ -20,22 +20,23 @@ class Checked:
 
 
 def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
-    """Check the checkpoints of every run in `root`. Raise OSError if `root` cannot be read."""
+    """Check the checkpoints and frames of every run in `root`. Raise OSError if `root` cannot be read."""
     for run in sorted(root / name for name in names_in(root)):
         try:
             if not is_run(run):
                 continue
-            steps = checkpoint_steps(run)
+            frames = [step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)]
+            checkpoints = [step_folder(run, step) for step in checkpoint_steps(run)]
         except OSError as error:
             yield Checked(run.name, "folder", reason(error))
             continue
-        if not steps:
+        if not checkpoints:
             yield Checked(run.name, "checkpoints", "there is no checkpoint")
-        for step in steps:
-            folder, problem = step_folder(run, step), None
+        for folder in frames + checkpoints:
+            problem = None
             try:
                 verify(folder)
             except UserError as error:
                 problem = error.problem
             if problem is None or folder.exists():  # otherwise training has pruned it
-                yield Checked(run.name, folder.name, problem)
+                yield Checked(run.name, f"frames/{folder.name}" if folder in frames else folder.name, problem)

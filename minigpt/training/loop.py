@@ -16,6 +16,7 @@ from minigpt.model.device import measure_matmul
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.model.memory import peak_memory
+from minigpt.paths import CHECKPOINTS, FRAMES
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import newest_step, record_start, repair
@@ -27,7 +28,7 @@ from minigpt.training.metrics import Metrics
 from minigpt.training.outcome import Outcome, is_out_of_patience, refuse_if_finished, settings_card, typed_errors
 from minigpt.training.parallel import ONE, Processes
 from minigpt.training.preparation import prepare_learner
-from minigpt.training.schedule import Clock, eval_steps, lr_factor, run_steps
+from minigpt.training.schedule import Clock, eval_steps, frame_steps, lr_factor, run_steps
 from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
 
@@ -100,6 +101,7 @@ class Training:
         self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         self.eval_steps = eval_steps(config, self.steps, len(data.validation))
+        self.frame_steps = frame_steps(config, self.steps, self.learner.parameters, self.learner.flops_per_token)
         self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
@@ -136,11 +138,13 @@ class Training:
             self.clock.restart()
             if state.step == 0:
                 self.evaluate(probes)
+                self.keep_frame()
                 self.clock.restart()  # the first evaluation does not count
             self.logged_seconds, self.logged_tokens = self.clock.training, state.tokens_seen
             is_done, signal = False, None
             while not (is_done or (signal := self.processes.agree(interrupts.signal))):
                 self.step()
+                self.keep_frame()
                 is_done = state.step >= self.steps
                 if is_done or state.step % config.log_every == 0:
                     self.log()
@@ -223,7 +227,16 @@ class Training:
 
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""
-        self.state.seconds, self.saved_step = self.clock.total, self.state.step
+        self.saved_step = self.state.step
+        self._publish(CHECKPOINTS)
+
+    def keep_frame(self) -> None:
+        """Publish the weights, if this is one of the steps of the film (collective)."""
+        if self.state.step in self.frame_steps:
+            self._publish(FRAMES)
+
+    def _publish(self, kind: str) -> None:
+        self.state.seconds = self.clock.total
         self.metrics.flush()
         metadata = Metadata(
             corpus=escape(" + ".join(self.config.data.source)),
@@ -237,7 +250,7 @@ class Training:
             metrics_bytes=self.metrics.size,
             metrics_sha256=self.metrics.sha256,
         )
-        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, self.metrics.message):
+        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, self.metrics.message, kind):
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:

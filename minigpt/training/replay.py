@@ -1,13 +1,15 @@
 """Train a run again, to check that it gives the same weights."""
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from minigpt.errors import CheckpointError, UserError, escape
-from minigpt.paths import is_run
+from minigpt.paths import FRAMES, is_run, run_of
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.storage.runs import is_checkpoint, read_starts
+from minigpt.storage.runs import checkpoint_steps, is_checkpoint, read_starts, step_folder
 from minigpt.text.dataset import reload_dataset
+from minigpt.training.learner import Learner
 from minigpt.training.loop import Training
 from minigpt.training.preparation import choose_loss
 from minigpt.training.snapshot import make_learner
@@ -16,6 +18,7 @@ from minigpt.training.snapshot import make_learner
 def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
     """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
 
+    Compare the frames of the run on the way.
     Nothing is written. The run may have been interrupted and resumed, but not with other settings.
 
     Args:
@@ -38,15 +41,28 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
     _refuse_inexact_sums(checkpoint)
     training = Training(config, Path(), data, start=start, learner=learner)
-    for _ in steps(range(metadata.step)):
-        training.step()
+    run = run_of(checkpoint.path)
+    frames = checkpoint_steps(run, FRAMES) if run else []
+    different: list[str] = []
+    for step in chain([0], steps(range(1, metadata.step + 1))):
+        if step:
+            training.step()
+        if run and step in frames:
+            frame = load_checkpoint(step_folder(run, step, FRAMES))
+            different += [f"{name} at step {step}" for name in _different(frame, learner)]
+    return different + _different(checkpoint, learner)
+
+
+def _different(checkpoint: Checkpoint, learner: Learner) -> list[str]:
+    """Return the names of the tensors that differ between a checkpoint and a learner."""
     weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
     return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
 
 
 def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
     """Raise UserError if the run was started in processes whose sums depend on their number."""
-    for start in read_starts(checkpoint.path.absolute().parents[1]):
+    run = run_of(checkpoint.path)
+    for start in read_starts(run) if run else ():
         step, sums = start.get("step"), start.get("sums", "exact")
         if isinstance(step, int) and step < checkpoint.metadata.step and sums != "exact":
             raise UserError(f"bits cannot be compared: {escape(sums)} added up the gradients after step {step}")

@@ -8,6 +8,11 @@ from minigpt.config.schema import OptimConfig, RunConfig
 LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 """Bounds of `train.eval_every: auto`: the number of evaluations and, with lower priority, their share of the time."""
 
+FRAME_BYTES, FRAME_SHARE, FRAME_FLOPS = 64e6, 0.01, 1e11
+"""The most that the frames of a run take: bytes, and a share of its time on a machine with so many FLOP/s."""
+FRAME_SECONDS, FRAME_SPEED = 0.01, 200e6
+"""The time to write a frame: seconds, and bytes per second."""
+
 
 def run_steps(config: RunConfig, train_tokens: int) -> int:
     """Return the duration of a run on so many training tokens, in steps."""
@@ -30,6 +35,20 @@ def eval_steps(config: RunConfig, steps: int, validation_tokens: int) -> int:
     target = min(max(affordable, steps / MOST_EVALUATIONS), steps / LEAST_EVALUATIONS)
     round_numbers = (digit * int(10**power) for power in range(13) for digit in (1, 2, 5))
     return min(steps, next(number for number in round_numbers if number >= target))
+
+
+def frame_steps(config: RunConfig, steps: int, parameters: int, flops_per_token: int) -> set[int]:
+    """Return the steps at which a run keeps a frame: its weights, to look at later.
+
+    With the end of the run, they are `train.frames` moments, evenly spaced in the square root of the step, because most
+    is learned early. Large models have fewer, within FRAME_BYTES. So have short runs, within FRAME_SHARE of their time
+    at FRAME_FLOPS. No stopwatch decides, so a resumed run keeps the same frames.
+    """
+    size = 4 * parameters
+    seconds = steps * config.tokens_per_step * flops_per_token / FRAME_FLOPS
+    affordable = FRAME_SHARE * seconds / (FRAME_SECONDS + size / FRAME_SPEED)
+    count = int(min(config.train.frames - 1, FRAME_BYTES / size, affordable))
+    return {round(steps * (i / count) ** 2) for i in range(count)} - {steps}
 
 
 class Clock:

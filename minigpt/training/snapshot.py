@@ -12,6 +12,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
 from minigpt.model.device import choose_runtime, pick_device
 from minigpt.model.size import training_flops
+from minigpt.paths import CHECKPOINTS
 from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Environment, Metadata
 from minigpt.text.dataset import TokenDataset
@@ -61,8 +62,11 @@ def save(
     tokenizer: Tokenizer,
     metadata: Metadata,
     log: Callable[[str], None] = lambda line: None,
+    kind: str = CHECKPOINTS,
 ) -> bool:
-    """Publish a checkpoint (collective). Return False, and save nothing, if a weight or state is not finite.
+    """Publish a checkpoint, or a frame, which has no optimizer state (collective).
+
+    Return False, and save nothing, if a weight or state is not finite.
 
     The main process saves. With FSDP2, each process writes its rows. If saving fails, the main process raises the
     error of `save_checkpoint`, and the other processes raise OtherProcessError.
@@ -70,10 +74,10 @@ def save(
     processes = learner.processes
 
     def save_with(write: Write) -> None:
-        save_checkpoint(run, learner.config, tokenizer, metadata, write, log)
+        save_checkpoint(run, learner.config, tokenizer, metadata, write, log, kind)
 
     def publish() -> bool:
-        weights, optimizer = _saved_tensors(learner)
+        weights, optimizer = _saved_tensors(learner) if kind == CHECKPOINTS else (learner.best_model.state_dict(), {})
         is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *optimizer.values()))
         if not all(processes.gather(is_finite) if learner.is_fsdp else [is_finite]):
             return False

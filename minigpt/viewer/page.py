@@ -3,8 +3,9 @@
 Python packs the weights and computes what the page starts with. JavaScript, built from `web/`, does the rest.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from minigpt.interpret.extract import extract
 from minigpt.interpret.scores import are_letters
 from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
-from minigpt.paths import CHECKPOINTS
+from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.runs import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
+from minigpt.viewer.film import MOST_BYTES, MOST_MOMENTS, choose_moments, loss_curve
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
@@ -50,6 +52,7 @@ def build_page(
     checkpoint: Checkpoint,
     excerpt: Excerpt,
     *,
+    moments: Sequence[Checkpoint] = (),
     others: Iterable[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
@@ -60,6 +63,7 @@ def build_page(
     Args:
         checkpoint: The model to show.
         excerpt: The text that the page starts with.
+        moments: The checkpoints and frames of its run, in order. The page shows those that differ most as a film.
         others: Models with the same vocabulary to compare it with.
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
@@ -77,6 +81,7 @@ def build_page(
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
+    models += [moment.data(selected, split) for moment in _film(first, moments, ids)]
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
@@ -91,12 +96,31 @@ def build_page(
         "text": text,
         "selected": selected,
         "head": head,
+        "losses": loss_curve(run) if (run := run_of(checkpoint.path)) else [],
         "sample": checkpoint.config.sample.model_dump(include=SAMPLE),
         "warnings": warnings,
     }
     if tokenizer.kind == "char":
         data["vocabulary"] = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     return assemble(data, f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}")
+
+
+def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids) -> list["_Shown"]:
+    """Return the other moments of a run that the page shows. Their weights are rounded."""
+    size = packed_size(first.checkpoint.weights, exact=False) * 4 / 3
+    limit = min(MOST_MOMENTS, int(MOST_BYTES / size))
+    if limit < 2:
+        return []
+    shown = [
+        first if moment.metadata.step == first.checkpoint.metadata.step else _Shown(moment, ids, exact=False)
+        for moment in moments
+    ]
+    if not shown:
+        return []
+    came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
+    chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
+    chosen = choose_moments(chances, limit, shown.index(first))
+    return [shown[index] for index in chosen if shown[index] is not first]
 
 
 def check_size(checkpoint: Checkpoint, exact: bool) -> None:
@@ -144,13 +168,22 @@ class _Shown:
         self.probabilities = self.logits.softmax(-1)
         self.rounding = (self.probabilities - before).abs().max().item()
 
+    @cached_property
+    def without(self) -> Tensor:
+        """The probabilities in the second half of the text without each head, (1 + L H, T - T // 2, V)."""
+        assert isinstance(self.model, GPT)
+        return probabilities_without(self.model, self.ids, len(self.ids) // 2)
+
     def data(self, selected: int, split: Ids | None) -> Data:
         """Return what the page knows of this model. `selected` is a position in the whole text."""
         checkpoint, model, at = self.checkpoint, self.model, selected - self.skipped
         heads: list[list[Data]] = []
         if isinstance(model, GPT):
             scores = score_model(model, checkpoint.tokenizer, checkpoint.config.data, self.ids, split)
-            heads = [[asdict(description) for description in layer] for layer in describe_heads(scores)]
+            choices = self.without.argmax(-1)  # (1 + L H, T - T // 2)
+            breaks = (choices[1:] != choices[0]).double().mean(-1).tolist()
+            described = describe_heads(scores)
+            heads = [[asdict(description) | {"breaks": breaks.pop(0)} for description in layer] for layer in described]
         in_order = {name: checkpoint.weights[name] for name in model.state_dict()}  # a file has another one each time
         return {
             "name": escape(checkpoint.run_name),
@@ -175,7 +208,8 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     """Return the token to select, and the head that matters most there. None: there are no heads.
 
     Without `start`, it is a token in the second half of the text: see `strongest_effect`, which prefers those before a
-    letter. The last token is left out, because nothing follows it.
+    letter. The last token is left out, because nothing follows it. A drop counts more if the head attends to one letter
+    far back, since a reader can see this. It counts twice before a word, since the head chooses the word.
     """
     T, config = len(shown.ids), shown.checkpoint.config.model
     first, last = (T - 1, T - 1) if start.at_end else (T // 2, max(T // 2, T - 2))
@@ -187,17 +221,20 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     allowed = torch.tensor([start.layer in (None, at // H) and start.head in (None, at % H) for at in range(L * H)])
     if not allowed.any():
         raise UserError(f"there is no such head: this model has layers 0 to {L - 1}, with heads 0 to {H - 1}")
-    without = probabilities_without(shown.model, shown.ids[: last + 1], first)
-    focus = extract(shown.model, shown.ids).weights.amax(-1).flatten(0, 1)[:, first : last + 1]
-    is_letter = [*are_letters(characters(shown.checkpoint.tokenizer, shown.ids)), False]
-    before_letter = torch.tensor(is_letter[first + 1 : last + 2])
-    position, head = strongest_effect(without, focus, allowed, before_letter)
+    without = shown.without[:, first - T // 2 : last + 1 - T // 2]
+    focus, keys = extract(shown.model, shown.ids).weights.flatten(0, 1)[:, first : last + 1].max(-1)
+    text = characters(shown.checkpoint.tokenizer, shown.ids)
+    is_letter = torch.tensor([*are_letters(text), False])
+    before_letter = is_letter[first + 1 : last + 2]
+    starts_word = torch.tensor([token == " " for token in text[first : last + 1]])
+    interest = focus * (torch.arange(first, last + 1) - keys).sqrt() * (1 + starts_word)
+    position, head = strongest_effect(without, interest, allowed, before_letter)
     return first + position, divmod(head, H)
 
 
 def _summary(checkpoint: Checkpoint) -> str:
     """Return how long and when the model was trained, such as "trained in 2 minutes on 25 November 2026"."""
-    metadata, folder = checkpoint.metadata, checkpoint.path
+    metadata, run = checkpoint.metadata, run_of(checkpoint.path)
     if metadata.imported:
         return f"imported from {escape(metadata.imported)}"
     if metadata.step == 0 and metadata.origin:
@@ -206,5 +243,5 @@ def _summary(checkpoint: Checkpoint) -> str:
         return "untrained"
     seconds = metadata.state.seconds
     unit, size = next((name, size) for name, size, shortest in UNITS if seconds >= shortest)
-    date = last_start(folder.parent.parent, metadata.step) if folder.parent.name == CHECKPOINTS else ""
+    date = last_start(run, metadata.step) if run else ""
     return f"trained in {count(round(seconds / size), unit)}" + f" on {date}" * bool(date)

@@ -95,7 +95,7 @@ def test_the_page_computes_what_pytorch_computes(page: Any, made: Made) -> None:
 def test_a_click_on_a_letter_selects_it(page: Any, made: Made) -> None:
     page.tab.locator('[data-index="20"]').click(force=True)
     assert_shows(page, made, START[:21])
-    marked = page.tab.locator(".bars li", has=page.tab.locator(".came:visible"))
+    marked = page.tab.locator(".bars li.came")
     assert marked.count() == 1
     assert marked.locator("b").inner_text() == START[21].translate(GLYPHS)
 
@@ -174,7 +174,7 @@ def test_carriage_returns_survive_typing(opened: Opener) -> None:
     drawn = "[...document.querySelectorAll('.drawn [data-index]')].map((letter) => letter.textContent).join('')"
     shown.until(f"() => {drawn} === 'a␍x\\nb␍c'")
     assert text(shown) == "a␍x\nb␍c"
-    shown.until("() => document.querySelector('.next h2').textContent === 'Next letter after “a␍x”'")
+    shown.until("() => document.querySelector('.next h2').textContent === 'Next letter after a␍x'")
     shown.assert_quiet()
 
 
@@ -223,18 +223,59 @@ def test_notices_stay_and_move_nothing(page: Any) -> None:
 
 
 def test_a_definition_stays_in_the_window(page: Any) -> None:
-    page.tab.locator(".next .term").hover()
-    box = page.tab.locator(".next .definition").bounding_box()
+    page.tab.locator(".next .note .term").hover()
+    box = page.tab.locator(".next .note .definition").bounding_box()
     assert 0 <= box["x"] < box["x"] + box["width"] <= 1280
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_text_next_letter_and_twelve_heads_fit_one_screen(opened: Opener, width: int) -> None:
+    loaded = checkpoint(layers=3, heads=4, width=48, context=200)
+    text = "Before we proceed,\nhear me speak.\n" * 3
+    shown = opened(build_page(loaded, excerpt(loaded, text)), viewport={"width": width, "height": 800})
+    settle(shown)
+    bottom = "(name) => Math.max(...[...document.querySelectorAll(name)].map((e) => e.getBoundingClientRect().bottom))"
+    if width == 1280:
+        assert shown.ask(bottom, ".tile") <= 900 - 132  # room for a strip of 120 pixels
+    assert shown.ask(bottom, ".bars li") <= 800
+    assert shown.tab.locator(".bars li:visible").count() == (5 if width == 1280 else 3)
+
+
+def test_pointing_at_a_tile_shades_the_text_by_its_head(page: Any) -> None:
+    settle(page)
+    page.tab.select_option("text=shade by >> select", "nothing")
+    shades = (
+        "() => [...document.querySelectorAll('.paper [data-index]')].map((e) => e.style.getPropertyValue('--share'))"
+    )
+    page.until(f"() => ({shades})().every((share) => share === '0%')")
+    page.tab.locator(".tile canvas").nth(4).hover(position={"x": 2, "y": 5})
+    page.until(f"() => ({shades})().some((share) => share !== '0%')")
+    assert "head 1·1 attends most" in page.tab.inner_text(".text .note")
+    page.until("() => document.querySelector('.pointed')?.dataset.index === '0'")
+    page.tab.mouse.move(5, 5)
+    page.until(f"() => ({shades})().every((share) => share === '0%') && !document.querySelector('.pointed')")
+
+
+def test_old_numbers_are_dimmed_until_the_new_ones_come(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, script="window.Worker = class { postMessage() {} terminate() {} }")
+    shown.until("() => document.querySelector('.bars').classList.contains('stale')")
+    shown = opened(made.content)
+    shown.until("() => !document.querySelector('.stale')")
 
 
 def test_the_next_letters_stay_in_view(page: Any) -> None:
     settle(page)
-    page.tab.set_viewport_size({"width": 1280, "height": 500})
-    page.tab.locator(".tile .switch").last.scroll_into_view_if_needed()
-    strip = page.tab.locator(".heads .row p")
-    assert 0 <= strip.bounding_box()["y"] < 100
-    assert strip.inner_text().split(": ")[1].startswith(" ".join(bar(page)))
+    peek = page.tab.locator(".peek")
+    assert not peek.is_visible()
+    page.tab.set_viewport_size({"width": 1280, "height": 400})
+    page.tab.locator(".tile .choose").nth(4).click()
+    page.tab.locator("footer").scroll_into_view_if_needed()
+    page.until("() => document.querySelectorAll('.peek .chance').length === 3")
+    assert peek.bounding_box()["y"] == 0
+    assert peek.locator(".chance").first.inner_text() == " ".join(bar(page))
+    assert peek.locator(".drawn .selected").count() == 1
+    shades = page.ask("() => [...document.querySelectorAll('.peek .drawn span')].map((one) => one.style.cssText)")
+    assert len(set(shades)) > 1
 
 
 @pytest.mark.parametrize("only", ["text", "next", "heads", "text,next", "text,next,heads"])
@@ -249,6 +290,14 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
     with shown.tab.expect_popup() as popup:
         shown.tab.click("a")
     popup.value.wait_for_selector("header")
+
+
+def test_embedded_heads_can_be_chosen(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, wait=".tile", fragment="#only=text,heads&heads=0·1,1.2")
+    switches = shown.tab.locator(".switch").all()
+    assert [switch.get_attribute("aria-label") for switch in switches] == ["Head 0·1", "Head 1·2"]
+    assert shown.tab.inner_text(".heads h2").startswith("2 heads")
+    shown.assert_quiet()
 
 
 def test_it_writes_steps_branches_and_undoes(page: Any, made: Made) -> None:
@@ -399,11 +448,13 @@ def test_the_matrix_shows_each_weight_and_selects_a_row(page: Any, made: Made) -
     page.tab.locator(".tile .choose").nth(0).click()
     page.tab.click("button:text-is('At all letters')")
     matrix = page.tab.locator("canvas.matrix")
-    edge = 14  # the letters beside the matrix
-    size = (matrix.bounding_box()["width"] - edge) / len(START)
-    cell = {"x": edge + 4.5 * size, "y": edge + 30.5 * size}
+    size = matrix.bounding_box()["width"] / len(START)
+    cell = {"x": 4.5 * size, "y": 30.5 * size}
     matrix.hover(position=cell)
     assert f"“{START[30].translate(GLYPHS)}” at 30" in page.tab.inner_text("dialog .readout")
+    marked = "() => ['selected', 'pointed'].map((one) => document.querySelector(`dialog .${one}`))"
+    marked += ".map((letter) => [...letter.parentElement.children].indexOf(letter))"
+    assert page.ask(marked) == [30, 4]
     assert matrix.bounding_box()["y"] + matrix.bounding_box()["height"] < 900  # the window
     matrix.click(position=cell)
     assert_shows(page, made, START[:31])
@@ -511,7 +562,7 @@ def test_without_workers_the_page_computes_the_same(made: Made, opened: Opener) 
 def test_text_beyond_the_context_is_marked(page: Any, made: Made) -> None:
     page.tab.fill("#text", START + "speak " * 10)
     page.until("() => document.querySelector('.unseen').textContent.length === 64")
-    assert "does not see the grey start" in page.tab.inner_text(".text")
+    assert "does not see the gray start" in page.tab.inner_text(".text")
     assert_shows(page, made, (START + "speak " * 10)[64:])
 
 

@@ -8,8 +8,6 @@ import pages
 import pytest
 from command_line import VERSE, Cli
 
-from minigpt.cli.inspect import _spread
-
 pytestmark = pytest.mark.usefixtures("folder")
 
 
@@ -26,7 +24,7 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert f"replaced {page}" in cli("inspect", "-o", page).err
     assert page.read_bytes() == before
     data = page_data(page)
-    (model,) = data["models"]
+    model = data["models"][0]
     assert (model["name"], model["step"]) == ("verse", 4)
     assert model["summary"].startswith("trained in ")
     assert " on " in model["summary"]
@@ -60,16 +58,44 @@ def test_open_shows_the_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert cli("inspect", "verse", "--steps", "all", "--compare", "verse", "-o", page).code == 0
-    assert [model["step"] for model in page_data(page)["models"]] == [4, 2, 4]
-    assert cli("inspect", "verse", "--steps", "2,4", "-o", page).code == 0
-    assert [model["step"] for model in page_data(page)["models"]] == [4, 2]
+
+    def steps(*options: str) -> list[int]:
+        assert cli("inspect", "verse", *options, "-o", page).code == 0
+        return [model["step"] for model in page_data(page)["models"]]
+
+    assert steps() == steps("--steps", "2") == [4, 2]
+    assert steps("--compare", "verse") == [4, 2, 4]
+    assert steps("--steps", "none") == [4]
+    assert steps("--checkpoint", "2") == [2, 4]
+    assert steps("--steps", "4", "--exact") == [4]
+
+
+def test_a_damaged_moment_is_left_out_of_the_film(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree("runs/verse", run)
+    (run / "checkpoints/step-00000002/model.safetensors").write_bytes(b"")
+    done = cli("inspect", run, "-o", tmp_path / "page.html")
+    assert "left out of the film: " in done.err
+    assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4]
+    assert "model.safetensors has changed" in cli("inspect", run, "--steps", "2").error
+
+
+def test_a_run_with_one_moment_has_no_film_and_says_so(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree("runs/verse", run)
+    shutil.rmtree(run / "checkpoints/step-00000002")
+    assert "no film: " in cli("inspect", run, "-o", tmp_path / "page.html").err
+    checkpoint = run / "checkpoints/step-00000004"
+    shutil.copytree(checkpoint, tmp_path / "alone")
+    assert "film" not in cli("inspect", tmp_path / "alone", "-o", tmp_path / "page.html").err
+    assert "--steps needs a run" in cli("inspect", tmp_path / "alone", "--steps", "2").error
 
 
 def test_weights_can_be_exact(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert cli("inspect", "--exact", "-o", page).code == 0
-    (model,) = page_data(page)["models"]
+    model, earlier = page_data(page)["models"]
+    assert earlier["rounding"] > 0
     assert model["rounding"] == 0
     assert not [name for name, packed in model["weights"].items() if "scale" in packed]
 
@@ -89,7 +115,7 @@ def test_without_its_text_a_run_is_shown_on_generated_text(
     [
         (["--layer", "2"], "there is no such head: this model has layers 0 to 1, with heads 0 to 1"),
         (["--head", "-1"], "there is no such head"),
-        (["--steps", "3"], "no checkpoint at step 3; the run has 2, 4"),
+        (["--steps", "3"], "no weights of step 3; the run has 2, 4"),
         (["--steps", "one"], "--steps one: "),
         (["-o", "no/such/page.html"], "cannot write no/such/page.html: No such file or directory"),
         (["--compare", "nothing"], "nothing"),
@@ -109,10 +135,3 @@ def test_a_model_that_is_too_large_is_one_line_before_any_work(
     done = cli("inspect", "verse")
     assert done.err == f"minigpt: {done.error}\n"
     assert "the page has room for" in done.error
-
-
-def test_many_checkpoints_are_thinned_out() -> None:
-    assert _spread([4]) == [4]
-    assert _spread(list(range(8))) == list(range(8))
-    some = _spread(list(range(0, 1000, 10)))
-    assert (len(some), some[0], some[-1]) == (8, 0, 990)

@@ -82,7 +82,9 @@ def test_the_page_starts_where_a_head_matters_most(threshold: float, monkeypatch
                 without = probabilities(model, ids)
             for at in late:
                 drop = usual[at] - without[at, likeliest[at]]
-                drops[at, (layer, head)] = (drop * weights[layer, head, at].max()).item()
+                focus, key = weights[layer, head, at].max(-1)
+                word_starts = data["text"][at] == " "
+                drops[at, (layer, head)] = (drop * focus * (at - key) ** 0.5 * (1 + word_starts)).item()
     clear = {at for at in late if usual[at] >= threshold}
     letters = {at for at in clear if are_letters(data["text"][at + 1])[0]}
     chosen = letters or clear or set(late)

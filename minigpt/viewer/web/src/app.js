@@ -2,32 +2,45 @@
 
 import { choose, penalize, softmax, weigh } from "./filters.js";
 import { History } from "./history.js";
-import { isUnfinished, windowStart } from "./letters.js";
+import { windowStart } from "./letters.js";
 import { isRecurrent } from "./weights.js";
+import { Writer } from "./writer.js";
 
 /** @typedef {import("./letters.js").Letter} Letter */
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {{layer: number, head: number}} Head */
 /** @typedef {import("./filters.js").Filters & {repetition_penalty: number}} Sampling */
+/** @typedef {import("./session.js").Reply} Reply */
 /**
- * What a model computed for the selected letter.
- * @typedef {object} Look
+ * A letter, as a request describes it to the engine.
+ * @typedef {object} Position
+ * @property {number} id of the request
+ * @property {number} model
  * @property {number} from the first token that the model sees
  * @property {number[]} ids the tokens from there to the end of the window
  * @property {number} at the index of the selected token in `ids`
+ * @property {number} selected the same
+ * @property {number[]} muted heads, as layer * n_head + head
+ */
+/**
+ * What a model computed for the selected letter.
+ * @typedef {object} Answer
  * @property {Float32Array} logits of the next token, (V)
  * @property {Float32Array} surprise the probability of each token, given those before it, (T)
  * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
  * @property {Float32Array} [whole] logits of the next token with all heads on
- * @property {number} id of the request
+ * @property {number[]} [written] the most likely continuation
  */
+/** @typedef {Position & Answer} Look */
+/** @typedef {"head" | "surprise" | "learned" | "nothing"} Shade */
 /**
  * @typedef {{text: string, letters: Letter[], ids: number[], selected: number, model: number, other: number | null,
- *   head: Head | null, shade: "head" | "surprise" | "nothing", muted: Set<number>[], sampling: Sampling,
- *   isWriting: boolean, message: string, looks: (Look | null)[]}} State
+ *   head: Head | null, preview: Head | null, pointed: number, shade: Shade,
+ *   muted: Set<number>[], sampling: Sampling, message: string, looks: (Look | null)[]}} State
  *   ids: all tokens of the text; selected: the index of a letter; other: a model to compare `model` with; head: the
- *   chosen one; muted and looks: by model; message: what the visitor should know
+ *   chosen one; preview: the one under the mouse; pointed: the index of a letter to mark, or -1; muted and looks: by
+ *   model; message: what the visitor should know
  */
 
 export const MAX_LETTERS = 20_000;
@@ -39,7 +52,7 @@ const NOTICE = 6000;
 export class App {
   /** @param {import("./types.js").Payload} payload
    * @param {import("./letters.js").Vocabulary} vocabulary
-   * @param {(request: any) => void} send sends a request to the engine */
+   * @param {(request: import("./session.js").Request) => void} send sends a request to the engine */
   constructor(payload, vocabulary, send) {
     this.payload = payload;
     this.vocabulary = vocabulary;
@@ -47,18 +60,21 @@ export class App {
     /** @type {((state: State) => void)[]} */
     this.panels = [];
     this.history = new History();
+    this.writer = new Writer(vocabulary);
     /** @type {string[]} letters that the message names */
     this.unknown = [];
     this.notice = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
     this.requests = 0;
-    /** @type {{id: number, from: number, ids: number[], at: number}[]} the newest request by model */
+    /** @type {Position[]} the newest request by model */
     this.asked = [];
-    /** @type {number | undefined} the request whose answer Step waits for */
-    this.due = undefined;
+    /** @type {Map<number, number>} models by the ids of requests that add to their looks */
+    this.additions = new Map();
+    /** @type {number[]} the models of the run that the page is about, by their steps; empty if there is only one */
+    this.film = [...payload.models.keys()].filter((index) => payload.models[index].name === payload.models[0].name);
+    this.film.sort((a, b) => payload.models[a].step - payload.models[b].step);
+    if (this.film.length === 1) this.film = [];
     /** @type {{id: number, use: (reply: any) => void} | undefined} the newest request for details */
     this.details = undefined;
-    /** @type {number[]} bytes of an unfinished character that the model is writing */
-    this.unfinished = [];
     const { letters, ids } = vocabulary.encode(payload.text);
     /** @type {Head | null} the chosen one, which a model may not have */
     this.head = payload.head && { layer: payload.head[0], head: payload.head[1] };
@@ -73,10 +89,11 @@ export class App {
       model: 0,
       other: null,
       head: isShown ? this.head : null,
+      preview: null,
+      pointed: -1,
       shade: isShown ? "head" : "surprise",
       muted: payload.models.map(() => new Set()),
       sampling: { ...payload.sample },
-      isWriting: false,
       message: "",
       looks: payload.models.map(() => null),
     };
@@ -92,14 +109,41 @@ export class App {
     return this.state.looks[this.state.model];
   }
 
+  /** The index in the film of the model that the page shows, or -1. */
+  get moment() {
+    return this.film.indexOf(this.state.model);
+  }
+
+  /** Whether a model's look is about the selected letter. @param {number | null} [model] */
+  isCurrent(model = this.state.model) {
+    return model !== null && this.state.looks[model]?.id === this.asked[model]?.id;
+  }
+
+  /** What a model computed, if it is about the selected letter. @param {number} model */
+  fresh(model) {
+    return this.isCurrent(model) ? this.state.looks[model] : null;
+  }
+
   /** The heads that are switched off, as layer * n_head + head. */
   get muted() {
     return this.state.muted[this.state.model];
   }
 
-  /** @param {Head} head @returns {number} layer * n_head + head */
-  index({ layer, head }) {
-    return layer * this.model.config.n_head + head;
+  /** The head that shades the text. @returns {Head | null} */
+  get shadingHead() {
+    const { head, preview, shade } = this.state;
+    return preview ?? (shade === "head" ? head : null);
+  }
+
+  /** The color of the shades, for a style. */
+  get hue() {
+    if (this.shadingHead) return `var(--head-${this.shadingHead.head % 8})`;
+    return this.state.shade === "learned" ? "var(--head-1)" : "var(--red)";
+  }
+
+  /** @param {Head} head @param {number} [model] @returns {number} layer * n_head + head */
+  index({ layer, head }, model = this.state.model) {
+    return layer * this.payload.models[model].config.n_head + head;
   }
 
   /** Whether a model has a head. @param {number} model @param {Head | null} head */
@@ -146,7 +190,7 @@ export class App {
     const isTooLong = [...text].length > MAX_LETTERS;
     if (isTooLong) this.say(`The text is limited to ${MAX_LETTERS.toLocaleString("en")} letters.`);
     if (text === "") this.say("The model needs at least one letter to start from.");
-    if (isTooLong || text === "" || text === this.state.text) return this.set({ isWriting: false });
+    if (isTooLong || text === "" || text === this.state.text) return this.stop();
     this.history.record(this.version(), group, performance.now());
     this.show(text, caret);
   }
@@ -161,7 +205,8 @@ export class App {
   show(text, caret) {
     const { letters, ids } = this.vocabulary.encode(text);
     const after = letters.findIndex((letter) => letter.end >= caret);
-    this.unfinished = [];
+    this.writer.endLetter();
+    this.state.pointed = -1;
     this.set({ text, letters, ids, selected: after < 0 ? letters.length - 1 : after });
     this.ask();
   }
@@ -176,7 +221,7 @@ export class App {
 
   /** @param {import("./history.js").Version | undefined} version to show @param {string} nothing if there is none */
   travel(version, nothing) {
-    this.set({ isWriting: false });
+    this.stop();
     if (!version) return this.say(nothing);
     this.show(version.text, 0);
     this.select(version.selected);
@@ -192,40 +237,52 @@ export class App {
   select(index) {
     const selected = Math.min(Math.max(0, index), this.state.letters.length - 1);
     this.history.endGroup();
-    this.unfinished = [];
-    this.set({ selected, isWriting: false });
+    this.writer.stop();
+    this.set({ selected });
     this.ask();
   }
 
+  // --- writing ---
+
   /** Continue after the selected letter with this token. What followed is cut; Undo brings it back.
-   * @param {number} id @param {string} [group] */
-  continueWith(id, group) {
+   * @param {number} id */
+  continueWith(id) {
     const { text, letters, selected } = this.state;
-    const bytes = [...this.unfinished, id];
-    this.unfinished = this.vocabulary.isByte && isUnfinished(bytes) ? bytes : [];
-    if (this.unfinished.length) return this.ask();
-    const kept = text.slice(0, letters[selected].end) + this.vocabulary.decode(bytes);
+    const { group } = this.writer;
+    const letter = this.writer.add(id);
+    if (!letter) return this.ask();
     if (selected < letters.length - 1) this.say("This replaced the rest of the text: Undo brings it back.");
+    const kept = text.slice(0, letters[selected].end) + letter;
     this.edit(kept, kept.length, group);
   }
 
-  /** Let the model choose the next letter, as soon as it has computed this one. @param {string} [group] */
-  step(group) {
-    const { look } = this;
-    this.due = this.asked[this.state.model]?.id;
-    if (!look || look.id !== this.due) return;
-    const id = choose(this.weights(look), Math.random());
-    this.continueWith(id, group);
+  /** Let the model choose the next letter, as soon as it has computed this one. */
+  step() {
+    this.writer.start("step");
+    this.writeToken();
   }
 
   /** Start or stop writing. */
   write() {
-    const isWriting = !this.state.isWriting;
     this.history.endGroup();
-    this.session = `write ${this.requests}`;
-    this.set({ isWriting });
-    if (isWriting) this.step(this.session);
-    else this.ask(); // for the effects of heads
+    if (this.writer.isWriting) {
+      this.stop();
+      return this.ask(); // for the effects of heads
+    }
+    this.writer.start("write");
+    this.set({});
+    this.writeToken();
+  }
+
+  stop() {
+    this.writer.stop();
+    this.set({});
+  }
+
+  /** Write a token, if the model is to write and has computed the selected letter. */
+  writeToken() {
+    if (this.writer.mode === "idle" || !this.look || !this.isCurrent()) return;
+    this.continueWith(choose(this.weights(this.look), Math.random()));
   }
 
   /** The unnormalized probability of each token, after penalty, temperature and filters. @param {Look} look */
@@ -259,8 +316,24 @@ export class App {
   mute(heads) {
     const { model, muted } = this.state;
     this.history.endGroup();
-    this.set({ muted: muted.map((set, index) => (index === model ? new Set(heads) : set)) });
+    const isSame = (/** @type {number} */ index) => index === model || (this.moment >= 0 && this.film.includes(index));
+    this.set({ muted: muted.map((set, index) => (isSame(index) ? new Set(heads) : set)) });
     this.ask();
+  }
+
+  /** Show another moment of the film. What it computed for the text is often here already. @param {number} model */
+  moveTo(model) {
+    if (model === this.state.model) return;
+    this.history.endGroup();
+    this.writer.stop();
+    this.set({ model, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
+    if (this.fresh(model)) this.askMore();
+    else this.ask();
+  }
+
+  /** Compare all moments with this one, or end that. */
+  pin() {
+    this.set({ other: this.state.other === null ? this.state.model : null });
   }
 
   /** @param {number} model @param {number | null} other */
@@ -268,19 +341,41 @@ export class App {
     const before = this.state.model;
     if (other === model) other = before === model ? null : before;
     this.history.endGroup();
-    this.set({ model, other, head: this.has(model, this.head) ? this.head : null });
+    this.set({ model, other, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
     this.ask();
   }
 
   // --- the engine ---
 
-  /** Ask the engine about the selected letter. */
+  /** Ask the engine about the selected letter. The film can wait, except for its end, whose heads have lanes. */
   ask() {
-    const { model, other, isWriting } = this.state;
-    for (const index of new Set([other ?? model, model])) { // the effects of heads come last: a look cancels them
+    const { model, other } = this.state, { isWriting } = this.writer;
+    for (const index of this.film) delete this.asked[index];
+    const urgent = [model, other ?? model], film = isWriting ? [] : [...this.film].reverse();
+    for (const index of new Set([...urgent, ...film])) {
       this.asked[index] = this.position(index);
-      this.send({ ...this.asked[index], effects: !isWriting && index === model });
+      const canWait = !urgent.includes(index) && index !== film[0];
+      this.send(canWait ? { ...this.asked[index], kind: "film" } : this.asked[index]);
     }
+    this.additions.clear();
+    if (!isWriting) this.askMore();
+  }
+
+  /** Ask what each head changes, and what the model would write. The lanes need the heads at the end of the film. */
+  askMore() {
+    const { model, selected, letters } = this.state;
+    for (const index of new Set([model, this.film.at(-1) ?? model])) {
+      if (!this.fresh(index)?.effects.size) this.add("effects", index);
+    }
+    if (selected === letters.length - 1 && !this.fresh(model)?.written) this.add("write", model);
+  }
+
+  /** Ask for something that belongs to the newest look of a model. @param {"effects" | "write"} kind
+   * @param {number} model */
+  add(kind, model) {
+    const id = this.requests++;
+    this.additions.set(id, model);
+    this.send({ ...this.asked[model], id, kind });
   }
 
   /** How many letters a model sees at most: all of them if it has a hidden state. @param {number} index of the model */
@@ -289,60 +384,59 @@ export class App {
     return isRecurrent(config) ? Infinity : config.context;
   }
 
-  /** What the engine needs to know about the selected letter. @param {number} index of the model */
+  /** What the engine needs to know about the selected letter. @param {number} index of the model @returns {Position} */
   position(index) {
     const { letters, ids, selected, muted } = this.state;
+    const { bytes } = this.writer;
     const context = this.context(index);
     const length = letters[selected].last + 1;
-    const from = windowStart(length + this.unfinished.length, context);
-    const seen = this.unfinished.length
-      ? [...ids.slice(from, length), ...this.unfinished]
-      : ids.slice(from, from + context);
-    const at = length + this.unfinished.length - 1 - from;
+    const from = windowStart(length + bytes.length, context);
+    const seen = bytes.length ? [...ids.slice(from, length), ...bytes] : ids.slice(from, from + context);
+    const at = length + bytes.length - 1 - from;
     return { id: this.requests++, model: index, ids: seen, selected: at, at, from, muted: [...muted[index]] };
   }
 
-  /** Ask once, and give the reply, and what was asked about, to a panel that shows details. A later request cancels it.
-   * @param {object} request @param {(reply: any, position: ReturnType<App["position"]>) => void} use */
-  askOnce(request, use) {
+  /** Ask about a head once, for a panel that shows details. A later request cancels it.
+   * @template {"detail" | "matrix"} K @param {K} kind @param {Head} head
+   * @param {(reply: Extract<Reply, {kind: K}>, position: Position) => void} use */
+  askOnce(kind, head, use) {
     const position = this.position(this.state.model);
     this.details = { id: position.id, use: (reply) => use(reply, position) };
-    this.send({ ...position, ...request });
+    this.send({ ...position, kind, ...head });
   }
 
-  /** Receive a reply of the engine. @param {any} reply */
+  /** Receive a reply of the engine. @param {Reply} reply */
   receive(reply) {
     const { details } = this;
-    if (details && reply.id === details.id) {
+    if (reply.kind === "error") this.say(reply.message);
+    if (reply.id === details?.id) {
       this.details = undefined;
-      return details.use(reply);
+      if (reply.kind !== "error") details.use(reply);
+    } else if ("model" in reply) {
+      const isAsked = reply.id === this.asked[reply.model]?.id || this.additions.get(reply.id) === reply.model;
+      if (isAsked) this.learn(reply);
     }
-    if (reply.kind === "error") {
-      if (reply.model === this.state.model) this.set({ isWriting: false });
-      this.say(reply.message);
+  }
+
+  /** Add an answer to what is known about the selected letter.
+   * @param {Exclude<Reply, {kind: "detail" | "matrix" | "logits"}>} reply */
+  learn(reply) {
+    const { model, looks } = this.state;
+    const look = looks[reply.model];
+    if (reply.kind === "look") looks[reply.model] = { ...this.asked[reply.model], ...reply, effects: new Map() };
+    if (reply.kind === "whole" && look) look.whole = reply.logits;
+    if (reply.kind === "write" && look) look.written = reply.ids;
+    if (reply.kind === "effect") {
+      look?.effects.set(this.index(reply, reply.model), reply.logits);
     }
-    const asked = this.asked[reply.model];
-    if (reply.id !== asked?.id) return;
-    const looks = [...this.state.looks];
     if (reply.kind === "error") {
       looks[reply.model] = null;
       delete this.asked[reply.model]; // nothing more will come
+      if (reply.model === model) this.writer.stop();
     }
-    if (reply.kind === "look") looks[reply.model] = { ...asked, ...reply, effects: new Map() };
-    const look = looks[reply.model];
-    if (!look) return this.set({ looks });
-    if (reply.kind === "effect") {
-      look.effects.set(reply.layer * this.payload.models[reply.model].config.n_head + reply.head, reply.logits);
-    }
-    if (reply.kind === "whole") look.whole = reply.logits;
-    this.set({ looks });
-    if (reply.kind === "look" && reply.model === this.state.model) this.follow();
-  }
-
-  /** Write the next letter. Without a pause, or with a byte that does not end a letter, at once. */
-  follow() {
-    if (this.state.isWriting) setTimeout(() => this.state.isWriting && this.step(this.session), PAUSE);
-    else if (this.unfinished.length) this.step(this.history.group);
-    else if (this.due === this.look?.id) this.step();
+    this.set({});
+    if (reply.kind !== "look" || reply.model !== model) return;
+    if (this.writer.isWriting) setTimeout(() => this.writer.isWriting && this.writeToken(), PAUSE);
+    else this.writeToken();
   }
 }

@@ -13,8 +13,7 @@ export function openCompute(app) {
   const { head, letters, selected } = app.state;
   if (!head) return;
   const letter = glyph(letters[selected].text);
-  app.askOnce({ kind: "detail", ...head }, (reply, position) => {
-    if (reply.kind !== "detail") return app.say(reply.message);
+  app.askOnce("detail", head, (reply, position) => {
     const name = `${head.layer}·${head.head}`;
     const isOff = position.muted.includes(app.index(head));
     const title = `How head ${name}${isOff ? " (switched off)" : ""} computes at “${letter}”`;
@@ -26,8 +25,8 @@ export function openCompute(app) {
 /** @type {(() => void)[]} canvases have a width only once they are shown */
 const drawings = [];
 
-/** @param {import("./app.js").App} app @param {any} reply of the engine
- * @param {ReturnType<import("./app.js").App["position"]>} position what was asked about
+/** @param {import("./app.js").App} app @param {import("./session.js").DetailReply} reply
+ * @param {import("./app.js").Position} position what was asked about
  * @param {number} layer @param {string} letter @param {boolean} isOff whether the head is switched off */
 function steps(app, reply, position, layer, letter, isOff) {
   const { n_embd: C, n_head: H } = app.payload.models[position.model].config;
@@ -52,55 +51,57 @@ function steps(app, reply, position, layer, letter, isOff) {
     .map((id) => [app.vocabulary.show(id), reply.logits[id].toFixed(2), percent(probabilities[id])]);
   const scroll = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores" };
   const rest = shares.length < reply.weights.length ? `The ${ROWS} largest shares of ${reply.weights.length}.` : "";
-  const found = [
-    [
+  return [
+    step(
       [`“${letter}” becomes a vector`],
       `The model looks up ${C} numbers for the letter${reply.position ? ", and adds those of the position" : ""}.`,
       vector(reply.embedding),
       reply.position && vector(reply.position),
-    ],
-    [
+    ),
+    step(
       [layer ? `${layer} layer${layer > 1 ? "s" : ""} later` : "It enters layer 0"],
       `${layer ? "Earlier layers have added what they found. " : ""}This is what the head receives, normalized:`,
       vector(reply.normed),
-    ],
-    [
+    ),
+    step(
       ["The ", term("query"), " meets the ", term("key", "keys")],
       `The head turns the vector into a query of ${D} numbers. Every letter so far has a key. Their product ` +
         `is a score (÷ √${D} = ${Math.sqrt(D).toFixed(2)}). Softmax turns scores into shares that sum to 100%.`,
       vector(reply.q),
-      h("div", scroll, table("scores", ["position", "letter", "q · k", `÷ √${D}`, "softmax", "key"], shares)),
+      h("div", scroll, table("scores shares", ["position", "letter", "q · k", `÷ √${D}`, "softmax", "key"], shares)),
       h("p.note", rest),
-    ],
-    [
+    ),
+    step(
       ["It copies ", term("value", "values")],
       `Each letter has a value. The head adds them, each times its share. Most comes from “${symbol(largest)}”:`,
       vector(part(reply.values, largest)),
       h("p", "The sum:"),
       vector(reply.output),
-    ],
-    [
+    ),
+    step(
       ["It writes its finding down"],
       isOff
         ? "This head is switched off, so it adds nothing to the vector of the letter."
         : `A matrix turns the sum into ${C} numbers, which are added to the vector of the letter.`,
       !isOff && vector(reply.written),
-    ],
-    [
+    ),
+    step(
       ["After each layer"],
       "The vector of the letter, before the first layer and after each one:",
-      ...reply.residual.map((/** @type {Float32Array} */ x) => vector(x)),
-    ],
-    [
+      ...reply.residual.map((x) => vector(x)),
+    ),
+    step(
       [term("logits", "Logits"), " and probabilities"],
       "The last vector, normalized, is multiplied with that of every letter. Softmax turns logits into " +
         "probabilities, here at temperature 1: the pale bars of the page.",
       table("scores", ["letter", "logit", "probability"], best),
-    ],
+    ),
   ];
-  return found.map(([title, text, ...content], i) =>
-    h("section", h("h3", `${i + 1}. `, ...title), h("p", text), ...content),
-  );
+}
+
+/** @param {import("./dom.js").Child[]} title @param {string} text @param {...import("./dom.js").Child} content */
+function step(title, text, ...content) {
+  return h("section", h("h3", ...title), h("p", text), ...content);
 }
 
 /** The indices of values, the largest value first. @param {ArrayLike<number>} values */
@@ -117,9 +118,10 @@ function vector(values, isSmall = false) {
   drawings.push(() => {
     const width = canvas.clientWidth;
     const context = paint(canvas, width, height);
+    const [warm, cool] = ["--warm", "--cool"].map((name) => color(canvas, name));
     values.forEach((value, i) => {
       context.globalAlpha = Math.abs(value) / largest;
-      context.fillStyle = color(value > 0 ? "--warm" : "--cool");
+      context.fillStyle = value > 0 ? warm : cool;
       context.fillRect((i * width) / values.length, 0, width / values.length + 0.5, height);
     });
   });

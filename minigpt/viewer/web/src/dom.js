@@ -41,6 +41,7 @@ export function setText(node, text) {
 const DEFINITIONS = {
   layer: "A layer is one round of computation. Each layer improves what the model knows at every letter.",
   heads: "A head decides, at each letter, which earlier letters to attend to, and copies what it finds there.",
+  temperature: "Low temperatures make likely letters likelier. The tick in a bar is the probability at temperature 1.",
   nats: "Entropy measures how open the choice is, by the dark bars. 0 nats: certain. 0.69: as open as a coin toss.",
   query: "A query is a vector that says what a head looks for at this letter.",
   key: "A key is a vector that says what an earlier letter has to offer. A head compares it with the query.",
@@ -75,9 +76,15 @@ export function paint(canvas, width, height) {
   return context;
 }
 
-/** A color of the page, as the theme defines it. @param {string} name such as `--ink` */
-export function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** A color of the page in the theme of an element. @param {HTMLElement} element @param {string} name such as `--ink` */
+export function color(element, name) {
+  element.style.color = `var(${name})`;
+  return getComputedStyle(element).color;
+}
+
+/** Whether the visitor points with a finger. */
+export function isTouch() {
+  return matchMedia("(pointer: coarse)").matches;
 }
 
 /** The name and the step of a model. @param {import("./types.js").Model} model */

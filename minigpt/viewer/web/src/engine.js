@@ -2,7 +2,7 @@
 
 import source from "worker:source";
 
-import { isLook, Session } from "./session.js";
+import { cancels, Session } from "./session.js";
 
 /**
  * @typedef {import("./session.js").Request} Request
@@ -19,7 +19,7 @@ export function connect(models, onReply) {
   const unanswered = /** @type {Map<number, Request>} */ (new Map());
 
   const receive = (/** @type {Reply} */ reply) => {
-    if (!["look", "whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
+    if (!["whole", "effect"].includes(reply.kind)) unanswered.delete(reply.id);
     onReply(reply);
   };
   const start = (/** @type {(request: Request) => void} */ to) => {
@@ -31,9 +31,7 @@ export function connect(models, onReply) {
     start((request) => session.send(request));
   };
   const send = (/** @type {Request} */ request) => {
-    for (const [id, other] of unanswered) { // a new look cancels the last one of its model
-      if (isLook(request) && isLook(other) && other.model === request.model) unanswered.delete(id);
-    }
+    for (const [id, before] of unanswered) if (cancels(request, before)) unanswered.delete(id);
     unanswered.set(request.id, request);
     pass?.(request);
   };

@@ -2,29 +2,39 @@
 
 import { argmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { color, h, paint, percent, setText, table, term } from "./dom.js";
-import { attentionRow } from "./text.js";
+import { color, h, named, paint, percent, setText, table, term } from "./dom.js";
+import { effectOf } from "./prediction.js";
+import { attentionRow, attentionShares, wordOf } from "./shading.js";
 
-const STRIP = 34;
-/** A fall of a probability that is shown in red. */
-const LARGE = 0.1;
+/** @typedef {import("./app.js").State} State */
+/** @typedef {import("./app.js").Head} Head */
+/** @typedef {import("./app.js").Look} Look */
+
+/** The height of a strip of bars, in pixels. */
+const STRIP = 24;
+/** A change of a probability that stands out. */
+const LARGE = 0.05;
 /** A change of a probability that counts as none. */
 const SMALL = 0.01;
+/** The number of averages to write as sentences. */
+const SENTENCES = 3;
+/** A head without which the first choice changes at more letters than this share breaks many letters. */
+const MANY = 0.1;
+const INTRODUCTION = "Bars: where each one looks. Switch one off to see what it is for.";
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
   "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
 
 /** @param {import("./app.js").App} app
- * @param {HTMLElement} strip the next letters, in view as long as the heads are
- * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head */
-export function headsPanel(app, strip, open) {
+ * @param {{compute: () => void, matrix: () => void}} open opens a sheet about the chosen head
+ * @param {Head[] | null} only the heads to show; null: all */
+export function headsPanel(app, open, only) {
   const title = h("h2");
   const all = h("button.quiet", { onclick: () => app.mute([]) }, "Switch all on");
   const intro = h("p.note");
   const grid = h("div.layers");
-  const chosen = h("div.chosen", { role: "region", "aria-label": "The chosen head" });
-  const row = h("div.row", title, strip, all);
-  const element = h("section.card.heads", { "aria-label": "Heads" }, row, intro, grid, chosen);
+  const chosen = h("div.about", { role: "region", "aria-label": "The chosen head" });
+  const element = h("section.card.heads", { "aria-label": "Heads" }, h("div.row", title, intro, all), grid, chosen);
   /** @type {ReturnType<typeof tile>[]} */
   let tiles = [];
   let built = -1;
@@ -37,57 +47,69 @@ export function headsPanel(app, strip, open) {
     tiles = [];
     grid.replaceChildren();
     intro.hidden = !heads.length;
-    setText(intro, "Bars: where each one looks. Switch one off to see what it is for.");
     if (!heads.length) {
       title.replaceChildren(`This ${config.family.toUpperCase()} has no heads`);
       const why = "A recurrent network does not look back at letters: it keeps all that it remembers in one vector.";
       return grid.append(h("p.note", why));
     }
-    const count = config.n_layer * config.n_head;
-    title.replaceChildren(`${count} `, term("heads", count === 1 ? "head" : "heads"));
-    for (const layer of heads.keys()) {
-      const row = heads[layer].map(({ phrase }, head) => tile(app, { layer, head }, phrase));
+    heads.forEach((descriptions, layer) => {
+      const shown = descriptions.map((_, head) => ({ layer, head })).filter((head) => !only || only.some(isSame(head)));
+      if (!shown.length) return;
+      const row = shown.map((head) => tile(app, head, descriptions[head.head]));
       tiles.push(...row);
-      const name = h("h3", layer ? `layer ${layer}` : term("layer", "layer 0"));
-      grid.append(h("div.layer", name, h("div.tiles", ...row.map((one) => one.element))));
-    }
+      const list = h("div.tiles", ...row.map((one) => one.element));
+      list.style.setProperty("--count", String(row.length));
+      grid.append(h("div.layer", h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")), list));
+    });
+    title.replaceChildren(`${tiles.length} `, term("heads", tiles.length === 1 ? "head" : "heads"));
   }
 
-  /** @param {import("./app.js").State} state */
+  /** @param {State} state */
   function draw(state) {
     if (built !== state.model) build(state.model);
-    const look = app.look;
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
-    const plain = look && app.probabilities(look.logits);
-    for (const one of tiles) one.draw(state, look, plain);
+    for (const { draw } of tiles) draw(state);
+    const rival = state.other === null ? null : app.payload.models[state.other];
+    setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
     drawChosen(state);
   }
 
-  /** @param {import("./app.js").State} state */
+  /** @param {State} state */
   function drawChosen(state) {
     const head = app.model.heads.length ? state.head : null;
-    chosen.hidden = !head;
+    chosen.hidden = !head || Boolean(only);
     const key = head ? `${state.model} ${head.layer} ${head.head}` : "";
     if (!head || key === described) return;
     described = key;
-    const { phrase, evidence } = app.model.heads[head.layer][head.head];
+    const { phrase, evidence, breaks } = app.model.heads[head.layer][head.head];
     chosen.style.setProperty("--hue", `var(--head-${head.head % 8})`);
     const rows = evidence.map(({ label, value, uniform }) => [label, figure(value, label), figure(uniform, label)]);
+    const sentences = rows.slice(0, SENTENCES).map(([label, value, uniform]) => {
+      return h("p", h("b", value), ` of its ${label.replace("attention", "attention goes")} (uniform: ${uniform}).`);
+    });
     const buttons = [
       h("button", { onclick: open.compute }, "Compute this letter"),
       h("button", { onclick: open.matrix }, "At all letters"),
     ];
+    const scores = table("scores", ["on average", "this head", "uniform"], rows);
+    const details = h("details", h("summary", "All averages"), scores, h("p.note", EXPLANATION));
     chosen.replaceChildren(
-      h("div", h("h3", ...called(head, phrase)), h("p.controls", ...buttons), h("p.note", EXPLANATION)),
-      table("scores", ["on average", "this head", "uniform"], rows),
+      h("div", h("h3", h("b", `${head.layer}·${head.head} `), `usually: ${phrase}`), h("p.controls", ...buttons)),
+      h("div", ...sentences, h("p", cost(breaks)), details),
     );
   }
   return { element, draw };
 }
 
-/** @param {import("./app.js").Head} head @param {string} phrase what it does at most letters */
-function called({ layer, head }, phrase) {
-  return [h("b", `${layer}·${head} `), `usually: ${phrase}`];
+/** @param {Head} head @returns {(other: Head | null) => boolean} */
+function isSame({ layer, head }) {
+  return (other) => other?.layer === layer && other.head === head;
+}
+
+/** @param {number} breaks the share of letters at which the first choice changes without a head */
+function cost(breaks) {
+  const kind = breaks > MANY ? "breaks many letters" : "breaks few letters";
+  return `Switching it off ${kind}: the first choice changes at ${percent(breaks)} of them.`;
 }
 
 /** @param {number} value @param {string} label */
@@ -95,82 +117,99 @@ function figure(value, label) {
   return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
 }
 
-/** @param {import("./app.js").App} app @param {import("./app.js").Head} head @param {string} phrase */
-function tile(app, head, phrase) {
+/** @param {import("./app.js").App} app @param {Head} head @param {import("./types.js").Description} description */
+function tile(app, head, { phrase, breaks }) {
   const index = app.index(head);
+  const name = `${head.layer}·${head.head}`;
+  const hue = `--head-${head.head % 8}`;
+  const letter = h("span"), word = h("span.word"), share = h("span");
+  const tag = h("span.tag", { title: cost(breaks) }, breaks > MANY ? "breaks many" : "breaks this");
   const canvas = h("canvas", { "aria-hidden": "true" });
-  const looks = h("span.looks");
   const without = h("span.without");
-  const content = [canvas, h("span.phrase", ...called(head, phrase)), looks, without];
-  const button = h("button.choose", { onclick: () => app.choose(head) }, ...content);
+  const title = h("span.looks", h("b", name), letter, word, share);
+  const usually = h("span.usually", `usually: ${phrase}`);
+  const button = h("button.choose", { onclick: () => app.choose(head) }, title, tag, canvas, usually, without);
   const power = h("button.switch", {
     role: "switch",
-    "aria-label": `Head ${head.layer}·${head.head}`,
+    "aria-label": `Head ${name}`,
     title: "Switch this head off or on",
     onclick: () => app.toggle(head),
   });
   const element = h("div.tile", button, power);
-  element.style.setProperty("--hue", `var(--head-${head.head % 8})`);
+  element.style.setProperty("--hue", `var(${hue})`);
+  element.addEventListener("pointerenter", ({ pointerType }) => pointerType === "mouse" && app.set({ preview: head }));
+  element.addEventListener("pointerleave", () => app.set({ preview: null, pointed: -1 }));
+  canvas.addEventListener("pointermove", ({ pointerType, offsetX }) => {
+    const { look } = app;
+    if (!look || pointerType !== "mouse") return;
+    const token = look.from + Math.floor((offsetX / canvas.clientWidth) * columns(look));
+    app.set({ pointed: app.state.letters.findIndex(({ first, last }) => first <= token && token <= last) });
+  });
+  canvas.addEventListener("pointerleave", () => app.set({ pointed: -1 }));
 
-  /** @param {import("./app.js").State} state
-   * @param {import("./app.js").Look | null} look @param {Float64Array | null} plain */
-  function draw(state, look, plain) {
+  /** @param {State} state */
+  function draw(state) {
+    const { look } = app;
     const isMuted = app.muted.has(index);
-    const isChosen = state.head?.layer === head.layer && state.head.head === head.head;
+    const isChosen = isSame(head)(state.head);
     element.classList.toggle("chosen", isChosen);
     element.classList.toggle("muted", isMuted);
     button.setAttribute("aria-pressed", String(isChosen));
     power.setAttribute("aria-checked", String(!isMuted));
-    if (!look || !plain) {
-      canvas.width = 0;
-      setText(looks, "");
-      return setText(without, "");
-    }
-    const row = attentionRow(app, look, head);
-    strip(canvas, row, look.ids.length, `--head-${head.head % 8}`);
-    const strongest = argmax(row);
-    setText(looks, `here: “${glyphAt(app, look, strongest)}” ${percent(row[strongest])}`);
-    effect(without, state, look, plain, isMuted);
+    element.classList.toggle("stale", !app.isCurrent());
+    if (look) drawBars(look, state);
+    drawEffect(look, isMuted);
   }
 
-  /** Say what the model would expect without this head: how likely the letter that the whole model expects would be,
-   * and which letter would be the most likely instead.
-   * @param {HTMLElement} out @param {import("./app.js").State} state @param {import("./app.js").Look} look
-   * @param {Float64Array} plain the probabilities with the heads that are on @param {boolean} isMuted */
-  function effect(out, state, look, plain, isMuted) {
-    const logits = look.effects.get(index);
-    if (isMuted) return setText(out, "switched off");
-    if (!logits) return setText(out, state.isWriting ? "" : "without it: …");
-    const without = app.probabilities(logits);
-    const expected = argmax(look.whole ?? plain);
-    const winner = argmax(without);
-    const isOther = ![expected, argmax(plain)].includes(winner);
-    const change = without[expected] - plain[expected];
-    if (Math.abs(change) < SMALL && !isOther) return setText(out, "without it: no change");
-    const share = h("b", { class: change < -LARGE ? "large" : "" }, percent(without[expected]));
-    const before = `${app.vocabulary.show(expected)} ${percent(plain[expected])} → `;
-    out.replaceChildren("without it: ", h("span", before, share, isOther && ","), " ");
-    if (isOther) out.append(h("span", `now ${app.vocabulary.show(winner)} ${percent(without[winner])}`));
+  /** @param {Look} look @param {State} state */
+  function drawBars(look, state) {
+    const shares = attentionShares(state.letters, look, index);
+    const strongest = argmax(shares);
+    setText(letter, `“${glyph(state.letters[strongest].text)}”`);
+    setText(word, wordOf(state.letters, strongest).replace(/^./u, "of $&"));
+    setText(share, percent(shares[strongest]));
+    const rows = [attentionRow(look, index)];
+    const other = state.other !== null && app.isCurrent(state.other) && state.looks[state.other];
+    if (other && app.has(other.model, head)) rows.push(attentionRow(other, app.index(head, other.model)));
+    strip(canvas, rows, columns(look), color(canvas, hue));
+  }
+
+  /** Say what the model would expect without this head. @param {Look | null} look @param {boolean} isMuted */
+  function drawEffect(look, isMuted) {
+    const logits = look?.effects.get(index);
+    tag.hidden = true;
+    if (isMuted) return setText(without, "switched off");
+    if (!look || !logits) return setText(without, app.writer.isWriting ? "" : "without it: …");
+    const { expected, before, after, winner, share, breaks } = effectOf(look, logits, (x) => app.probabilities(x));
+    const change = Math.abs(after - before);
+    tag.hidden = !breaks;
+    if (change < SMALL && !breaks) return setText(without, "without it: no change");
+    const kind = breaks ? "b.breaks" : change < LARGE ? "span" : "b";
+    const now = breaks && h("span", `, now ${app.vocabulary.show(winner)} ${percent(share)}`);
+    const numbers = [`${app.vocabulary.show(expected)} ${percent(before)} → `, h(kind, percent(after))];
+    without.replaceChildren("without it: ", ...numbers, ...(now ? [now] : []));
   }
   return { element, draw };
 }
 
-/** @param {import("./app.js").App} app @param {import("./app.js").Look} look @param {number} t */
-function glyphAt(app, look, t) {
-  const letter = app.state.letters.find((one) => one.last >= t + look.from);
-  return letter ? glyph(letter.text) : app.vocabulary.show(look.ids[t]);
+/** The number of bars that a strip has room for. @param {Look} look */
+function columns({ ids }) {
+  return Math.max(ids.length, 24);
 }
 
-/** Draw attention weights as bars over the positions of the window.
- * @param {HTMLCanvasElement} canvas @param {Float32Array} row @param {number} length @param {string} hue */
-function strip(canvas, row, length, hue) {
+/** Draw attention weights as bars over the positions of the window; those of a second model hang below.
+ * @param {HTMLCanvasElement} canvas @param {Float32Array[]} rows @param {number} count of bars @param {string} hue */
+function strip(canvas, rows, count, hue) {
   const width = canvas.clientWidth || 200;
   const context = paint(canvas, width, STRIP);
-  context.fillStyle = color(hue);
-  const space = width / Math.max(length, 24);
+  const base = STRIP / rows.length, space = width / count;
   const bar = Math.max(1, space - (space > 4 ? 1 : 0.25));
-  for (let t = 0; t < row.length; t++) {
-    const height = Math.max(row[t] > 0.004 ? 1 : 0.5, row[t] * STRIP);
-    context.fillRect(t * space, STRIP - height, bar, height);
-  }
+  context.fillStyle = hue;
+  rows.forEach((row, i) => {
+    row.forEach((share, t) => {
+      const height = Math.max(share > 0.004 ? 1 : 0.5, share * base);
+      context.fillRect(t * space, i ? base : base - height, bar, height);
+    });
+    context.globalAlpha = 0.6;
+  });
 }

@@ -2,8 +2,8 @@
 
 import { openHelp } from "./sheet.js";
 
-/** @param {import("./app.js").App} app @param {() => void} compute */
-export function listen(app, compute) {
+/** @param {import("./app.js").App} app @param {() => void} compute @param {(by: number) => void} [step] in the film */
+export function listen(app, compute, step) {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.key === "Escape" && target.matches("textarea")) target.blur();
@@ -12,7 +12,7 @@ export function listen(app, compute) {
     if (isCommand ? !/^[zy]$/i.test(event.key) : target.matches("textarea, select, input")) return;
     if (event.key === " " && target.matches("button, summary")) return;
     const key = event.key.toLowerCase();
-    const act = actions(app, compute)[key === "z" && event.shiftKey ? "y" : key];
+    const act = actions(app, compute, step)[key === "z" && event.shiftKey ? "y" : key];
     if (!act) return;
     event.preventDefault();
     act();
@@ -20,11 +20,10 @@ export function listen(app, compute) {
 }
 
 /** What each key does now.
- * @param {import("./app.js").App} app @param {() => void} compute
- * @returns {Record<string, (() => void) | false | null>} */
-function actions(app, compute) {
-  const { selected, head, model, other } = app.state;
-  const count = app.payload.models.length;
+ * @param {import("./app.js").App} app @param {() => void} compute @param {(by: number) => void} [step]
+ * @returns {Record<string, (() => void) | false | null | undefined>} */
+function actions(app, compute, step) {
+  const { selected, head } = app.state;
   const { config, heads } = app.model;
   const next = (/** @type {number} */ layer) => (head?.layer === layer ? (head.head + 1) % config.n_head : 0);
   const layers = heads.map((_, layer) => [layer, () => app.choose({ layer, head: next(layer) })]);
@@ -36,8 +35,8 @@ function actions(app, compute) {
     a: () => app.mute([]),
     " ": () => app.write(),
     s: () => app.step(),
-    ",": count > 1 && (() => app.compare((model + count - 1) % count, other)),
-    ".": count > 1 && (() => app.compare((model + 1) % count, other)),
+    ",": step && (() => step(-1)),
+    ".": step && (() => step(1)),
     z: () => app.undo(),
     y: () => app.redo(),
     c: head && compute,

@@ -2,7 +2,7 @@
 
 import { App } from "./app.js";
 import { openCompute } from "./compute.js";
-import { h, named, setText, term } from "./dom.js";
+import { h, isTouch, named, setText, term } from "./dom.js";
 import { connect } from "./engine.js";
 import { argmax, largest, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
@@ -10,7 +10,9 @@ import { listen } from "./keys.js";
 import { glyph, Vocabulary } from "./letters.js";
 import { openMatrix } from "./matrix.js";
 import { nextPanel } from "./next.js";
+import { peekBar } from "./peek.js";
 import { openHelp } from "./sheet.js";
+import { stripPanel } from "./strip.js";
 import { textPanel } from "./text.js";
 import { isRecurrent } from "./weights.js";
 
@@ -40,11 +42,16 @@ function start(payload) {
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
-  const heads = headsPanel(app, next.strip, { compute, matrix: () => openMatrix(app) });
+  const address = new URLSearchParams(decodeURIComponent(location.hash.slice(1)));
+  const only = address.get("only")?.split(","); // the panels to embed in another page
+  const tiles = address.get("heads")?.split(",").map((name) => name.split(/\D/).map(Number));
+  const onlyHeads = tiles ? tiles.map(([layer, head]) => ({ layer, head })) : null;
+  const heads = headsPanel(app, { compute, matrix: () => openMatrix(app) }, onlyHeads);
+  const strip = app.film.length ? stripPanel(app) : null;
   const check = h("span", "checking the arithmetic…");
   const announcement = h("p.hidden", { role: "status" });
-  const only = /^#only=([\w,]+)/.exec(location.hash)?.[1].split(","); // the panels to embed in another page
-  const shown = Object.entries({ text, next, heads }).filter(([name]) => !only || only.includes(name));
+  const panels = Object.entries({ text, next, heads, ...(strip && { strip }) });
+  const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
     ? [h("a", { href: "#", target: "_blank" }, "Open the whole page")]
     : [h("span", "works offline"), h("span", `written by minigpt ${payload.version}`)];
@@ -55,10 +62,15 @@ function start(payload) {
     h("footer", check, ...line),
     announcement,
   );
+  if (!only) {
+    const peek = peekBar(app, [text.paper, next.list]);
+    root.append(peek.element);
+    app.panels.push(peek.draw);
+  }
   document.body.classList.toggle("embedded", Boolean(only));
-  app.panels.push(text.draw, next.draw, heads.draw, announce(app, announcement));
+  app.panels.push(text.draw, next.draw, heads.draw, ...(strip ? [strip.draw] : []), announce(app, announcement));
   addEventListener("resize", () => app.set({}));
-  listen(app, compute);
+  listen(app, compute, strip?.go);
   const { ids, logits } = models[0].check;
   engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
   app.ask();
@@ -86,35 +98,35 @@ function header(app) {
   app.panels.push(({ model }) => {
     if (model === described) return;
     described = model;
-    const { name, parameters, summary, config } = models[model];
+    const { name, step, parameters, summary, config } = models[model];
     const kind = isRecurrent(config) ? config.family.toUpperCase() : "GPT";
     title.replaceChildren(h("bdi", name));
     const article = /^[LR]/.test(kind) ? "An" : "A"; // an LSTM, an RNN
     const size = `${article} ${kind} of ${parameters.toLocaleString("en")} `;
-    about.replaceChildren(size, term("parameters"), `, ${summary}. It runs inside this page.`);
+    const isEarlier = app.moment >= 0 && model !== app.film.at(-1);
+    const age = isEarlier ? `as it was at step ${step.toLocaleString("en")}` : summary;
+    about.replaceChildren(size, term("parameters"), `, ${age}. It runs inside this page.`);
   });
-  const keys = h("button.quiet", { onclick: openHelp }, "Keys");
+  const keys = !isTouch() && h("button.quiet", { onclick: openHelp }, "Keys");
   const restart = h("button.quiet", { onclick: () => app.restart() }, "Start text");
   const theme = h("button.quiet", { onclick: switchTheme, "aria-label": "Light or dark" }, "◐");
-  const choices = models.length > 1 ? chooseModels(app) : [];
-  return h(
-    "header",
-    title,
-    about,
-    h("nav", { "aria-label": "Page" }, ...choices, restart, keys, theme),
-  );
+  return h("header", title, about, h("nav", { "aria-label": "Page" }, ...chooseModels(app), restart, keys, theme));
 }
 
-/** @param {App} app */
+/** Choose a run, and another to compare it with. The strip chooses the step. @param {App} app */
 function chooseModels(app) {
-  const options = () => app.payload.models.map((model, index) => h("option", { value: index }, named(model)));
+  const runs = [...app.payload.models.keys()].filter((index) => index === 0 || !app.film.includes(index));
+  if (runs.length < 2) return [];
+  const options = () => runs.map((index) => h("option", { value: index }, app.payload.models[index].name));
   const change = () => app.compare(Number(shown.value), other.value === "" ? null : Number(other.value));
   const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
   const nothing = h("option", { value: "" }, "nothing");
   const other = h("select", { "aria-label": "Compare with", onchange: change }, nothing, ...options());
+  const run = (/** @type {number | null} */ index) =>
+    index === null ? "" : String(runs.includes(index) ? index : 0);
   app.panels.push((state) => {
-    shown.value = String(state.model);
-    other.value = state.other === null ? "" : String(state.other);
+    shown.value = run(state.model);
+    other.value = run(state.other);
   });
   return [h("label", "model ", shown), h("label", "compare with ", other)];
 }
@@ -132,10 +144,10 @@ function announce(app, element) {
   let timer = 0;
   return (/** @type {import("./app.js").State} */ state) => {
     clearTimeout(timer);
-    if (state.isWriting) return;
+    if (app.writer.isWriting) return;
     timer = window.setTimeout(() => {
       const look = app.look;
-      if (!look || look.id !== app.asked[state.model]?.id) return;
+      if (!look || !app.isCurrent()) return;
       const probabilities = normalize(app.weights(look));
       const top = argmax(probabilities);
       const letter = `Letter ${state.selected + 1}, “${glyph(state.letters[state.selected].text)}”. `;

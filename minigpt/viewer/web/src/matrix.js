@@ -1,122 +1,119 @@
-/** "At all letters": the attention matrix of a head, in the stages of its computation. */
+/** "At all letters": the attention matrix of a head, beside the text. */
 
-import { argmax } from "./filters.js";
-import { color, h, paint, percent, setText } from "./dom.js";
+import { Cells, STAGES } from "./cells.js";
+import { color, h, isTouch, paint, percent, setText } from "./dom.js";
 import { openSheet } from "./sheet.js";
+import { drawLetter } from "./text.js";
 
-const STAGES = /** @type {const} */ ({ weights: "attention weights", scaled: "scores ÷ √D", scores: "scores q · k" });
-/** Pixels of a letter beside the matrix. Where cells are smaller, letters take turns in several lanes. */
-const LETTER = 10;
+/** The largest side length of the matrix, in pixels. */
+const SIDE = 560;
 /** Pixels of the window above and below the matrix. */
 const AROUND = 240;
 /** Pixels around a touch in which the largest value is read. */
 const FINGER = 8;
-/** @type {Record<string, number[]>} rows and columns that a key moves by */
-const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+/** @type {Record<string, import("./cells.js").Cell>} rows and columns that a key moves by */
+const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const AXES = "Each row is a letter, and each column a letter that it can attend to. ";
+const HOW = "Point at a cell to read it, or use the arrow keys. A click goes to its letter.";
 
 /** @param {import("./app.js").App} app */
 export function openMatrix(app) {
   const { head } = app.state;
-  if (!head) return;
-  app.askOnce({ kind: "matrix", ...head }, (reply, { model, at, from, ids }) => {
-    if (reply.kind !== "matrix") return app.say(reply.message);
-    const T = ids.length;
-    const room = Math.min(720, window.innerWidth - 130, window.innerHeight - AROUND);
-    const size = Math.max(1, Math.floor(room / T));
-    const lanes = size > 1 ? Math.ceil(LETTER / size) : 0;
-    const edge = lanes * LETTER + 4;
-    const label = `Attention of head ${head.layer}·${head.head}: a row per letter, a column per letter attended to`;
-    const canvas = h("canvas.matrix", { role: "img", "aria-label": label });
-    const mark = h("div.mark");
-    const readout = h("p.readout", { role: "status" });
-    const options = Object.entries(STAGES).map(([value, name]) => h("option", { value }, name));
-    const select = h("select", { "aria-label": "Stage", onchange: draw }, ...options);
-    const axes =
-      "Each row is a letter, and each column a letter that it can attend to. The frame is the selected letter. " +
-      "To read a cell, point at it, tap it, or use the arrow keys. A click of the mouse goes to its letter.";
-    const go = h("button", { onclick: selectRow });
-    const controls = h("p.controls", h("label", "show ", select), go);
-    const scroll = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, canvas, mark);
-    const sheet = openSheet(`Head ${head.layer}·${head.head} at all letters`, h("p", axes), controls, readout, scroll);
-    canvas.style.width = canvas.style.height = `${edge + size * T}px`;
-    const { n_embd, n_head } = app.payload.models[model].config;
-    const scale = Math.sqrt(n_embd / n_head);
-    const value = (/** @type {number} */ row, /** @type {number} */ column) =>
-      select.value === "weights"
-        ? reply.weights[row * T + column]
-        : reply.scores[row * T + column] / (select.value === "scaled" ? scale : 1);
-    const symbol = (/** @type {number} */ t) => app.vocabulary.show(ids[t]);
+  if (head) app.askOnce("matrix", head, (reply, position) => showMatrix(app, head, reply, position));
+}
 
-    function draw() {
-      const context = paint(canvas, edge + size * T, edge + size * T);
-      context.font = `${LETTER}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace`;
-      context.textAlign = "center";
-      context.textBaseline = "middle";
-      for (let t = 0; t < T && lanes; t++) {
-        const lane = ((t % lanes) + 0.5) * LETTER;
-        context.fillStyle = color(t === at ? "--ink" : "--soft");
-        context.fillText(symbol(t), lane, edge + (t + 0.5) * size);
-        context.fillText(symbol(t), edge + (t + 0.5) * size, lane);
-      }
-      context.translate(edge, edge);
-      let largest = 1e-12;
-      for (let row = 0; row < T; row++)
-        for (let column = 0; column <= row; column++) largest = Math.max(largest, Math.abs(value(row, column)));
-      const hues = [`--head-${(head?.head ?? 0) % 8}`, "--warm", "--cool"].map(color);
-      for (let row = 0; row < T; row++) {
-        for (let column = 0; column <= row; column++) {
-          const part = value(row, column) / largest;
-          context.globalAlpha = select.value === "weights" ? Math.sqrt(Math.max(0, part)) : Math.abs(part);
-          context.fillStyle = hues[select.value === "weights" ? 0 : part > 0 ? 1 : 2];
-          context.fillRect(column * size, row * size, size, size);
-        }
-      }
-      context.globalAlpha = 1;
-      context.strokeStyle = color("--ink");
-      context.strokeRect(0, at * size - 0.5, T * size - 0.5, size + 1);
-      read(...cell);
-    }
-    const inside = (/** @type {number} */ t) => Math.max(0, Math.min(T - 1, t));
-    let cell = /** @type {[number, number]} */ ([at, argmax(reply.weights.subarray(at * T, at * T + at + 1))]);
-    let isTouch = false;
-    /** @param {number} row @param {number} column */
-    function read(row, column) {
-      cell = [row, column];
-      const weight = value(row, column);
-      const known = select.value === "weights" ? percent(weight) : weight.toFixed(2);
-      const shown = column > row ? "hidden by the mask" : known;
-      setText(readout, `“${symbol(row)}” at ${row} attends to “${symbol(column)}” at ${column}: ${shown}`);
-      setText(go, `Go to “${symbol(row)}” at ${row}`);
-      const [top, left] = cell.map((t) => `${edge + t * size}px`);
-      Object.assign(mark.style, { top, left, width: `${size}px`, height: `${size}px` });
-    }
-    /** Read what is under the mouse, or the largest value under a finger. @param {PointerEvent} event */
-    function point(event) {
-      isTouch = event.pointerType !== "mouse";
-      const [row, column] = [event.offsetY, event.offsetX].map((offset) => inside(Math.floor((offset - edge) / size)));
-      let best = /** @type {[number, number]} */ ([row, column]);
-      const around = isTouch ? Math.floor(FINGER / size) : 0;
-      for (let r = inside(row - around); r <= inside(row + around); r++)
-        for (let c = inside(column - around); c <= Math.min(r, column + around); c++)
-          if (best[1] > best[0] || value(r, c) > value(...best)) best = [r, c];
-      read(...best);
-    }
-    function selectRow() {
-      const token = cell[0] + from;
-      sheet.close();
-      app.select(app.state.letters.findIndex((letter) => letter.last >= token));
-    }
-    canvas.addEventListener("pointerdown", point);
-    canvas.addEventListener("pointermove", point);
-    canvas.addEventListener("click", () => !isTouch && selectRow());
-    scroll.addEventListener("keydown", (event) => {
-      const step = STEPS[event.key];
-      if (event.key === "Enter") selectRow();
-      if (!step) return;
-      event.preventDefault();
-      read(inside(cell[0] + step[0]), inside(cell[1] + step[1]));
+/** @param {import("./app.js").App} app @param {import("./app.js").Head} head
+ * @param {import("./session.js").MatrixReply} reply @param {import("./app.js").Position} position */
+function showMatrix(app, head, reply, { model, at, from, ids }) {
+  const { n_embd, n_head } = app.payload.models[model].config;
+  const cells = new Cells(reply, ids.length, n_embd / n_head);
+  const side = Math.min(SIDE, window.innerWidth - 100, window.innerHeight - AROUND);
+  const size = Math.max(1, Math.floor((side / cells.T) * devicePixelRatio) / devicePixelRatio); // sharp edges
+  const hue = `--head-${head.head % 8}`;
+  const name = `${head.layer}·${head.head}`;
+  const label = `Attention of head ${name}: a row per letter, a column per letter attended to`;
+  const canvas = h("canvas.matrix", { role: "img", "aria-label": label });
+  const across = h("div.across"), down = h("div.down");
+  const readout = h("p.readout", { role: "status" });
+  const options = Object.entries(STAGES).map(([value, name]) => h("option", { value }, name));
+  const select = h("select", { "aria-label": "Stage", onchange: changeStage }, ...options);
+  const go = h("button", { onclick: selectRow });
+  const square = h("div.square", canvas, across, down);
+  const letters = app.state.letters.filter(({ first, last }) => first >= from && last < from + ids.length);
+  const spans = letters.map(() => h("span"));
+  const text = h("div.drawn", ...spans);
+  const area = h("div.scroll", { tabindex: "0", role: "region", "aria-label": "Matrix" }, square, text);
+  const controls = h("p.controls", h("label", "show ", select), go);
+  const intro = h("p", AXES, isTouch() ? "Tap a cell to read it." : HOW);
+  const sheet = openSheet(`Head ${name} at all letters`, intro, controls, readout, area);
+  square.style.setProperty("--hue", `var(${hue})`);
+  text.style.setProperty("--hue", `var(${hue})`);
+  let cell = cells.strongest(at);
+  let isByTouch = false;
+  function changeStage() {
+    cells.stage = /** @type {keyof typeof STAGES} */ (select.value);
+    drawCells(canvas, cells, size, hue);
+    read(cell);
+  }
+
+  /** @param {import("./cells.js").Cell} next */
+  function read(next) {
+    cell = next;
+    const [row, column] = cell;
+    const value = cells.value(cell);
+    const known = cells.stage === "weights" ? percent(value) : value.toFixed(2);
+    const [query, key] = cell.map((t) => `“${app.vocabulary.show(ids[t])}” at ${t}`);
+    setText(readout, `${query} attends to ${key}: ${column > row ? "hidden by the mask" : known}`);
+    setText(go, `Go to ${query}`);
+    Object.assign(across.style, { top: `${row * size}px`, height: `${size}px` });
+    Object.assign(down.style, { left: `${column * size}px`, width: `${size}px` });
+    const places = Object.entries({ selected: row + from, pointed: column + from });
+    letters.forEach((letter, i) => {
+      const here = places.filter(([, token]) => letter.first <= token && token <= letter.last);
+      drawLetter(spans[i], letter, 0, here.map(([place]) => place));
     });
-    draw();
-    scroll.focus();
+  }
+
+  /** Read what is under the mouse, or the largest value under a finger. @param {PointerEvent} event */
+  function point({ pointerType, offsetX, offsetY }) {
+    isByTouch = pointerType !== "mouse";
+    const distance = isByTouch ? Math.floor(FINGER / size) : 0;
+    read(cells.largestNear([Math.floor(offsetY / size), Math.floor(offsetX / size)], distance));
+  }
+
+  function selectRow() {
+    sheet.close();
+    app.select(app.state.letters.findIndex(({ last }) => last >= cell[0] + from));
+  }
+
+  canvas.addEventListener("pointerdown", point);
+  canvas.addEventListener("pointermove", point);
+  canvas.addEventListener("click", () => isByTouch || selectRow());
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") selectRow();
+    const move = MOVES[event.key];
+    if (!move) return;
+    event.preventDefault();
+    read(cells.inside([cell[0] + move[0], cell[1] + move[1]]));
   });
+  changeStage();
+  area.focus();
+}
+
+/** @param {HTMLCanvasElement} canvas @param {Cells} cells @param {number} size of a cell, in pixels
+ * @param {string} hue of attention weights */
+function drawCells(canvas, cells, size, hue) {
+  const side = size * cells.T;
+  canvas.style.width = canvas.style.height = `${side}px`;
+  const context = paint(canvas, side, side);
+  const [weight, positive, negative] = [hue, "--warm", "--cool"].map((name) => color(canvas, name));
+  let largest = 1e-12;
+  for (const cell of cells.seen()) largest = Math.max(largest, Math.abs(cells.value(cell)));
+  for (const cell of cells.seen()) {
+    const part = cells.value(cell) / largest;
+    const isWeight = cells.stage === "weights";
+    context.globalAlpha = isWeight ? Math.sqrt(part) : Math.abs(part);
+    context.fillStyle = isWeight ? weight : part > 0 ? positive : negative;
+    context.fillRect(cell[1] * size, cell[0] * size, size, size);
+  }
 }

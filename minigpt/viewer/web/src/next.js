@@ -3,14 +3,14 @@
 import { argmax, entropy, normalize, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
 import { h, named, percent, setText, term } from "./dom.js";
+import { likeliest } from "./prediction.js";
 
-const ROWS = 7;
-/** Letters to name where the bars are out of view. */
-const BEST = 3;
+const ROWS = 5;
+/** The maximum number of letters to quote in the title. */
+const TAIL = 8;
 /** A probability below which an outline would be as wide as its border. */
 const SMALL = 0.005;
-const SLIDERS = /** @type {const} */ ([
-  ["temperature", "temperature", 0, 2, 0.05, "Pale bars: at temperature 1, without filters."],
+const FILTERS = /** @type {const} */ ([
   ["top_k", "top-k", 0, 20, 1, "Keep only the k most likely letters. 0 keeps all."],
   ["top_p", "top-p", 0.05, 1, 0.05, "Keep the most likely letters that together reach this probability."],
   ["min_p", "min-p", 0, 0.5, 0.01, "Keep letters that are at least this likely, relative to the most likely one."],
@@ -18,74 +18,74 @@ const SLIDERS = /** @type {const} */ ([
 
 /** @param {import("./app.js").App} app */
 export function nextPanel(app) {
-  const title = h("h2");
-  const strip = h("p.note");
+  const tail = h("code");
   const rows = Array.from({ length: ROWS }, () => row(app));
   const list = h("ol.bars", ...rows.map(({ element }) => element));
   const note = h("p.note");
-  const sliders = SLIDERS.map(([name, label, min, max, stepSize, help]) => {
-    const input = h("input", {
-      type: "range",
-      id: `set-${name}`,
-      min,
-      max,
-      step: stepSize,
-      "aria-describedby": `help-${name}`,
-      oninput: () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } }),
-    });
-    const output = h("output", { for: `set-${name}` });
-    const hint = h("span.hint", { id: `help-${name}` }, help);
-    const element = h("div.slider", h("label", { for: `set-${name}` }, label), input, output, hint);
-    return { name, input, output, element };
+  const temperature = slider(app, "temperature", term("temperature"), 0, 2, 0.05);
+  const filters = FILTERS.map(([name, label, min, max, step, help]) => slider(app, name, label, min, max, step, help));
+  const summary = h("summary", "Filters");
+  const more = h("details.filters", summary, h("div.popover", ...filters.map(({ element }) => element)));
+  document.addEventListener("pointerdown", ({ target }) => {
+    if (!more.contains(/** @type {Node} */ (target))) more.open = false;
   });
-  const [temperature, ...filters] = sliders;
-  const more = h("details", h("summary", "Filters"), ...filters.map((slider) => slider.element));
-  const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, temperature.element, more);
+  const title = h("h2", "Next letter after ", tail);
+  const settings = h("div.settings", temperature.element, more);
+  const element = h("section.card.next", { "aria-label": "Next letter" }, title, list, note, settings);
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
-    const { letters, selected, sampling } = state;
-    const look = app.look;
-    for (const { name, input, output } of sliders) {
-      input.value = String(sampling[name]);
-      setText(output, input.step === "1" ? String(sampling[name]) : sampling[name].toFixed(2));
-    }
-    if (look?.id !== app.asked[state.model]?.id) return; // the title and the bars change together
-    const tail = letters.slice(Math.max(0, selected - 5), selected + 1).map(({ text }) => glyph(text));
-    const after = `after “${tail.join("").replace(/.*↵(?=.)/, "")}”`;
-    setText(title, `Next letter ${after}`);
+    const { letters, selected, other, ids } = state;
+    const { look } = app;
+    for (const part of [temperature, ...filters]) part.draw();
+    const isCurrent = app.isCurrent();
+    list.classList.toggle("stale", !isCurrent);
+    if (!isCurrent) return; // the title and the bars change together
+    const last = letters.slice(Math.max(0, selected + 1 - TAIL), selected + 1).map(({ text }) => glyph(text));
+    setText(tail, last.join("").replace(/.*↵(?=.)/, ""));
     list.hidden = note.hidden = !look;
-    if (!look) return setText(strip, ""); // the model does not answer for this letter
+    if (!look) return; // the model does not answer for this letter
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
-    const isOff = state.other === null && app.muted.size > 0;
-    const compared = state.looks[state.other ?? -1];
-    const isNew = compared?.id === app.asked[state.other ?? -1]?.id;
-    const outlined = isOff ? look.whole && { ...look, logits: look.whole } : isNew && compared;
-    const other = outlined ? normalize(app.weights(outlined)) : null;
-    const order = Array.from(plain.keys()).sort((a, b) => plain[b] - plain[a]);
-    const came = selected + 1 < letters.length ? state.ids[letters[selected + 1].first] : -1;
-    const shown = order.slice(0, ROWS);
-    const needed = [...new Set([came, other ? argmax(other) : -1])].filter((id) => id >= 0 && !shown.includes(id));
-    shown.splice(ROWS - needed.length, needed.length, ...needed);
-    const best = order.slice(0, BEST).map((id) => `${app.vocabulary.show(id)} ${percent(chosen[id])}`);
-    setText(strip, `${after}: ${best.join(", ")}`);
+    const isOff = other === null && app.muted.size > 0;
+    const compared = other !== null && app.isCurrent(other) && state.looks[other];
+    const outlined = isOff ? look.whole && { ...look, logits: look.whole } : compared;
+    const rival = outlined ? normalize(app.weights(outlined)) : null;
+    const came = selected + 1 < letters.length ? ids[letters[selected + 1].first] : -1;
+    const needed = [came, rival ? argmax(rival) : -1].filter((id) => id >= 0);
+    const shown = likeliest(plain, ROWS, needed);
     rows.forEach((bar, index) => {
       bar.element.hidden = index >= shown.length;
-      if (index < shown.length) bar.draw(shown[index], plain, chosen, other, shown[index] === came);
+      if (index < shown.length) bar.draw(shown[index], plain, chosen, rival, shown[index] === came);
     });
     const nats = entropy(chosen);
-    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest of the text.";
+    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest.";
     note.replaceChildren(
-      other ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[state.other ?? 0])}.` : hint,
-      " Entropy ",
-      nats.toFixed(2),
-      " ",
+      rival ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[other ?? 0])}.` : hint,
+      ` Entropy ${nats.toFixed(2)} `,
       term("nats"),
       `: ${sureness(nats)}.`,
     );
   }
-  return { element, draw, strip };
+  return { element, list, draw };
+}
+
+/** A slider for a setting of sampling.
+ * @param {import("./app.js").App} app @param {"temperature" | "top_k" | "top_p" | "min_p"} name
+ * @param {string | Node} label @param {number} min @param {number} max @param {number} step @param {string} [help] */
+function slider(app, name, label, min, max, step, help) {
+  const id = `set-${name}`;
+  const oninput = () => app.set({ sampling: { ...app.state.sampling, [name]: Number(input.value) } });
+  const input = h("input", { type: "range", id, min, max, step, oninput, "aria-describedby": help && `help-${name}` });
+  const output = h("output", { for: id });
+  const hint = help && h("span.hint", { id: `help-${name}` }, help);
+  const element = h("div.slider", h("label", { for: id }, label), input, output, hint);
+  function draw() {
+    const value = app.state.sampling[name];
+    input.value = String(value);
+    setText(output, step === 1 ? String(value) : value.toFixed(2));
+  }
+  return { element, draw };
 }
 
 /** @param {import("./app.js").App} app */
@@ -94,26 +94,28 @@ function row(app) {
   const letter = h("b");
   const before = h("span.before");
   const bar = h("span.bar");
+  const tick = h("span.tick");
   const otherBar = h("span.other", { hidden: true });
   const value = h("span.value");
-  const mark = h("span.came", { hidden: true }, "came");
-  const track = h("span.track", before, bar, otherBar);
-  const button = h("button", { onclick: () => app.continueWith(token) }, letter, track, value, mark);
+  const track = h("span.track", before, bar, tick, otherBar);
+  const button = h("button", { onclick: () => app.continueWith(token) }, letter, track, value);
   const element = h("li", button);
 
   /** @param {number} id @param {Float64Array} plain @param {Float64Array} chosen
-   * @param {Float64Array | null} other @param {boolean} came */
-  function draw(id, plain, chosen, other, came) {
+   * @param {Float64Array | null} rival @param {boolean} came */
+  function draw(id, plain, chosen, rival, came) {
     token = id;
     const name = app.vocabulary.show(id);
     setText(letter, name);
-    before.style.width = `${100 * plain[id]}%`;
+    before.style.width = tick.style.left = `${100 * plain[id]}%`;
     bar.style.width = `${100 * chosen[id]}%`;
-    otherBar.hidden = !other || other[id] < SMALL;
-    if (other) otherBar.style.width = `${100 * other[id]}%`;
+    tick.hidden = plain[id] >= chosen[id];
+    otherBar.hidden = !rival || rival[id] < SMALL;
+    if (rival) otherBar.style.width = `${100 * rival[id]}%`;
     setText(value, chosen[id] === 0 ? "out" : percent(chosen[id]));
-    mark.hidden = !came;
+    element.classList.toggle("came", came);
     element.classList.toggle("filtered", chosen[id] === 0);
+    button.title = came ? "This letter came next" : "";
     const cameToo = came ? ", the letter that came" : "";
     button.setAttribute("aria-label", `Continue with ${name}, ${percent(chosen[id])}${cameToo}`);
   }

@@ -1,127 +1,100 @@
-/** The text panel: an editable text over a drawn copy that shows the selected letter and what a head attends to. */
+/** The text panel: the drawn letters, shaded by what a head attends to or by surprise, under an editable field. */
 
+import { learned } from "./film.js";
 import { argmax } from "./filters.js";
-import { fromField, glyph, toField } from "./letters.js";
-import { h, percent, setText, term } from "./dom.js";
+import { textField } from "./field.js";
+import { toField } from "./letters.js";
+import { h, isTouch, percent, setText, term } from "./dom.js";
+import { attentionShares, quoted, surprises } from "./shading.js";
+
+/** @typedef {import("./app.js").State} State */
+/** @typedef {import("./letters.js").Letter} Letter */
 
 /** The maximum number of letters to draw apart. */
 const DRAWN = 1024;
+/** The least opacity of a shade: paler ones cannot be seen in the dark. */
+const PALEST = 0.12;
 
 /** @param {import("./app.js").App} app */
 export function textPanel(app) {
-  const readonly = matchMedia("(pointer: coarse)").matches;
-  const help = { spellcheck: "false", autocapitalize: "off", autocomplete: "off" };
-  const area = h("textarea", { id: "text", "aria-label": "Text", rows: "1", readonly, ...help });
   const before = h("span.unseen");
   const windowed = h("span");
   const after = h("span.after");
   const ghost = h("span.ghost");
-  const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost);
-  const paper = h("div.paper", drawn, area);
+  const written = h("span.written");
+  const drawn = h("div.drawn", { "aria-hidden": "true" }, before, windowed, after, ghost, written);
+  const field = textField(app, letterAt);
+  const paper = h("div.paper", drawn, field.area);
   const write = h("button.primary", { onclick: () => app.write() }, "Write");
   const step = h("button", { onclick: () => app.step() }, "Step");
   const undo = h("button", { onclick: () => app.undo() }, "Undo");
   const redo = h("button", { onclick: () => app.redo() }, "Redo");
-  const edit = h("button.touch", { onclick: startEditing }, "Edit");
-  const shades = Object.entries({ head: "the chosen head", surprise: "surprise", nothing: "nothing" });
-  const options = shades.map(([value, name]) => h("option", { value }, name));
-  const onchange = () => app.set({ shade: /** @type {any} */ (shade.value) });
+  const edit = h("button.touch", { onclick: field.startEditing }, "Edit");
+  const shades = { head: "the chosen head", surprise: "surprise", learned: "when it was learned", nothing: "nothing" };
+  const isFilm = app.film.length > 0;
+  const offered = Object.entries(shades).filter(([value]) => value !== "learned" || isFilm);
+  const options = offered.map(([value, name]) => h("option", { value }, name));
+  const onchange = () => app.set({ shade: /** @type {State["shade"]} */ (shade.value) });
   const shade = h("select", { "aria-label": "Shade the text by", onchange }, ...options);
   const message = h("p.message", { role: "status" });
   const legend = h("p.note");
+  const scale = h("p.scale");
   const off = h("button.quiet.off", { onclick: () => app.mute([]) });
-  const notice = h("div.notice", message, off, legend);
+  const notice = h("div.notice", message, off, legend, scale);
   const lead = h("p.lead", "Click any letter: you see what the model expected ", h("b", "next"));
   const hasHeads = app.payload.models.some(({ heads }) => heads.length);
   if (hasHeads) lead.append(", and where its ", term("heads"), " ", h("b", "looked"));
-  lead.append(readonly ? ". Edit changes the text." : ". Type to change the text.");
+  lead.append(". Type to change the text.");
+  if (isTouch()) setText(lead, "Tap any letter. Edit changes the text.");
   const controls = h("div.controls", write, step, undo, redo, edit, h("label", "shade by ", shade));
   const element = h("section.card.text", { "aria-label": "Text" }, lead, paper, controls, notice);
-
-  function startEditing() {
-    area.readOnly = false;
-    area.focus();
-  }
   element.addEventListener("click", ({ target }) => {
-    if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) area.focus();
+    if (!(/** @type {Element} */ (target).closest(".controls, .term, .off"))) field.area.focus();
   });
-  function typed() {
-    app.edit(fromField(area.value, app.state.text), area.selectionStart, "typing");
-    if (!area.value) area.setRangeText(toField(app.state.text), 0, 0, "select"); // what is typed next replaces it
+
+  /** @param {MouseEvent} event */
+  function letterAt({ clientX, clientY, offsetY }) {
+    if (offsetY > drawn.offsetHeight) return app.state.letters.length - 1; // below the text
+    const under = document.elementsFromPoint(clientX, clientY);
+    return Number(spans.find((span) => under.includes(span))?.dataset.index ?? -1);
   }
-  let isComposing = false; // an input method, such as pinyin, writes letters that it will replace
-  area.addEventListener("compositionstart", () => {
-    isComposing = true;
-    paper.classList.add("composing"); // shows the field instead of the drawn copy
-  });
-  area.addEventListener("compositionend", () => {
-    isComposing = false;
-    paper.classList.remove("composing");
-    typed();
-  });
-  area.addEventListener("input", () => isComposing || typed());
-  area.addEventListener("beforeinput", (event) => {
-    if (area.selectionStart !== area.selectionEnd) app.history.endGroup(); // to replace a selection is a step of Undo
-    if (!event.inputType.startsWith("history")) return;
-    event.preventDefault();
-    if (event.inputType === "historyUndo") app.undo();
-    else app.redo();
-  });
-  area.addEventListener("click", (event) => {
-    if (area.selectionStart !== area.selectionEnd) return;
-    const letter = document
-      .elementsFromPoint(event.clientX, event.clientY)
-      .find((e) => e instanceof HTMLElement && e.dataset.index);
-    if (letter instanceof HTMLElement) app.select(Number(letter.dataset.index));
-    else if (event.offsetY > drawn.offsetHeight) app.select(Infinity); // below the text
-    moveCaret(); // before the browser says where it has put it
-  });
-  function moveCaret() {
-    const { end } = app.state.letters[app.state.selected];
-    const isAtStart = app.state.selected === 0 && area.selectionStart === 0; // a letter can be inserted there
-    if (area.selectionStart === area.selectionEnd && area.selectionStart !== end && !isAtStart)
-      area.setSelectionRange(end, end);
-  }
-  document.addEventListener("selectionchange", () => {
-    const isCaret = document.activeElement === area && area.selectionStart === area.selectionEnd;
-    if (!isCaret || area.value !== toField(app.state.text)) return;
-    const at = app.state.letters.findIndex((letter) => letter.end >= area.selectionStart);
-    if (at !== app.state.selected && area.selectionStart !== app.state.letters[app.state.selected].end) app.select(at);
-  });
 
   /** @type {HTMLSpanElement[]} */
   const spans = [];
   let seen = -1;
 
-  /** @param {import("./app.js").State} state */
+  /** Make room for the text that is shown. More text scrolls, so that nothing moves. */
+  function fit() {
+    paper.style.setProperty("--room", `${drawn.offsetHeight}px`);
+  }
+  addEventListener("resize", fit);
+
+  /** @param {State} state */
   function draw(state) {
-    if (isComposing) return;
     const { text, letters, selected } = state;
-    const look = app.look;
-    const value = toField(text);
-    if (area.value !== value) area.value = value;
-    moveCaret();
+    field.draw(state);
     const { from } = app.position(state.model);
     const unseen = letters.findIndex((letter) => letter.last >= from);
     const first = Math.max(unseen, selected - DRAWN + 1);
     const last = Math.min(letters.length, first + Math.min(app.context(state.model), DRAWN));
-    setText(before, value.slice(0, letters[first].start));
-    setText(after, value.slice(last ? letters[last - 1].end : 0));
+    setText(before, toField(text.slice(0, letters[first].start)));
+    setText(after, toField(text.slice(letters[last - 1].end)));
     while (spans.length > last - first) spans.pop()?.remove();
     while (spans.length < last - first) spans.push(windowed.appendChild(h("span")));
-    const shares = shading(state, look);
-    for (let i = 0; i < spans.length; i++) drawLetter(spans[i], letters[first + i], first + i, selected, shares);
-    const top = look ? argmax(look.logits) : -1;
+    const shares = shading(app);
+    spans.forEach((span, i) => {
+      span.dataset.index = String(first + i);
+      drawLetter(span, letters[first + i], shares[first + i], placesOf(app, first + i));
+    });
+    const top = app.look ? argmax(app.look.logits) : -1;
     ghost.hidden = top < 0 || selected < letters.length - 1;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
-    if (spans[selected + 1 - first] && top >= 0) {
-      const isHit = state.ids[letters[selected + 1].first] === top;
-      spans[selected + 1 - first].classList.add("next", isHit ? "hit" : "miss");
-    }
-    const isByHead = state.shade === "head" && state.head;
-    paper.style.setProperty("--hue", isByHead ? `var(--head-${isByHead.head % 8})` : "var(--red)");
+    const next = app.isCurrent() && !app.writer.isWriting ? app.vocabulary.decode(app.look?.written ?? []) : "";
+    setText(written, ghost.hidden ? "" : [...next.split("\n")[0]].slice(1).join(""));
+    drawScale(state);
+    paper.style.setProperty("--hue", app.hue);
     shade.value = state.shade;
-    setText(write, state.isWriting ? "Pause" : "Write");
+    setText(write, app.writer.isWriting ? "Pause" : "Write");
     undo.disabled = app.history.past.length === 0;
     redo.disabled = app.history.future.length === 0;
     setText(message, state.message);
@@ -129,7 +102,8 @@ export function textPanel(app) {
     const count = app.muted.size;
     off.hidden = !count;
     setText(off, `${count} head${count > 1 ? "s" : ""} off · switch on`);
-    setText(legend, describe(state, look, unseen, shares));
+    setText(legend, describe(unseen, shares));
+    if (seen < 0) fit();
     const at = spans[selected - first]?.getBoundingClientRect();
     const view = paper.getBoundingClientRect();
     const isHidden = at && (at.top < view.top || at.bottom > view.bottom);
@@ -137,55 +111,69 @@ export function textPanel(app) {
     seen = selected;
   }
 
-  /** @param {import("./app.js").State} state @param {import("./app.js").Look | null} look @param {number} unseen
-   * @param {number[]} shares */
-  function describe(state, look, unseen, shares) {
-    const { context } = app.model.config;
-    const unit = app.vocabulary.isByte ? "bytes" : "letters";
-    const start = unseen ? `The model does not see the grey start: its context is ${context} ${unit}. ` : "";
-    if (state.shade === "surprise") return `${start}The darker a letter, the less the model expected it.`;
-    if (state.shade === "nothing" || !state.head || !look) return start;
-    const name = `${state.head.layer}·${state.head.head}`;
-    const strongest = argmax(shares);
-    if (!(shares[strongest] >= 0)) return start;
-    const letter = glyph(state.letters[strongest].text);
-    return `${start}At this letter, head ${name} attends most to “${letter}”: ${percent(shares[strongest])}.`;
-  }
-
-  /** How dark each letter of the text is, from 0 to 1, or -1 for none.
-   * @param {import("./app.js").State} state @param {import("./app.js").Look | null} look */
-  function shading(state, look) {
-    const shares = new Array(state.letters.length).fill(-1);
-    if (!look || state.shade === "nothing" || (state.shade === "head" && !state.head)) return shares;
-    const row = state.shade === "head" && state.head ? attentionRow(app, look, state.head) : null;
-    state.letters.forEach((letter, index) => {
-      const begin = letter.first - look.from;
-      const end = letter.last - look.from;
-      if (begin < 0 || end > (row ? look.at : look.ids.length - 1)) return;
-      let share = row ? 0 : 1;
-      for (let t = begin; t <= end; t++) share = row ? share + row[t] : share * look.surprise[t];
-      shares[index] = row ? share : Number.isNaN(share) ? -1 : Math.min(1, -Math.log(share) / 6);
+  /** Which shade is which moment. @param {State} state */
+  function drawScale({ shade }) {
+    scale.hidden = shade !== "learned" || app.shadingHead !== null;
+    if (scale.hidden || scale.childElementCount) return;
+    const chips = app.film.map((model, moment) => {
+      const chip = h("span", app.payload.models[model].step.toLocaleString("en"));
+      shadeBy(chip, (moment + 1) / app.film.length);
+      return chip;
     });
-    return shares;
+    scale.append(...chips, " never");
   }
-  return { element, draw };
+
+  /** @param {number} unseen the number of letters before the window @param {number[]} shares */
+  function describe(unseen, shares) {
+    const unit = app.vocabulary.isByte ? "bytes" : "letters";
+    const { context } = app.model.config;
+    const start = unseen ? `The model does not see the gray start: its context is ${context} ${unit}. ` : "";
+    const head = app.shadingHead;
+    if (!head) {
+      if (app.state.shade === "learned") return `${start}The step from which the model gave a letter at least half:`;
+      return start + (app.state.shade === "surprise" ? "The darker a letter, the less the model expected it." : "");
+    }
+    const strongest = argmax(shares);
+    if (!shares[strongest]) return start;
+    const most = `${quoted(app.state.letters, strongest)}: ${percent(shares[strongest])}`;
+    return `${start}Here, head ${head.layer}·${head.head} attends most to ${most}.`;
+  }
+  return { element, paper, draw };
 }
 
-/** @param {HTMLSpanElement} span @param {import("./letters.js").Letter} letter @param {number} index
- * @param {number} selected @param {number[]} shares */
-function drawLetter(span, letter, index, selected, shares) {
-  setText(span, toField(letter.text));
-  span.dataset.index = String(index);
-  const share = Math.max(0, shares[index]);
-  const kind = letter.text === " " ? "space" : letter.text === "\n" ? "newline" : "";
-  const place = index === selected ? "selected" : index > selected ? "after" : "";
-  span.className = `${kind} ${place} ${share > 0.55 ? "strong" : ""}`;
-  span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * Math.min(1, 0.08 + share))}%`);
+/** How dark each letter of the text is, from 0 to 1. @param {import("./app.js").App} app */
+export function shading(app) {
+  const { look, shadingHead, state } = app;
+  if (look && shadingHead) return attentionShares(state.letters, look, app.index(shadingHead));
+  if (state.shade === "learned") {
+    const moments = learned(app.film.map((model) => app.fresh(model)), state.letters), { length } = app.film;
+    return moments.map((moment) => (moment < length ? (moment + 1) / length : 0));
+  }
+  if (look && state.shade === "surprise") return surprises(state.letters, look);
+  return state.letters.map(() => 0);
 }
 
-/** The attention weights of a head at the selected letter, (at + 1).
- * @param {import("./app.js").App} app @param {import("./app.js").Look} look @param {import("./app.js").Head} head */
-export function attentionRow(app, look, head) {
-  const start = app.index(head) * (look.at + 1);
-  return look.attention.subarray(start, start + look.at + 1);
+/** The classes of a letter of the text. @param {import("./app.js").App} app @param {number} index of the letter */
+export function placesOf({ look, state }, index) {
+  const { ids, letters, selected, pointed } = state;
+  const places = index === pointed ? ["pointed"] : [];
+  if (index === selected) places.push("selected");
+  if (index > selected) places.push("after");
+  if (!look || index !== selected + 1) return places;
+  return [...places, argmax(look.logits) === ids[letters[index].first] ? "hit" : "miss"];
+}
+
+/** @param {HTMLElement} span @param {Letter} letter @param {number} share how dark it is, from 0 to 1
+ * @param {string[]} places more classes */
+export function drawLetter(span, { text }, share, places) {
+  const kind = text === " " ? "space" : text === "\n" ? "newline" : "";
+  setText(span, toField(text));
+  span.className = [kind, ...places].join(" ");
+  shadeBy(span, share);
+}
+
+/** @param {HTMLElement} span @param {number} share how dark it is, from 0 to 1 */
+function shadeBy(span, share) {
+  span.classList.toggle("strong", share > 0.55);
+  span.style.setProperty("--share", share < 0.01 ? "0%" : `${Math.round(100 * (PALEST + (1 - PALEST) * share))}%`);
 }

@@ -2,7 +2,8 @@
  * The data that Python puts into the page.
  *
  * @typedef {{label: string, value: number, uniform: number}} Evidence
- * @typedef {{phrase: string, evidence: Evidence[]}} Description
+ * @typedef {{phrase: string, evidence: Evidence[], breaks: number}} Description
+ *   breaks: the share of letters at which the first choice changes without the head
  *
  * @typedef {{name: string, step: number, parameters: number, summary: string,
  *   config: import("./weights.js").Config, weights: Record<string, import("./weights.js").Packed>,
@@ -11,7 +12,9 @@
  *   change of a probability because weights are rounded
  *
  * @typedef {{version: string, models: Model[], tokenizer: "char" | "byte", vocabulary?: string[], text: string,
- *   selected: number, head: [number, number] | null, sample: import("./app.js").Sampling, warnings: string[]}} Payload
+ *   losses: [number, number][], selected: number, head: [number, number] | null, sample: import("./app.js").Sampling,
+ *   warnings: string[]}} Payload
+ *   losses: steps and training losses of the run
  */
 
 export {};

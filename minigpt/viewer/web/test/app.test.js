@@ -26,11 +26,16 @@ function started(text, vocabulary = LETTERS) {
   return app;
 }
 
+/** @param {number} id of the request @param {Float32Array} logits @returns {import("../src/session.js").LookReply} */
+function look(id, logits) {
+  return { kind: "look", model: 0, id, logits, surprise: new Float32Array(), attention: new Float32Array() };
+}
+
 /** Answer the newest request of the first model: this token is next. @param {App} app @param {number} next */
 function answer(app, next) {
   const logits = new Float32Array(256);
   logits[next] = 1000;
-  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits, surprise: [], attention: [] });
+  app.receive(look(app.asked[0].id, logits));
 }
 
 /** Type at the end of the text. @param {App} app @param {string} letters */
@@ -59,7 +64,7 @@ test("what interrupts a model inside a character drops its bytes, and Step waits
   const app = started("abc def", BYTES);
   app.continueWith(0xe4); // the first of three bytes
   app.select(2);
-  assert.deepEqual([app.unfinished, app.state.text], [[], "abc def"]);
+  assert.deepEqual([app.writer.bytes, app.state.text], [[], "abc def"]);
   answer(app, 0x21);
   app.select(4);
   app.step();
@@ -178,7 +183,7 @@ test("the text has a limit, and more stops the writing", () => {
   const app = started("a".repeat(MAX_LETTERS));
   answer(app, 0);
   app.write();
-  assert.deepEqual([app.state.letters.length, app.state.isWriting], [MAX_LETTERS, false]);
+  assert.deepEqual([app.state.letters.length, app.writer.isWriting], [MAX_LETTERS, false]);
   assert.match(app.state.message, /limited to 20,000 letters/);
 });
 
@@ -186,33 +191,34 @@ test("the penalty counts the letters up to the selected one", () => {
   const app = started("abc");
   app.set({ sampling: { ...app.state.sampling, temperature: 1, repetition_penalty: 2, top_k: 0, top_p: 1, min_p: 0 } });
   app.select(1);
-  app.receive({ kind: "look", model: 0, id: app.asked[0].id, logits: Float32Array.of(2, 2, 2, 2) });
-  const look = /** @type {import("../src/app.js").Look} */ (app.look);
-  assert.deepEqual(Array.from(app.weights(look), (weight) => weight === 1), [false, false, true, true]);
+  app.receive(look(app.asked[0].id, Float32Array.of(2, 2, 2, 2)));
+  const answer = /** @type {import("../src/app.js").Look} */ (app.look);
+  assert.deepEqual(Array.from(app.weights(answer), (weight) => weight === 1), [false, false, true, true]);
 });
 
 test("only the newest request counts, and its error stops the writing", () => {
   const app = started("abc");
   const old = app.asked[0].id;
   app.select(1);
-  app.receive({ kind: "look", model: 0, id: old, logits: new Float32Array(4) });
+  app.receive(look(old, new Float32Array(4)));
   assert.equal(app.state.looks[0], null);
   answer(app, 2);
   const { id } = app.asked[0], logits = new Float32Array(4);
   app.receive({ kind: "effect", model: 0, id, layer: 0, head: 1, logits });
   app.receive({ kind: "whole", model: 0, id, logits });
-  const look = /** @type {import("../src/app.js").Look | null} */ (app.look);
-  assert.deepEqual([look?.effects.get(1), look?.whole], [logits, logits]);
+  const newest = /** @type {import("../src/app.js").Look | null} */ (app.look);
+  assert.deepEqual([newest?.effects.get(1), newest?.whole], [logits, logits]);
   app.write();
   app.receive({ kind: "error", model: 0, id: app.asked[0].id, message: "no memory" });
-  assert.deepEqual([app.look, app.state.isWriting, app.state.message], [null, false, "no memory"]);
+  assert.deepEqual([app.look, app.writer.isWriting, app.state.message], [null, false, "no memory"]);
 });
 
 test("the newest request for details gets its answer, once", () => {
   const app = started("abc");
   const used = /** @type {string[]} */ ([]);
-  for (const name of ["first", "second"]) app.askOnce({ kind: "detail" }, () => used.push(name));
-  for (const id of [1, 2, 2]) app.receive({ id, kind: "detail" });
+  for (const name of ["first", "second"]) app.askOnce("detail", { layer: 0, head: 0 }, () => used.push(name));
+  const newest = app.requests - 1;
+  for (const id of [newest - 1, newest, newest]) app.receive(/** @type {any} */ ({ id, kind: "detail" }));
   assert.deepEqual(used, ["second"]);
 });
 

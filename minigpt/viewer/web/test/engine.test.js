@@ -9,7 +9,8 @@ import { bundle, workerSource } from "../build.mjs";
 import { randomModel } from "./models.js";
 
 const MODEL = randomModel();
-const LOOK = { id: 1, model: 0, ids: [0, 1, 2], selected: 2, muted: [], effects: true };
+const LOOK = { id: 1, model: 0, ids: [0, 1, 2], selected: 2, muted: [] };
+const EFFECTS = { ...LOOK, id: 5, kind: "effects" };
 const KINDS = ["look", "whole", "effect", "effect", "effect", "effect", "done"];
 const script = await bundle("src/engine.js", [workerSource], "page");
 
@@ -17,7 +18,7 @@ const script = await bundle("src/engine.js", [workerSource], "page");
  * Connect in a browser with this Worker and send requests. Return the kinds of replies, until the last is done.
  * @param {unknown} Worker @param {Record<string, unknown>} [more] globals @param {object[]} [requests]
  */
-async function connected(Worker, more = {}, requests = [LOOK]) {
+async function connected(Worker, more = {}, requests = [LOOK, EFFECTS]) {
   const context = vm.createContext({ Blob, URL, MessageChannel, performance, atob, Worker, ...more });
   const { connect } = vm.runInContext(`${script}; page`, context);
   const kinds = /** @type {string[]} */ ([]);
@@ -76,7 +77,7 @@ test("a worker that the policy blocks after its start is replaced", async () => 
 test("a worker that dies leaves its unanswered requests to the page", async () => {
   const head = { ...LOOK, layer: 0, head: 1 };
   const looks = [2, 4].map((id) => ({ ...LOOK, id }));
-  const requests = [{ ...LOOK, kind: "logits" }, looks[0], { ...head, id: 3, kind: "matrix" }, looks[1]];
+  const requests = [{ ...LOOK, kind: "logits" }, looks[0], { ...head, id: 3, kind: "matrix" }, looks[1], EFFECTS];
   const posted = /** @type {number[]} */ ([]);
   let ends = 0;
   class Mortal {
@@ -89,14 +90,15 @@ test("a worker that dies leaves its unanswered requests to the page", async () =
     postMessage(data) {
       posted.push(data.id);
       if (data.kind === "logits") this.onmessage?.({ data: { id: data.id, kind: "logits" } });
-      if (data.id !== 4) return;
-      this.onmessage?.({ data: { id: 4, kind: "look" } }); // without what follows it
+      if (data.id === 4) this.onmessage?.({ data: { id: 4, kind: "look" } });
+      if (data.id !== 5) return;
+      this.onmessage?.({ data: { id: 5, kind: "whole" } }); // without what follows it
       for (let errors = 0; errors < 2; errors++) this.onerror?.({ preventDefault() {} });
     }
     terminate() {
       ends++;
     }
   }
-  assert.deepEqual(await connected(Mortal, {}, requests), ["logits", "look", "look", "matrix", ...KINDS.slice(1)]);
-  assert.deepEqual([posted, ends], [[undefined, 1, 3, 4], 1], "the second look cancels the first");
+  assert.deepEqual(await connected(Mortal, {}, requests), ["logits", "look", "whole", "matrix", ...KINDS.slice(1)]);
+  assert.deepEqual([posted, ends], [[undefined, 1, 3, 4, 5], 1], "the second look cancels the first");
 });

@@ -43,7 +43,7 @@ export function randomModel(changes = {}, vocabulary = 5) {
 }
 
 /**
- * Send requests at once, and return all replies after the last `done`, `detail`, `matrix` or `error`.
+ * Send requests at once, and return all replies, when each request has its last one.
  * @param {import("../src/weights.js").Model[]} models @param {any[]} requests @param {number} [answers] expected
  * @returns {Promise<any[]>}
  */
@@ -52,7 +52,7 @@ export function replies(models, requests, answers = requests.length) {
     const found = /** @type {any[]} */ ([]);
     const session = new Session(models, (reply) => {
       found.push(reply);
-      if (!["look", "whole", "effect"].includes(reply.kind) && --answers === 0) setTimeout(resolve, 20, found);
+      if (!["whole", "effect"].includes(reply.kind) && --answers === 0) setTimeout(resolve, 20, found);
     });
     for (const request of requests) session.send(request);
   });

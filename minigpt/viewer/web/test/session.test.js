@@ -1,14 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { softmax } from "../src/filters.js";
+import { argmax, softmax } from "../src/filters.js";
 import { Transformer } from "../src/model.js";
 import { Session } from "../src/session.js";
 import { unpack } from "../src/weights.js";
 import { finish, randomModel, replies } from "./models.js";
 
 const MODEL = randomModel();
-const LOOK = { id: 1, model: 0, ids: [0, 1, 2, 3, 4], selected: 2, muted: [], effects: true };
+const LOOK = { id: 1, model: 0, ids: [0, 1, 2, 3, 4], selected: 2, muted: [] };
 const engine = new Transformer(MODEL.config, unpack(MODEL));
 const run = finish(engine.run(LOOK.ids));
 
@@ -19,13 +19,14 @@ function assertClose(found, expected) {
 }
 
 test("a look comes first, then the effect of each head from the last layer to the first", async () => {
-  const found = await replies([MODEL], [{ ...LOOK, muted: [2] }]);
+  const asked = { ...LOOK, muted: [2] }, effects = { ...asked, id: 2, kind: "effects" };
+  const found = await replies([MODEL], [effects, asked, effects], 2);
   const order = found.map(({ kind, layer, head }) => (kind === "effect" ? `${layer}.${head}` : kind));
   assert.deepEqual(order, ["look", "whole", "1.1", "0.0", "0.1", "done"]); // 1.0 is muted
   const expected = finish(engine.run(LOOK.ids, { muted: [2, 1] })).logits(2);
   assert.deepEqual(found[4].logits, expected.slice());
   assert.deepEqual(found[1].logits, run.logits(2).slice()); // with all heads on
-  assert.ok(found.every(({ id }) => id === 1));
+  assert.deepEqual(found.map(({ id }) => id), [1, 2, 2, 2, 2, 2]);
 });
 
 test("a longer text with other heads off reuses what is still right", () => {
@@ -35,7 +36,7 @@ test("a longer text with other heads off reuses what is still right", () => {
 });
 
 test("a look has logits, attention, and the probability of each token", async () => {
-  const [look, done] = await replies([MODEL], [{ ...LOOK, effects: false }]);
+  const [look] = await replies([MODEL], [LOOK]);
   assert.deepEqual(look.logits, run.logits(2).slice());
   assert.equal(look.logits.buffer.byteLength, 4 * 5); // a view would send the numbers of all positions to the page
   assert.ok(Number.isNaN(look.surprise[0]));
@@ -45,22 +46,21 @@ test("a look has logits, attention, and the probability of each token", async ()
     const [a, b, c] = look.attention.slice(3 * row);
     assertClose([a + b + c], [1]);
   }
-  assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
 });
 
 test("a new look cancels the last one and its effects, but not details", async () => {
   const head = { ...LOOK, layer: 0, head: 1 };
-  const requests = [LOOK, { ...head, id: 2, kind: "detail" }, { ...LOOK, id: 3 }, { ...head, id: 4, kind: "matrix" }];
-  const found = await replies([MODEL], requests, 3);
-  assert.deepEqual([...new Set(found.map(({ id }) => id))], [3, 2, 4]);
-  assert.equal(found.filter(({ kind }) => kind === "effect").length, 4);
+  const details = [{ ...head, id: 2, kind: "detail" }, { ...head, id: 4, kind: "matrix" }];
+  const effects = { ...LOOK, id: 5, kind: "effects" };
+  const found = await replies([MODEL], [LOOK, effects, ...details, { ...LOOK, id: 3 }], 3);
+  assert.deepEqual(found.map(({ id }) => id), [3, 2, 4]);
 });
 
 test("logits come after the look, which does not cancel them, also from a recurrent model", async () => {
   for (const model of [MODEL, randomModel({ family: "gru" })]) {
-    const found = await replies([model], [{ ...LOOK, kind: "logits" }, { ...LOOK, id: 2, effects: false }]);
-    assert.deepEqual(found.map(({ id, kind }) => `${id} ${kind}`), ["2 look", "2 done", "1 logits"]);
-    assert.deepEqual(found[2].logits, found[0].logits);
+    const found = await replies([model], [{ ...LOOK, kind: "logits" }, { ...LOOK, id: 2 }]);
+    assert.deepEqual(found.map(({ id, kind }) => `${id} ${kind}`), ["2 look", "1 logits"]);
+    assert.deepEqual(found[1].logits, found[0].logits);
   }
 });
 
@@ -73,13 +73,13 @@ test("work stops for other events, and a later look cancels effects in the middl
   await new Promise((resolve) => {
     const session = new Session([large], (reply) => {
       found.push(reply);
-      if (reply.id === 2 && reply.kind === "done") resolve(undefined);
+      if (reply.id === 2) resolve(undefined);
     });
-    session.send({ ...LOOK, ids, selected: 127 });
+    session.send({ ...LOOK, kind: "effects", ids, selected: 127 });
     const wait = setInterval(() => {
       if (!found.some(({ kind }) => kind === "effect")) return;
       clearInterval(wait);
-      session.send({ ...LOOK, id: 2, ids: ids.slice(0, 9), selected: 8, effects: false });
+      session.send({ ...LOOK, id: 2, ids: ids.slice(0, 9), selected: 8 });
     }, 1);
   });
   clearInterval(timer);
@@ -128,16 +128,33 @@ test("errors are replies, and the next request works", async () => {
   const models = [{ config: MODEL.config, weights: {} }, MODEL];
   const found = await replies(models, [LOOK, { ...LOOK, id: 2, model: 1 }]);
   assert.match(found[0].message, /token_embedding.weight is missing/);
-  const kinds = ["error", "look", "whole", "effect", "effect", "effect", "effect", "done"];
-  assert.deepEqual(found.map(({ kind }) => kind), kinds);
+  assert.deepEqual(found.map(({ kind }) => kind), ["error", "look"]);
 });
 
 test("a recurrent model has no heads, and no limit of its text", async () => {
   const model = randomModel({ family: "gru", context: 4 });
-  const [look, done] = await replies([model], [LOOK]);
+  const [look, done] = await replies([model], [LOOK, { ...LOOK, kind: "effects" }]);
   assert.equal(look.logits.length, 5);
   assert.equal(look.attention.length, 0);
   assert.deepEqual(done, { id: 1, kind: "done", model: 0 });
   const [error] = await replies([model], [{ ...LOOK, kind: "detail", layer: 0, head: 0 }]);
   assert.equal(error.message, "this model has no heads");
+});
+
+test("a continuation is the most likely token each time, up to the end of the context", async () => {
+  const request = { ...LOOK, kind: "write", muted: [1] };
+  const [{ ids }] = await replies([MODEL], [request]);
+  assert.equal(ids.length, MODEL.config.context - LOOK.ids.length);
+  const whole = finish(engine.run([...LOOK.ids, ...ids], { muted: [1] }));
+  assert.deepEqual(ids, ids.map((/** @type {number} */ _, /** @type {number} */ i) => argmax(whole.logits(4 + i))));
+  const [{ ids: more }] = await replies([randomModel({ family: "lstm" })], [request]);
+  assert.equal(more.length, 32);
+});
+
+test("a film comes after effects, in the order of its requests, until a new look", async () => {
+  const film = [2, 1].map((model) => ({ ...LOOK, id: model + 10, kind: "film", model }));
+  const found = await replies([MODEL, MODEL, MODEL], [...film, LOOK, ...film, { ...LOOK, id: 5, kind: "effects" }], 4);
+  const ids = found.map(({ id }) => id);
+  assert.deepEqual([...new Set(ids)], [1, 5, 12, 11]);
+  assert.deepEqual(found.slice(-2).map(({ kind, model }) => [kind, model]), [["look", 2], ["look", 1]]);
 });

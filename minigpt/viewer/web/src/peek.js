@@ -1,0 +1,53 @@
+/** A bar at the top of the window while the text or the bars of the next letter are out of view. */
+
+import { argmax, normalize } from "./filters.js";
+import { h, percent } from "./dom.js";
+import { likeliest } from "./prediction.js";
+import { lineAround } from "./shading.js";
+import { drawLetter, placesOf, shading } from "./text.js";
+
+/** The number of letters to name. */
+const BEST = 3;
+/** Pixels of a letter. */
+const WIDTH = 9;
+
+/** @param {import("./app.js").App} app @param {HTMLElement[]} panels that must be in view, or the bar appears */
+export function peekBar(app, panels) {
+  const lines = [h("div.drawn"), h("div.drawn")];
+  const best = h("p.best");
+  const element = h("div.peek", { hidden: true, "aria-hidden": "true" }, ...lines, best);
+  const away = new Set(/** @type {Element[]} */ ([]));
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) away[isIntersecting ? "delete" : "add"](target);
+    element.hidden = away.size === 0;
+    app.set({});
+  });
+  for (const panel of panels) observer.observe(panel);
+
+  /** @param {import("./app.js").State} state */
+  function draw({ letters, selected }) {
+    const { look } = app;
+    if (element.hidden || !look) return;
+    element.style.setProperty("--hue", app.hue);
+    const shares = shading(app);
+    const width = Math.floor((element.clientWidth - 32) / WIDTH);
+    const here = lineAround(letters, selected, width);
+    const strongest = app.shadingHead ? argmax(shares) : selected;
+    const isElsewhere = strongest < here[0] || strongest >= here[1];
+    const ranges = isElsewhere ? [lineAround(letters, strongest, width), here] : [here];
+    lines.forEach((line, i) => {
+      const [from, to] = ranges[i] ?? [0, 0];
+      const spans = letters.slice(from, to).map(() => h("span"));
+      spans.forEach((span, j) => drawLetter(span, letters[from + j], shares[from + j], placesOf(app, from + j)));
+      line.replaceChildren(...spans);
+    });
+    const chosen = normalize(app.weights(look));
+    const chances = likeliest(chosen, BEST).map((id) => {
+      const chance = h("span.chance", h("b", app.vocabulary.show(id)), ` ${percent(chosen[id])}`);
+      chance.style.setProperty("--share", `${100 * chosen[id]}%`);
+      return chance;
+    });
+    best.replaceChildren(...chances);
+  }
+  return { element, draw };
+}

@@ -1,0 +1,62 @@
+/** How dark each letter of the text is, and how panels name a letter and its line. */
+
+import { glyph } from "./letters.js";
+
+/** @typedef {import("./letters.js").Letter} Letter */
+/** @typedef {import("./app.js").Look} Look */
+
+/** Longer runs of letters, such as Chinese sentences, are not shown as words. */
+const LONGEST_WORD = 14;
+
+/** The attention weights of a head at the selected letter, (at + 1).
+ * @param {Look} look @param {number} head layer * n_head + head */
+export function attentionRow(look, head) {
+  return look.attention.subarray(head * (look.at + 1), (head + 1) * (look.at + 1));
+}
+
+/** The attention that a head gives to each letter: 0 for letters that it does not see.
+ * @param {Letter[]} letters @param {Look} look @param {number} head layer * n_head + head */
+export function attentionShares(letters, look, head) {
+  const row = attentionRow(look, head);
+  return letters.map(({ first, last }) => {
+    const isSeen = first >= look.from && last <= look.from + look.at;
+    return isSeen ? row.subarray(first - look.from, last - look.from + 1).reduce((sum, share) => sum + share, 0) : 0;
+  });
+}
+
+/** How little the model expected each letter, from 0 to 1.
+ * @param {Letter[]} letters @param {Look} look */
+export function surprises(letters, look) {
+  return letters.map(({ first, last }) => {
+    if (first < look.from) return 0;
+    const given = look.surprise.subarray(first - look.from, last - look.from + 1);
+    const nats = -Math.log(given.reduce((product, share) => product * share, 1));
+    return given.length && nats > 0 ? Math.min(1, nats / 6) : 0; // NaN for the first letter
+  });
+}
+
+/** The word of a letter, or "" if it is in none. @param {Letter[]} letters @param {number} index */
+export function wordOf(letters, index) {
+  const isInWord = (/** @type {number} */ i) => /[\p{L}\p{M}\p{N}]/u.test(letters[i]?.text ?? "");
+  let from = index, to = index;
+  while (isInWord(from) && isInWord(from - 1)) from--;
+  while (isInWord(to) && isInWord(to + 1)) to++;
+  const isWord = from < to && to - from < LONGEST_WORD;
+  return isWord ? letters.slice(from, to + 1).map(({ text }) => text).join("") : "";
+}
+
+/** Name a letter with its word, such as `“A” of Anna`. @param {Letter[]} letters @param {number} index */
+export function quoted(letters, index) {
+  const word = wordOf(letters, index);
+  return `“${glyph(letters[index].text)}”${word && ` of ${word}`}`;
+}
+
+/** The line of a letter, cut to `width` letters around it, as a range [from, to).
+ * @param {Letter[]} letters @param {number} index @param {number} width */
+export function lineAround(letters, index, width) {
+  let from = index, to = index + 1;
+  while (from > 0 && letters[from - 1].text !== "\n") from--;
+  while (to < letters.length && letters[to - 1].text !== "\n") to++;
+  from = Math.max(from, Math.min(index - Math.floor(width / 2), to - width));
+  return [from, Math.min(to, from + width)];
+}

@@ -1,0 +1,67 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { change, lanes, learned, learningCurve } from "../src/film.js";
+import { Vocabulary } from "../src/letters.js";
+
+const { letters } = new Vocabulary("char", [..."aAn .x"]).encode("An a. x");
+
+/** What a model of two heads computed: the probability of each token, and its attention to the token `at`.
+ * @param {number[]} surprise @param {object} [more] @returns {any} */
+const look = (surprise, more = {}) => ({
+  from: 0, at: 1, ids: [1, 2, 3], surprise: [NaN, ...surprise], logits: new Float32Array([0, 2, 1]),
+  attention: new Float32Array([0.9, 0.1, 0.5, 0.5]), effects: new Map(), ...more,
+});
+
+test("a letter's curve is the probability that each moment gave to it", () => {
+  const curve = learningCurve([look([0.1, 0.2]), null, look([0.3, 0.9])], letters[2]);
+  assert.deepEqual(curve, { values: [0.2, NaN, 0.9], token: 1, came: true });
+});
+
+test("at the end of the text, the curve is that of the token that is the likeliest at the end", () => {
+  const { values, token, came } = learningCurve([look([], { logits: [2, 0, 0] }), look([])], undefined);
+  assert.deepEqual([token, came], [1, false]);
+  const sum = Math.exp(2) + 2, end = 1 + Math.exp(2) + Math.exp(1);
+  assert.ok(Math.abs(values[0] - 1 / sum) < 1e-6 && Math.abs(values[1] - Math.exp(2) / end) < 1e-6, String(values));
+  assert.deepEqual(learningCurve([null], undefined), { values: [NaN], token: -1, came: false });
+});
+
+test("the tokens of a letter multiply, and tokens before the window are unknown", () => {
+  const { letters } = new Vocabulary("byte").encode("aä");
+  const curve = learningCurve([look([0.5, 0.5]), look([0.5, 0.5], { from: 1 }), look([0.5])], letters[1]);
+  assert.deepEqual(curve.values, [0.25, NaN, NaN]);
+});
+
+test("a lane follows a head that matters at the end to the token that it attends to there", () => {
+  const without = (/** @type {number[]} */ logits) => new Float32Array(logits);
+  const effects = new Map([[0, without([0, 1.9, 1])], [1, without([0, 0, 3])]]);
+  const earlier = look([], { attention: new Float32Array([1, 0, 0.25, 0.75]) });
+  const rows = lanes([earlier, null, look([], { attention: new Float32Array([0.9, 0.1, 0.125, 0.875]), effects })]);
+  assert.deepEqual(rows, [{ head: 1, position: 1, shares: [0.75, NaN, 0.875] }]);
+  assert.deepEqual(lanes([look([]), null]), [], "nothing is known about the end");
+  assert.deepEqual(lanes([look([])]), [], "no head was switched off yet");
+});
+
+test("a letter is learned at the first moment after which it is nearly always likely", () => {
+  const looks = (/** @type {number[]} */ ...chances) => chances.map((chance) => look([chance]));
+  const at = (/** @type {number[]} */ ...chances) => learned(looks(...chances), letters)[1];
+  assert.equal(at(0.1, 0.6, 0.7, 0.8), 1);
+  assert.equal(at(0.9, 0.1, 0.1, 0.8), 3);
+  assert.equal(at(0.6, 0.7, 0.4, 0.9, 0.8, 0.9, 0.9), 0, "one relapse of seven");
+  assert.equal(at(0.9, 0.9, 0.4), 3, "never");
+  assert.ok(Number.isNaN(learned(looks(0.9), letters)[0]), "nothing predicts the first letter");
+});
+
+test("a sentence names a large change, and the head that changed with it", () => {
+  const names = {
+    letter: "“A”", head: (/** @type {number} */ head) => `2·${head}`, at: (/** @type {number} */ p) => `“${p}”`,
+  };
+  const curve = { values: [0.08, 0.1, 0.79, NaN, 0.3], token: 0, came: true };
+  const grows = { head: 2, position: 5, shares: [0, 0.01, 0.86, 0.8, 0.1] };
+  const other = { head: 3, position: 7, shares: [0, 0.5, 0.4, 0.5, 0.5] };
+  assert.equal(change(curve, [other, grows], 2, names), "head 2·2 finds “5”: “A” 10% → 79%");
+  assert.equal(change(curve, [other], 2, names), "“A” 10% → 79%");
+  for (const moment of [0, 1, 3, 4]) assert.equal(change(curve, [grows], moment, names), "", `moment ${moment}`);
+  const lost = { ...curve, values: [0.9, 0.1] }, falls = { ...grows, shares: [0.9, 0.2] };
+  assert.equal(change(lost, [falls], 1, names), "head 2·2 loses “5”: “A” 90% → 10%");
+});

@@ -1,0 +1,193 @@
+"""The film of a run in a real browser: by mouse, keyboard and touch, with the numbers of PyTorch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from random_models import TEXT, checkpoint, excerpt, recurrent
+
+from minigpt.interpret.extract import ablate_heads
+from minigpt.model.load import load_transformer
+from minigpt.storage.checkpoint import Checkpoint
+from minigpt.storage.metadata import TrainState
+from minigpt.viewer.packing_weights import dequantized
+from minigpt.viewer.page import Start, build_page
+
+pytestmark = pytest.mark.slow
+
+START, STEPS = TEXT[:40], (0, 20, 100, 400)
+Opener = Callable[..., Any]
+STEP = "() => document.querySelector('.strip b').textContent"
+
+
+def film(**shape: Any) -> list[Checkpoint]:
+    shape = {"layers": 2, "heads": 3, "width": 48, "context": 64, **shape}
+    return [checkpoint(step=step, seed=seed, **shape) for seed, step in enumerate(STEPS)]
+
+
+def page_of(moments: list[Checkpoint]) -> str:
+    start = Start(at_end=True)
+    return build_page(moments[-1], excerpt(moments[-1], START), moments=moments, start=start)
+
+
+@torch.no_grad()
+def chances(moment: Checkpoint, text: str, muted: tuple[tuple[int, int], ...] = ()) -> torch.Tensor:
+    """Return the probabilities (T, V) that the page's rounded weights give after each letter."""
+    model = load_transformer(replace(moment, weights=dequantized(moment.weights)))
+    with ablate_heads(model, muted):
+        return model(torch.from_numpy(moment.tokenizer.encode(text))[None])[0].softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def moments() -> list[Checkpoint]:
+    return film()
+
+
+@pytest.fixture
+def page(moments: list[Checkpoint], opened: Opener) -> Iterator[Any]:
+    shown = opened(page_of(moments))
+    yield shown
+    shown.assert_quiet()
+
+
+def drag_to(page: Any, moments: list[Checkpoint], index: int) -> None:
+    """Press at the last step, and drag the handle to another one."""
+    box = page.tab.locator(".plot").bounding_box()
+    points = page.ask("() => [...document.querySelectorAll('.dot')].map((dot) => dot.cx.baseVal.value)")
+    page.tab.mouse.move(box["x"] + points[-1], box["y"] + 30)
+    page.tab.mouse.down()
+    page.tab.mouse.move(box["x"] + points[index] + 3, box["y"] + 50, steps=4)
+    page.tab.mouse.up()
+    page.until(f"() => document.querySelector('.strip b').textContent === 'step {STEPS[index]} of 400'")
+
+
+def assert_expects(page: Any, moment: Checkpoint, text: str, muted: tuple[tuple[int, int], ...] = ()) -> None:
+    share, token = chances(moment, text, muted)[-1].max(-1)
+    letter = moment.tokenizer.decode([int(token)]).translate(str.maketrans({" ": "␣", "\n": "↵"}))
+    page.until(f"() => document.querySelector('.bars li b').textContent === {letter!r}")
+    pale = "document.querySelector('.bars li .before').style.width"  # at temperature 1
+    page.until(f"() => Math.abs(parseFloat({pale}) - {100 * float(share)}) < 0.5")
+
+
+def test_a_drag_shows_what_each_moment_expects(page: Any, moments: list[Checkpoint]) -> None:
+    assert page.ask(STEP) == "step 400 of 400"
+    assert_expects(page, moments[3], START)
+    for index in (0, 2, 1):
+        drag_to(page, moments, index)
+        assert_expects(page, moments[index], START)
+
+
+def test_the_curve_is_that_of_the_letter_that_came(page: Any, moments: list[Checkpoint]) -> None:
+    page.tab.locator('[data-index="20"]').click(force=True)
+    page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
+    expected = [chances(moment, START[:21])[-1, moment.tokenizer.encode(START[21])[0]].item() for moment in moments]
+    page.draw()
+    heights = page.ask("() => [...document.querySelectorAll('.dot')].map((dot) => dot.cy.baseVal.value)")
+    assert heights == pytest.approx([8 + (1 - share) * 40 for share in expected], abs=0.1)
+
+
+def test_keys_go_through_the_film(page: Any, moments: list[Checkpoint]) -> None:
+    page.press("Escape", ",")
+    assert_expects(page, moments[2], START)
+    page.press(",", ",", ",")
+    page.until(f"() => ({STEP})() === 'step 0 of 400'")
+    page.press(".")
+    page.until(f"() => ({STEP})() === 'step 20 of 400'")
+    page.tab.focus(".plot input")
+    page.press("End")
+    page.until(f"() => ({STEP})() === 'step 400 of 400'")
+    page.press("Home", "ArrowRight")
+    page.until(f"() => ({STEP})() === 'step 20 of 400'")
+    value = page.tab.get_attribute(".plot input", "aria-valuetext")
+    assert value.startswith("step 20 of 400")
+    assert "chance of" in value
+
+
+def test_it_plays_once_and_pauses(moments: list[Checkpoint], opened: Opener) -> None:
+    fast = "const wait = setInterval; window.setInterval = (call, time) => wait(call, time / 20);"
+    page = opened(page_of(moments), script=fast + "window.seen = []; window.stop = '';")
+    page.ask(
+        """() => new MutationObserver(() => {
+            seen.push(document.querySelector('.strip b').textContent);
+            if (seen.at(-1) === window.stop) document.querySelector('.play').click();
+        }).observe(document.querySelector('.strip b'), {childList: true, subtree: true})"""
+    )
+    page.tab.click(".play")
+    page.until("() => document.querySelector('.play').textContent === '▶' && seen.length === 4")
+    assert page.ask("() => seen") == [f"step {step} of 400" for step in STEPS]
+    page.ask("() => { window.stop = 'step 20 of 400'; }")
+    page.tab.click(".play")
+    page.until("() => document.querySelector('.play').textContent === '▶' && seen.length >= 6")
+    page.tab.wait_for_timeout(300)
+    assert page.ask(STEP) == "step 20 of 400"
+    page.assert_quiet()
+
+
+def test_what_the_visitor_set_stays_while_time_moves(page: Any, moments: list[Checkpoint]) -> None:
+    page.tab.click("[role=switch][aria-label='Head 1·2']")
+    page.tab.click(".tile button.choose >> nth=3")
+    assert_expects(page, moments[3], START, ((1, 2),))
+    drag_to(page, moments, 1)
+    assert_expects(page, moments[1], START, ((1, 2),))
+    assert page.tab.get_attribute(".tile button.choose >> nth=3", "aria-pressed") == "true"
+    page.tab.focus("#text")
+    page.press("Control+End")
+    page.tab.keyboard.type("hear me")  # while the moments compute
+    assert_expects(page, moments[1], START + "hear me", ((1, 2),))
+    drag_to(page, moments, 0)
+    assert_expects(page, moments[0], START + "hear me", ((1, 2),))
+
+
+def test_a_pinned_moment_outlines_the_bars(page: Any, moments: list[Checkpoint]) -> None:
+    drag_to(page, moments, 1)
+    page.tab.click(".pin")
+    drag_to(page, moments, 3)
+    assert page.tab.locator(".plot .ghost").count() == 1
+    page.until("() => document.querySelector('.next .note').textContent.includes('Outlined: made, step 20')")
+    page.tab.click(".pin")
+    page.until("() => !document.querySelector('.plot .ghost')")
+
+
+def test_the_model_writes_on_in_gray(page: Any, moments: list[Checkpoint]) -> None:
+    """The most likely letters, as far as they fit into the context of 64."""
+    text = START
+    while len(text) < 64:
+        text += moments[3].tokenizer.decode([int(chances(moments[3], text)[-1].argmax())])
+    line = text[len(START) :].split("\n")[0]
+    page.until(f"() => document.querySelector('.written').textContent === {line[1:25]!r}")
+
+
+@pytest.mark.parametrize("kind", ["one moment", "recurrent", "bytes"])
+def test_other_models(opened: Opener, kind: str) -> None:
+    if kind == "one moment":
+        loaded = checkpoint()
+        page = opened(build_page(loaded, excerpt(loaded), moments=[loaded]))
+        assert page.tab.locator(".strip").count() == 0
+        return page.assert_quiet()
+    made = recurrent() if kind == "recurrent" else checkpoint(byte=True)
+    states = [made.metadata.model_copy(update={"state": TrainState(step=step)}) for step in STEPS]
+    moments = [replace(made, metadata=metadata) for metadata in states]
+    page = opened(build_page(moments[-1], excerpt(made, "Spéak, speak" if kind == "bytes" else START), moments=moments))
+    page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
+    page.press("Escape", ",")
+    page.until(f"() => ({STEP})() === 'step 100 of 400'")
+    assert (page.tab.locator(".lane").count() == 0) == (kind == "recurrent" or page.tab.locator(".name").count() == 0)
+    page.assert_quiet()
+    return None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_film_is_accessible_and_fits(moments: list[Checkpoint], opened: Opener, scheme: str, width: int) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = opened(page_of(moments), viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True)
+    page.until("() => document.querySelectorAll('.dot:not(.open)').length === 4")
+    found = Axe().run(page.tab).response["violations"]
+    assert [violation["id"] for violation in found if violation["impact"] in ("serious", "critical")] == []
+    assert page.ask("() => document.documentElement.scrollWidth") <= width
+    assert page.ask("() => document.querySelector('.strip').getBoundingClientRect().height") < 190
+    for selector in (".play", ".plot"):
+        assert page.tab.locator(selector).bounding_box()["height"] >= 44
