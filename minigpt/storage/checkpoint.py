@@ -31,7 +31,7 @@ from minigpt.errors import (
     reason,
 )
 from minigpt.files import decode, make_folders, publish, read_within, sync, withdraw, write_atomically
-from minigpt.paths import CHECKPOINTS, FRAMES, run_of
+from minigpt.paths import FRAMES, run_of
 from minigpt.storage.metadata import (
     LIMITS,
     METADATA,
@@ -88,12 +88,10 @@ def save_checkpoint(
     metadata: Metadata,
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
-    kind: str = CHECKPOINTS,
 ) -> Path:
     """Publish a checkpoint, then remove old ones and update the run's config.yaml.
 
-    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start. If `kind` is FRAMES,
-    only publish a frame, and try it once: a run goes on without one.
+    Keep the best checkpoint and the newest `train.keep_last`. Retry a failed save from the start.
 
     Args:
         metadata: The metadata, without hashes.
@@ -104,32 +102,10 @@ def save_checkpoint(
         RunMovedError: The folder was moved, removed or replaced since this process locked it. Nothing is saved.
         TrainingError: A write fails. Older checkpoints are intact.
     """
-    folder = step_folder(run, metadata.step, kind)
-
-    def check() -> None:
-        if has_moved(run):
-            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced during training")
-
-    def save() -> None:
-        check()
-        make_folders(folder.parent)
-        with publish(folder) as building:
-            building.mkdir()
-            (building / "config.yaml").write_text(to_yaml(config), encoding="utf-8", newline="\n")
-            (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-            write(building)
-            (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
-            check()
-
-    if kind == FRAMES:
-        try:
-            save()
-        except (OSError, SafetensorError) as error:
-            log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
-        return folder
+    folder = step_folder(run, metadata.step)
     for pause in (*RETRY_PAUSES, None):
         try:
-            save()
+            _publish(folder, run, config, tokenizer, metadata, write)
             break
         except (OSError, SafetensorError) as error:
             problem = f"cannot save the checkpoint at step {metadata.step}: {reason(error)}"
@@ -144,6 +120,52 @@ def save_checkpoint(
     except OSError as error:  # the next save tries again
         log(f"cannot remove old checkpoints or write config.yaml: {reason(error)}")
     return folder
+
+
+def save_frame(
+    run: Path,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    metadata: Metadata,
+    write: Callable[[Path], None],
+    log: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Publish a frame. The arguments are those of `save_checkpoint`. If a write fails, log it: a run needs no frames.
+
+    Raises:
+        RunMovedError: As in `save_checkpoint`.
+    """
+    folder = step_folder(run, metadata.step, FRAMES)
+    try:
+        _publish(folder, run, config, tokenizer, metadata, write)
+    except (OSError, SafetensorError) as error:
+        log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
+    return folder
+
+
+def _publish(
+    folder: Path,
+    run: Path,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    metadata: Metadata,
+    write: Callable[[Path], None],
+) -> None:
+    """Write the folder of a checkpoint or frame under a temporary name, and rename it."""
+
+    def check() -> None:
+        if has_moved(run):
+            raise RunMovedError(f"the folder {escape(run)} was moved, removed or replaced during training")
+
+    check()
+    make_folders(folder.parent)
+    with publish(folder) as building:
+        building.mkdir()
+        (building / "config.yaml").write_text(to_yaml(config), encoding="utf-8", newline="\n")
+        (building / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        write(building)
+        (building / METADATA).write_text(_with_hashes(metadata, building), encoding="utf-8", newline="\n")
+        check()
 
 
 def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1, parts: int = 1) -> None:

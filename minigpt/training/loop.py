@@ -16,7 +16,6 @@ from minigpt.model.device import measure_matmul
 from minigpt.model.gpt import eval_mode
 from minigpt.model.load import Model
 from minigpt.model.memory import peak_memory
-from minigpt.paths import CHECKPOINTS, FRAMES
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
 from minigpt.storage.runs import newest_step, record_start, repair
@@ -228,14 +227,14 @@ class Training:
     def save(self) -> None:
         """Publish a checkpoint of this step, after its metrics are on disk (collective)."""
         self.saved_step = self.state.step
-        self._publish(CHECKPOINTS)
+        self._publish()
 
     def keep_frame(self) -> None:
         """Publish the weights, if this is one of the steps of the film (collective)."""
         if self.state.step in self.frame_steps:
-            self._publish(FRAMES)
+            self._publish(is_frame=True)
 
-    def _publish(self, kind: str) -> None:
+    def _publish(self, is_frame: bool = False) -> None:
         self.state.seconds = self.clock.total
         self.metrics.flush()
         metadata = Metadata(
@@ -250,7 +249,8 @@ class Training:
             metrics_bytes=self.metrics.size,
             metrics_sha256=self.metrics.sha256,
         )
-        if not snapshot.save(self.learner, self.run, self.data.tokenizer, metadata, self.metrics.message, kind):
+        learner, log = self.learner, self.metrics.message
+        if not snapshot.save(learner, self.run, self.data.tokenizer, metadata, log, is_frame=is_frame):
             raise self.diverged("the weights or the optimizer state are not finite")
 
     def _show_progress(self, activity: str = "") -> None:

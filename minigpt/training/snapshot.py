@@ -12,8 +12,7 @@ from minigpt.config.schema import RunConfig
 from minigpt.errors import CheckpointError, reason
 from minigpt.model.device import choose_runtime, pick_device
 from minigpt.model.size import training_flops
-from minigpt.paths import CHECKPOINTS
-from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, write_arrays
+from minigpt.storage.checkpoint import Arrays, Checkpoint, load_optimizer, save_checkpoint, save_frame, write_arrays
 from minigpt.storage.metadata import Environment, Metadata
 from minigpt.text.dataset import TokenDataset
 from minigpt.text.tokenizer import Tokenizer
@@ -62,7 +61,8 @@ def save(
     tokenizer: Tokenizer,
     metadata: Metadata,
     log: Callable[[str], None] = lambda line: None,
-    kind: str = CHECKPOINTS,
+    *,
+    is_frame: bool = False,
 ) -> bool:
     """Publish a checkpoint, or a frame, which has no optimizer state (collective).
 
@@ -74,10 +74,10 @@ def save(
     processes = learner.processes
 
     def save_with(write: Write) -> None:
-        save_checkpoint(run, learner.config, tokenizer, metadata, write, log, kind)
+        (save_frame if is_frame else save_checkpoint)(run, learner.config, tokenizer, metadata, write, log)
 
     def publish() -> bool:
-        weights, optimizer = _saved_tensors(learner) if kind == CHECKPOINTS else (learner.best_model.state_dict(), {})
+        weights, optimizer = _saved_tensors(learner) if not is_frame else (learner.best_model.state_dict(), {})
         is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *optimizer.values()))
         if not all(processes.gather(is_finite) if learner.is_fsdp else [is_finite]):
             return False
