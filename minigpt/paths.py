@@ -5,7 +5,7 @@ runs/NAME/
   events.out.tfevents.*  validation/         for TensorBoard
   checkpoints/
     step-00000500/
-  frames/                                    like checkpoints, without the state of the optimizer
+  frames/                                    like checkpoints, with an empty optimizer.safetensors
     step-00000033/
 """
 

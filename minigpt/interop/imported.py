@@ -7,7 +7,8 @@ from pathlib import Path
 from minigpt.config.schema import RunConfig
 from minigpt.storage.checkpoint import Arrays, save_checkpoint, write_arrays
 from minigpt.storage.metadata import Metadata
-from minigpt.storage.runs import new_run, record_start
+from minigpt.storage.records import record_start
+from minigpt.storage.runs import new_run
 from minigpt.text.tokenizer import Tokenizer
 
 

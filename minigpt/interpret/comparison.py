@@ -1,6 +1,5 @@
 """Measure runs at their best checkpoints, group the seeds of one setting, and rank what is comparable."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,20 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from minigpt.config.resolve import decisive, flatten, show
-from minigpt.errors import CheckpointError, TextMismatchError, UserError, count, escape
-from minigpt.files import open_within
+from minigpt.errors import CheckpointError, TextMismatchError, count, escape
 from minigpt.model.device import Runtime, configure_torch
 from minigpt.model.gpt import use_kernels
 from minigpt.model.load import load_model
 from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata
+from minigpt.storage.records import read_log
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.evaluate import EvalResult, evaluate
-
-LONGEST_LINE = 1 << 20
-"""The most to read of a line of metrics.jsonl, in bytes. The file may come from a stranger."""
-
 
 Unit = Literal["loss", "bits_per_character"]
 
@@ -191,14 +186,12 @@ def measure(name: str, checkpoint: Checkpoint, runtime: Runtime) -> Measured:
 def read_curve(run: Path) -> Curve:
     """Read the evaluations and the throughput of a run from its metrics.jsonl. Skip lines that are damaged."""
     points, speeds = list[list[float]](), list[float]()
-    with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
-        while line := file.readline(LONGEST_LINE):
-            with suppress(ValueError, RecursionError, TypeError, KeyError, OverflowError):
-                entry = json.loads(line)
-                if "speed/characters_per_second" in entry:
-                    speeds.append(float(entry["speed/characters_per_second"]))
-                point = [float(entry[name]) for name in ("step", "time", "loss/validation")]
-                if all(map(math.isfinite, point)):
-                    points.append(point)
+    for entry in read_log(run):
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            if "speed/characters_per_second" in entry:
+                speeds.append(float(entry["speed/characters_per_second"]))
+            point = [float(entry[name]) for name in ("step", "time", "loss/validation")]
+            if all(map(math.isfinite, point)):
+                points.append(point)
     steps, seconds, loss = zip(*sorted(points), strict=True) if points else ((), (), ())
     return Curve(steps, seconds, loss, statistics.median(speeds or [0]))

@@ -72,8 +72,8 @@ class Checkpoint:
         return (run_of(self.path) or self.path.absolute()).name
 
     @property
-    def origin(self) -> Origin:
-        """What the metadata of a run that starts from this checkpoint records."""
+    def as_origin(self) -> Origin:
+        """This checkpoint, as the metadata of a run that starts from it names it."""
         hashes = [self.metadata.sha256.get(name, "") for name in array_files(MODEL, self.metadata)]
         return Origin(run=escape(self.run_name), step=self.metadata.step, sha256="+".join(hashes))
 

@@ -1,16 +1,13 @@
 """Run folders: names, locks and checkpoints. For the layout, see minigpt/paths.py."""
 
 import itertools
-import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError, escape
@@ -23,10 +20,9 @@ from minigpt.files import (
     remove_abandoned,
     sync,
     withdraw,
-    write_atomically,
 )
 from minigpt.paths import CHECKPOINTS, FRAMES, LOCK, RUNS, is_run, is_run_file, names_in
-from minigpt.storage.metadata import LIMITS, METADATA, Environment, TrainState, read_metadata, verify
+from minigpt.storage.metadata import METADATA, TrainState, read_metadata, verify
 
 RESERVED = ("last", "best", "auto")
 LOCKED: dict[Path, os.stat_result] = {}
@@ -294,51 +290,3 @@ def is_training(run: Path) -> bool:
             except BlockingIOError:
                 return True
     return False
-
-
-def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of environment.jsonl, without damaged ones. The file may come from a stranger."""
-    starts: list[Any] = []
-    with suppress(UserError):
-        for line in read_within(run / "environment.jsonl", run, LIMITS["environment.jsonl"]).splitlines():
-            with suppress(ValueError, RecursionError):
-                starts.append(json.loads(line))
-    return [start for start in starts if isinstance(start, dict)]
-
-
-def last_start(run: Path, step: int) -> str:
-    """Return the date of the last start before a checkpoint, such as "25 November 2026". Return "" if unknown."""
-    for start in reversed(read_starts(run)):
-        with suppress(ValueError, KeyError, TypeError):
-            started = datetime.fromisoformat(start["started"])
-            if start["step"] < step:
-                return f"{started.day} {started:%B %Y}"
-    return ""
-
-
-def record_start(
-    run: Path,
-    step: int,
-    command: Sequence[str],
-    environment: Environment,
-    processes: int = 1,
-    matmul_speed: float | None = None,
-) -> None:
-    """Append a line to environment.jsonl that records how the run was started or resumed.
-
-    `matmul_speed` is the speed of matrix products in FLOP/s, from which minigpt chose settings.
-    """
-    path = run / "environment.jsonl"
-    earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
-    start = {
-        "step": step,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(command),
-        "processes": processes,
-        "host": platform.node(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "matmul_flops_per_second": matmul_speed,
-        **environment.model_dump(),
-    }
-    write_atomically(path, f"{earlier}{json.dumps(start)}\n")

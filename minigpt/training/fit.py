@@ -12,6 +12,9 @@ from minigpt.config.schema import OptimConfig, RunConfig
 from minigpt.model.size import training_flops
 from minigpt.training.schedule import run_steps
 
+FITTED = "fitted to the text"
+"""The name of the first layer of a run without a preset, and of a layer that shrinks the context."""
+
 
 class Shape(NamedTuple):
     """The shape of a model and its batches."""
@@ -71,7 +74,7 @@ def fit(size: int, vocab_size: int, work: float, *others: ConfigSource) -> dict[
     chosen: dict[str, Any] = {f"model.{key}": value for key, value in shape._asdict().items() if key != "batch_size"}
 
     def resolved(complete: bool = True) -> RunConfig:
-        return resolve(("fitted to the text", chosen), *others, complete=complete).config
+        return resolve((FITTED, chosen), *others, complete=complete).config
 
     incomplete, set_by_others = resolved(complete=False), {key for _, values in others for key in values}
     train, model = incomplete.train, incomplete.model

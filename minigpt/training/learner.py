@@ -81,7 +81,7 @@ class Learner:
         return model
 
     @property
-    def best_model(self) -> Model:
+    def evaluated_model(self) -> Model:
         """The model to evaluate, sample and save: the moving average, if there is one."""
         return self.average or self.model
 

@@ -18,7 +18,8 @@ from minigpt.model.load import Model
 from minigpt.model.memory import peak_memory
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Metadata, TrainState
-from minigpt.storage.runs import newest_step, record_start, repair
+from minigpt.storage.records import record_start
+from minigpt.storage.runs import newest_step, repair
 from minigpt.text.dataset import TokenDataset
 from minigpt.training import snapshot
 from minigpt.training.evaluate import evaluate
@@ -97,7 +98,7 @@ class Training:
         self.metrics = metrics or Metrics(None, checkpoint.metadata if checkpoint else None)
         self.state = replace(checkpoint.metadata.state) if checkpoint else TrainState()
         self.saved_step = self.state.step if checkpoint else None
-        self.origin = checkpoint.metadata.origin if checkpoint else start.origin if start else None
+        self.origin = checkpoint.metadata.origin if checkpoint else start.as_origin if start else None
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.frame_steps = frame_steps(config, self.steps, self.learner.parameters, self.learner.flops_per_token)
@@ -206,7 +207,7 @@ class Training:
         """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
-        model, data, autocast = self.learner.best_model, self.data, self.learner.runtime.autocast
+        model, data, autocast = self.learner.evaluated_model, self.data, self.learner.runtime.autocast
         result = evaluate(model, data.validation, data.tokenizer, autocast=autocast, processes=self.processes)
         if not math.isfinite(result.loss):
             raise self.diverged(f"the validation loss is {result.loss:g}")

@@ -7,7 +7,8 @@ from pathlib import Path
 from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import FRAMES, is_run, run_of
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
-from minigpt.storage.runs import checkpoint_steps, is_checkpoint, read_starts, step_folder
+from minigpt.storage.records import read_starts
+from minigpt.storage.runs import checkpoint_steps, is_checkpoint, step_folder
 from minigpt.text.dataset import reload_dataset
 from minigpt.training.learner import Learner
 from minigpt.training.loop import Training
@@ -55,7 +56,7 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
 
 def _different(checkpoint: Checkpoint, learner: Learner) -> list[str]:
     """Return the names of the tensors that differ between a checkpoint and a learner."""
-    weights = {name: tensor.numpy(force=True) for name, tensor in learner.best_model.state_dict().items()}
+    weights = {name: tensor.numpy(force=True) for name, tensor in learner.evaluated_model.state_dict().items()}
     return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
 
 
@@ -79,7 +80,7 @@ def _start(checkpoint: Checkpoint) -> Checkpoint | None:
         start = load_checkpoint(name, None if is_checkpoint(name) else origin.step)
     except UserError as error:
         raise CheckpointError(f"cannot replay run {escape(checkpoint.run_name)} from its start: {error}") from error
-    if (start.metadata.step, start.origin.sha256) != (origin.step, origin.sha256):
+    if (start.metadata.step, start.as_origin.sha256) != (origin.step, origin.sha256):
         raise CheckpointError(
             f"step {origin.step} of run {escape(origin.run)} has changed since this run started there"
         )

@@ -24,15 +24,13 @@ from minigpt.storage.checkpoint import Checkpoint, changed_settings, load_checkp
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import TokenDataset, load_dataset, reload_dataset
-from minigpt.training.fit import WORK, fit, val_fraction
+from minigpt.training.fit import FITTED, WORK, fit, val_fraction
 from minigpt.training.parallel import check_count
 from minigpt.training.schedule import run_steps
 
 if TYPE_CHECKING:
     from minigpt.training.plan import StepTime
 
-FITTED = "fitted to the text"
-"""The name of the first layer of a run without a preset, and of one that shrinks the context."""
 ENOUGH = 5000
 """Characters of text, or of validation text, below which a run gets a warning.
 

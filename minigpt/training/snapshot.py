@@ -77,7 +77,7 @@ def save(
         (save_frame if is_frame else save_checkpoint)(run, learner.config, tokenizer, metadata, write, log)
 
     def publish() -> bool:
-        weights, optimizer = _saved_tensors(learner) if not is_frame else (learner.best_model.state_dict(), {})
+        weights, optimizer = _saved_tensors(learner) if not is_frame else (learner.evaluated_model.state_dict(), {})
         is_finite = all(bool(local(tensor).isfinite().all()) for tensor in (*weights.values(), *optimizer.values()))
         if not all(processes.gather(is_finite) if learner.is_fsdp else [is_finite]):
             return False

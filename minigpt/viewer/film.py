@@ -1,6 +1,5 @@
 """Choose the moments of a run that the page shows as a film, and the losses under it."""
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,9 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from minigpt.errors import UserError
-from minigpt.files import open_within
-from minigpt.interpret.comparison import LONGEST_LINE
+from minigpt.storage.records import read_log
 
 MOST_MOMENTS = 12
 MOST_BYTES = 15_000_000
@@ -45,14 +42,12 @@ def loss_curve(run: Path) -> list[tuple[int, float]]:
     At step 0, the loss is that of validation.
     """
     losses: dict[int, float] = {}
-    with suppress(UserError, OSError), open_within(run / "metrics.jsonl", run) as file:
-        while line := file.readline(LONGEST_LINE):
-            with suppress(ValueError, RecursionError, TypeError, KeyError):
-                entry = json.loads(line)
-                step = int(entry["step"])
-                loss = float(entry["loss/train" if step else "loss/validation"])
-                if math.isfinite(loss):
-                    losses[step] = loss
+    for entry in read_log(run):
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            step = int(entry["step"])
+            loss = float(entry["loss/train" if step else "loss/validation"])
+            if math.isfinite(loss):
+                losses[step] = loss
     last = max(losses, default=1)
     thinned = {round(POINTS * math.sqrt(step / last)): (step, round(losses[step], 4)) for step in sorted(losses)}
     return list(thinned.values())

@@ -23,7 +23,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.load import Model, load_model
 from minigpt.paths import run_of
 from minigpt.storage.checkpoint import Checkpoint
-from minigpt.storage.runs import last_start
+from minigpt.storage.records import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
 from minigpt.viewer.film import MOST_BYTES, MOST_MOMENTS, choose_moments, loss_curve

@@ -97,7 +97,7 @@ def trained(run: Any, steps: int, **changes: Any) -> nn.Module:
     before = Training(config, run.run, run.data)
     while before.state.step < steps:
         before.step()
-    return before.learner.best_model.eval()
+    return before.learner.evaluated_model.eval()
 
 
 def teacher(run: Any, argument: dict[str, Any]) -> None:
