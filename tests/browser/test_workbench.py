@@ -278,7 +278,7 @@ def test_the_next_letters_stay_in_view(page: Any) -> None:
     assert len(set(shades)) > 1
 
 
-@pytest.mark.parametrize("only", ["text", "next", "heads", "text,next", "text,next,heads"])
+@pytest.mark.parametrize("only", ["text", "next", "heads", "text,heads", "text,next,heads"])
 def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
     shown = opened(made.content, wait="footer", fragment=f"#only={only}", viewport={"width": 700, "height": 500})
     shown.until("() => document.querySelector('footer').textContent.includes('✓')")
@@ -286,6 +286,10 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
         assert shown.tab.locator(f".card.{name}").count() == (name in only.split(","))
     assert shown.tab.locator("header").count() == 0
     assert shown.tab.locator("footer").bounding_box()["height"] < 25
+    if only in ("heads", "text,heads"):
+        shown.until("() => document.querySelectorAll('.peek .chance').length === 3")
+    else:
+        assert shown.tab.locator(".peek").count() == 0
     assert shown.ask("() => document.documentElement.scrollWidth") <= 700
     with shown.tab.expect_popup() as popup:
         shown.tab.click("a")

@@ -106,10 +106,10 @@ function isSame({ layer, head }) {
   return (other) => other?.layer === layer && other.head === head;
 }
 
-/** @param {number} breaks the share of letters at which the first choice changes without a head */
+/** @param {number} breaks the share of letters at which another letter wins without a head */
 function cost(breaks) {
-  const kind = breaks > MANY ? "breaks many letters" : "breaks few letters";
-  return `Switching it off ${kind}: the first choice changes at ${percent(breaks)} of them.`;
+  const count = breaks > MANY ? "many" : "few";
+  return `Switching it off breaks ${count} letters: ${percent(breaks)} of the second half of the start text.`;
 }
 
 /** @param {number} value @param {string} label */
