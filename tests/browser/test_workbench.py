@@ -396,6 +396,8 @@ def test_a_head_names_the_letter_that_wins_without_it(made: Made, opened: Opener
     assert found
     assert found[1] == letter.translate(GLYPHS)
     assert abs(float(found[2]) - 100 * share) < 0.51
+    before, after = map(float, re.findall(r"([\d.]+)%", line.inner_text())[:2])
+    assert line.locator(".breaks").count() == (abs(before - after) >= 5)
     boxes = [part.bounding_box() for part in line.locator("span").all()]
     switch = shown.tab.locator(".tile .switch").nth(heads.index(at)).bounding_box()
     for box in boxes:

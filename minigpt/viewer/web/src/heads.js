@@ -12,6 +12,8 @@ import { attentionRow, attentionShares, wordOf } from "./shading.js";
 
 /** The height of a strip of bars, in pixels. */
 const STRIP = 24;
+/** The maximum number of tiles side by side. */
+const COLUMNS = 4;
 /** A change of a probability that stands out. */
 const LARGE = 0.05;
 /** A change of a probability that counts as none. */
@@ -58,7 +60,8 @@ export function headsPanel(app, open, only) {
       const row = shown.map((head) => tile(app, head, descriptions[head.head]));
       tiles.push(...row);
       const list = h("div.tiles", ...row.map((one) => one.element));
-      list.style.setProperty("--count", String(row.length));
+      const lines = Math.ceil(row.length / COLUMNS);
+      list.style.setProperty("--columns", String(Math.ceil(row.length / lines)));
       grid.append(h("div.layer", h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")), list));
     });
     title.replaceChildren(`${tiles.length} `, term("heads", tiles.length === 1 ? "head" : "heads"));
@@ -181,10 +184,10 @@ function tile(app, head, { phrase, breaks }) {
     if (isMuted) return setText(without, "switched off");
     if (!look || !logits) return setText(without, app.writer.isWriting ? "" : "without it: …");
     const { expected, before, after, winner, share, breaks } = effectOf(look, logits, (x) => app.probabilities(x));
-    const change = Math.abs(after - before);
-    tag.hidden = !breaks;
+    const change = Math.abs(after - before), isLarge = change >= LARGE;
+    tag.hidden = !(breaks && isLarge);
     if (change < SMALL && !breaks) return setText(without, "without it: no change");
-    const kind = breaks ? "b.breaks" : change < LARGE ? "span" : "b";
+    const kind = !isLarge ? "span" : breaks ? "b.breaks" : "b";
     const now = breaks && h("span", `, now ${app.vocabulary.show(winner)} ${percent(share)}`);
     const numbers = [`${app.vocabulary.show(expected)} ${percent(before)} → `, h(kind, percent(after))];
     without.replaceChildren("without it: ", ...numbers, ...(now ? [now] : []));

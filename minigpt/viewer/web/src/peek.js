@@ -33,7 +33,7 @@ export function peekBar(app, text, bars) {
     if (element.hidden || !look) return;
     element.style.setProperty("--hue", app.hue);
     const shares = shading(app);
-    const width = Math.floor((element.clientWidth - 32) / WIDTH);
+    const width = Math.floor(lines[0].clientWidth / WIDTH);
     const here = lineAround(letters, selected, width);
     const strongest = app.shadingHead ? argmax(shares) : selected;
     const isElsewhere = strongest < here[0] || strongest >= here[1];
