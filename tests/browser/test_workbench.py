@@ -628,6 +628,25 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     shown.assert_quiet()
 
 
+def test_on_a_phone_the_heads_that_matter_most_come_first(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    settle(shown)
+    letter, share = made.next(START)
+    token = int(made.loaded.tokenizer.encode(letter)[0])
+    heads = [(layer, head) for layer in range(2) for head in range(3)]
+    changes = []
+    for head in heads:
+        with torch.no_grad(), ablate_heads(made.model, [head]):
+            logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
+        changes.append(float(logits.softmax(-1)[token]) - share)
+    boxes = [tile.bounding_box() for tile in shown.tab.locator(".tile").all()]
+    order = sorted(range(6), key=lambda i: (round(boxes[i]["y"]), boxes[i]["x"]))
+    assert order == sorted(range(6), key=lambda i: round(1000 * changes[i]))
+    shown.tab.locator(".tile .switch").nth(order[0]).tap()
+    settle(shown)
+    assert [tile.bounding_box()["x"] for tile in shown.tab.locator(".tile").all()] == [box["x"] for box in boxes]
+
+
 def test_a_phone_remembers_that_heads_are_off(made: Made, opened: Opener) -> None:
     shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     settle(shown)

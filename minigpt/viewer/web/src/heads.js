@@ -71,7 +71,10 @@ export function headsPanel(app, open, only) {
   function draw(state) {
     if (built !== state.model) build(state.model);
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
-    for (const { draw } of tiles) draw(state);
+    const changes = tiles.map(({ draw }) => draw(state));
+    if (changes.every((change) => change !== null)) {
+      tiles.forEach(({ element }, i) => element.style.setProperty("--order", (1000 * (changes[i] ?? 0)).toFixed(0)));
+    }
     const rival = state.other === null ? null : app.payload.models[state.other];
     setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
     drawChosen(state);
@@ -150,7 +153,8 @@ function tile(app, head, { phrase, breaks }) {
   });
   canvas.addEventListener("pointerleave", () => app.set({ pointed: -1 }));
 
-  /** @param {State} state */
+  /** Returns how much the probability of the expected letter changes without the head, if it is on and this is known.
+   * @param {State} state */
   function draw(state) {
     const { look } = app;
     const isMuted = app.muted.has(index);
@@ -161,7 +165,12 @@ function tile(app, head, { phrase, breaks }) {
     power.setAttribute("aria-checked", String(!isMuted));
     element.classList.toggle("stale", !app.isCurrent());
     if (look) drawBars(look, state);
-    drawEffect(look, isMuted);
+    const logits = look?.effects.get(index);
+    const effect = look && logits && !isMuted ? effectOf(look, logits, (x) => app.probabilities(x)) : null;
+    tag.hidden = true;
+    if (effect) drawEffect(effect);
+    else setText(without, isMuted ? "switched off" : app.writer.isWriting ? "" : "without it: …");
+    return effect && effect.after - effect.before;
   }
 
   /** @param {Look} look @param {State} state */
@@ -177,13 +186,8 @@ function tile(app, head, { phrase, breaks }) {
     strip(canvas, rows, columns(look), color(canvas, hue));
   }
 
-  /** Say what the model would expect without this head. @param {Look | null} look @param {boolean} isMuted */
-  function drawEffect(look, isMuted) {
-    const logits = look?.effects.get(index);
-    tag.hidden = true;
-    if (isMuted) return setText(without, "switched off");
-    if (!look || !logits) return setText(without, app.writer.isWriting ? "" : "without it: …");
-    const { expected, before, after, winner, share, breaks } = effectOf(look, logits, (x) => app.probabilities(x));
+  /** Say what the model would expect without this head. @param {import("./prediction.js").Effect} effect */
+  function drawEffect({ expected, before, after, winner, share, breaks }) {
     const change = Math.abs(after - before), isLarge = change >= LARGE;
     tag.hidden = !(breaks && isLarge);
     if (change < SMALL && !breaks) return setText(without, "without it: no change");
