@@ -621,8 +621,10 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     settle(shown)
     shown.ask("() => void (window.requestAnimationFrame = (draw) => setTimeout(draw, 300))")  # a slow phone
+    assert "Tap a letter" in shown.tab.inner_text(".next .note")
     shown.tab.locator('[data-index="20"]').tap(force=True)
     assert_shows(shown, made, START[:21])
+    assert not shown.tab.locator("button:text-is('Keys')").is_visible()
     heights = [button.bounding_box()["height"] for button in shown.tab.locator("button:visible:not(.switch)").all()]
     assert min(heights) >= 44
     shown.assert_quiet()
