@@ -82,6 +82,7 @@ def build_page(
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
     models += [moment.data(selected, split) for moment in _film(first, moments, ids)]
+    film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
             raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
@@ -96,6 +97,7 @@ def build_page(
         "text": text,
         "selected": selected,
         "head": head,
+        "film": film,
         "losses": loss_curve(run) if (run := run_of(checkpoint.path)) else [],
         "sample": checkpoint.config.sample.model_dump(include=SAMPLE),
         "warnings": warnings,

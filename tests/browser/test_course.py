@@ -101,11 +101,11 @@ def expected(frame: Any, letter: str) -> str:
 
 
 def in_strip(frame: Any) -> str:
-    return str(re.search(r"A ([\d.]+%)", frame.locator(".heads .row p").inner_text())[1])  # type: ignore[index]
+    return str(frame.locator(".peek .chance", has_text="A").inner_text()).removeprefix("A ")
 
 
 def looks(frame: Any, head: str) -> str:
-    return str(frame.locator(".tile", has_text=head).locator(".looks").inner_text())
+    return " ".join(frame.locator(".tile", has_text=head).locator(".looks").inner_text().split())
 
 
 def warm(frame: Any) -> None:
@@ -130,7 +130,7 @@ def cut_first_line(frame: Any) -> None:
 
 def share_of_name(frame: Any) -> str:
     note = frame.locator(".notice .note").inner_text()
-    return str(re.fullmatch(r"At this letter, head 2·2 attends most to “A”: (\d+%)\.", note)[1])  # type: ignore[index]
+    return str(re.fullmatch(r"Here, head 2·2 attends most to “A” of Anna: (\d+%)\.", note)[1])  # type: ignore[index]
 
 
 MEASURED: dict[int, dict[str, Callable[[Any], str]]] = {
@@ -169,7 +169,7 @@ def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> Non
             assert (element.get_attribute("loading"), bool(element.get_attribute("title"))) == ("lazy", True)
             element.scroll_into_view_if_needed()
             frame = element.element_handle().content_frame()
-            frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('here')")
+            frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('%')")
             frame.wait_for_function("document.querySelector('footer').textContent.includes('same logits')")
             for name, measure in MEASURED[number].items():
                 if name in BEFORE:
@@ -181,8 +181,8 @@ def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> Non
                     wait_for(frame, lambda _, top=top: top.locator("b").inner_text(), letter)
                     top.locator("button").click()
             if number == 7:
-                assert "“A” 68%" in looks(frame, "2·2")
-                assert "“h”" in looks(frame, "2·3")
+                assert "“A” of Anna 68%" in looks(frame, "2·2")
+                assert "“h” of She" in looks(frame, "2·3")
             if number == 9:
                 frame.locator(".tile", has_text="2·2").locator(".switch").click()
                 frame.locator(".ghost", has_text="F").wait_for()

@@ -278,7 +278,7 @@ def test_the_next_letters_stay_in_view(page: Any) -> None:
     assert len(set(shades)) > 1
 
 
-@pytest.mark.parametrize("only", ["text", "next", "heads", "text,next", "text,next,heads"])
+@pytest.mark.parametrize("only", ["text", "next", "heads", "text,heads", "text,next,heads"])
 def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
     shown = opened(made.content, wait="footer", fragment=f"#only={only}", viewport={"width": 700, "height": 500})
     shown.until("() => document.querySelector('footer').textContent.includes('✓')")
@@ -286,6 +286,10 @@ def test_panels_can_be_embedded(made: Made, opened: Opener, only: str) -> None:
         assert shown.tab.locator(f".card.{name}").count() == (name in only.split(","))
     assert shown.tab.locator("header").count() == 0
     assert shown.tab.locator("footer").bounding_box()["height"] < 25
+    if only in ("heads", "text,heads"):
+        shown.until("() => document.querySelectorAll('.peek .chance').length === 3")
+    else:
+        assert shown.tab.locator(".peek").count() == 0
     assert shown.ask("() => document.documentElement.scrollWidth") <= 700
     with shown.tab.expect_popup() as popup:
         shown.tab.click("a")
@@ -392,6 +396,8 @@ def test_a_head_names_the_letter_that_wins_without_it(made: Made, opened: Opener
     assert found
     assert found[1] == letter.translate(GLYPHS)
     assert abs(float(found[2]) - 100 * share) < 0.51
+    before, after = map(float, re.findall(r"([\d.]+)%", line.inner_text())[:2])
+    assert line.locator(".breaks").count() == (abs(before - after) >= 5)
     boxes = [part.bounding_box() for part in line.locator("span").all()]
     switch = shown.tab.locator(".tile .switch").nth(heads.index(at)).bounding_box()
     for box in boxes:
@@ -615,11 +621,32 @@ def test_a_phone_selects_by_touch_and_has_large_targets(made: Made, opened: Open
     shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     settle(shown)
     shown.ask("() => void (window.requestAnimationFrame = (draw) => setTimeout(draw, 300))")  # a slow phone
+    assert "Tap a letter" in shown.tab.inner_text(".next .note")
     shown.tab.locator('[data-index="20"]').tap(force=True)
     assert_shows(shown, made, START[:21])
+    assert not shown.tab.locator("button:text-is('Keys')").is_visible()
     heights = [button.bounding_box()["height"] for button in shown.tab.locator("button:visible:not(.switch)").all()]
     assert min(heights) >= 44
     shown.assert_quiet()
+
+
+def test_on_a_phone_the_heads_that_matter_most_come_first(made: Made, opened: Opener) -> None:
+    shown = opened(made.content, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    settle(shown)
+    letter, share = made.next(START)
+    token = int(made.loaded.tokenizer.encode(letter)[0])
+    heads = [(layer, head) for layer in range(2) for head in range(3)]
+    changes = []
+    for head in heads:
+        with torch.no_grad(), ablate_heads(made.model, [head]):
+            logits = made.model(torch.from_numpy(made.loaded.tokenizer.encode(START))[None])[0, -1]
+        changes.append(float(logits.softmax(-1)[token]) - share)
+    boxes = [tile.bounding_box() for tile in shown.tab.locator(".tile").all()]
+    order = sorted(range(6), key=lambda i: (round(boxes[i]["y"]), boxes[i]["x"]))
+    assert order == sorted(range(6), key=lambda i: round(1000 * changes[i]))
+    shown.tab.locator(".tile .switch").nth(order[0]).tap()
+    settle(shown)
+    assert [tile.bounding_box()["x"] for tile in shown.tab.locator(".tile").all()] == [box["x"] for box in boxes]
 
 
 def test_a_phone_remembers_that_heads_are_off(made: Made, opened: Opener) -> None:

@@ -32,6 +32,15 @@ def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
     assert len(data["text"]) <= 32
 
 
+def test_the_page_of_stories_opens_where_a_head_finds_the_name_that_a_pronoun_means(cli: Cli, tmp_path: Path) -> None:
+    cli("import", "stories")
+    cli("inspect", "stories-1", "-o", tmp_path / "page.html")
+    data = page_data(tmp_path / "page.html")
+    layer, head = data["head"]
+    assert data["text"][: data["selected"] + 1].endswith('She says: "I am ')
+    assert "after She" in data["models"][0]["heads"][layer][head]["phrase"]
+
+
 def test_the_page_opens_at_a_head_and_at_the_end_of_a_text(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
 

@@ -80,6 +80,8 @@ def test_the_page_starts_where_a_head_matters_most(threshold: float, monkeypatch
         for head in range(3):
             with ablate_heads(model, {(layer, head)}):
                 without = probabilities(model, ids)
+            broken = (without.argmax(-1) != likeliest)[len(ids) // 2 :].double().mean().item()
+            assert data["models"][0]["heads"][layer][head]["breaks"] == pytest.approx(broken)
             for at in late:
                 drop = usual[at] - without[at, likeliest[at]]
                 focus, key = weights[layer, head, at].max(-1)

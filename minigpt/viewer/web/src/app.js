@@ -18,8 +18,7 @@ import { Writer } from "./writer.js";
  * @property {number} model
  * @property {number} from the first token that the model sees
  * @property {number[]} ids the tokens from there to the end of the window
- * @property {number} at the index of the selected token in `ids`
- * @property {number} selected the same
+ * @property {number} selected the index of the selected token in `ids`
  * @property {number[]} muted heads, as layer * n_head + head
  */
 /**
@@ -27,7 +26,7 @@ import { Writer } from "./writer.js";
  * @typedef {object} Answer
  * @property {Float32Array} logits of the next token, (V)
  * @property {Float32Array} surprise the probability of each token, given those before it, (T)
- * @property {Float32Array} attention rows of the selected letter, (L, H, at + 1)
+ * @property {Float32Array} attention rows of the selected letter, (L, H, selected + 1)
  * @property {Map<number, Float32Array>} effects logits without a head, by layer * n_head + head
  * @property {Float32Array} [whole] logits of the next token with all heads on
  * @property {number[]} [written] the most likely continuation
@@ -69,10 +68,8 @@ export class App {
     this.asked = [];
     /** @type {Map<number, number>} models by the ids of requests that add to their looks */
     this.additions = new Map();
-    /** @type {number[]} the models of the run that the page is about, by their steps; empty if there is only one */
-    this.film = [...payload.models.keys()].filter((index) => payload.models[index].name === payload.models[0].name);
-    this.film.sort((a, b) => payload.models[a].step - payload.models[b].step);
-    if (this.film.length === 1) this.film = [];
+    /** @type {number[]} the moments of the run that the page is about, as models, by their steps; empty if only one */
+    this.film = payload.film;
     /** @type {{id: number, use: (reply: any) => void} | undefined} the newest request for details */
     this.details = undefined;
     const { letters, ids } = vocabulary.encode(payload.text);
@@ -288,7 +285,8 @@ export class App {
   /** The unnormalized probability of each token, after penalty, temperature and filters. @param {Look} look */
   weights(look) {
     const { sampling } = this.state;
-    return weigh(penalize(look.logits, new Set(look.ids.slice(0, look.at + 1)), sampling.repetition_penalty), sampling);
+    const seen = look.ids.slice(0, look.selected + 1);
+    return weigh(penalize(look.logits, seen, sampling.repetition_penalty), sampling);
   }
 
   /** The probabilities of the next token at the chosen temperature, before the filters. @param {Float32Array} logits */
@@ -393,7 +391,7 @@ export class App {
     const from = windowStart(length + bytes.length, context);
     const seen = bytes.length ? [...ids.slice(from, length), ...bytes] : ids.slice(from, from + context);
     const at = length + bytes.length - 1 - from;
-    return { id: this.requests++, model: index, ids: seen, selected: at, at, from, muted: [...muted[index]] };
+    return { id: this.requests++, model: index, from, ids: seen, selected: at, muted: [...muted[index]] };
   }
 
   /** Ask about a head once, for a panel that shows details. A later request cancels it.

@@ -7,8 +7,7 @@ import { argmax, softmax } from "./filters.js";
  * @typedef {import("./letters.js").Letter} Letter
  * @typedef {{head: number, position: number, shares: number[]}} Lane   head: layer * n_head + head; position: of the
  *   token that it attends to at the end; shares: its attention to this token at each moment, NaN if not computed
- * @typedef {{values: number[], token: number, came: boolean}} Curve   the probability at each moment, NaN if not
- *   computed, of the letter that came after the selected one, or else of the token that is the likeliest at the end
+ * @typedef {{values: number[], token: number}} Curve   the probability of a letter at each moment, NaN if not computed
  */
 
 /** A letter is learned at a probability of one half, if later moments fall below it at most this often. */
@@ -26,27 +25,39 @@ export function chance(look, { first, last }) {
   return product;
 }
 
-/** The learning curve of one letter.
+/** The learning curve of the letter that came, or of the token that the last model with all heads expects.
  * @param {(Look | null)[]} looks of each moment @param {Letter | undefined} next the letter after the selected one
- * @returns {Curve} */
-export function learningCurve(looks, next) {
-  const last = [...looks].reverse().find(Boolean), token = last ? argmax(last.logits) : -1;
-  const values = looks.map((look) => (look ? (next ? chance(look, next) : softmax(look.logits)[token]) : NaN));
-  return { values, token, came: next !== undefined };
+ * @param {number} token the token of this letter, or -1 if it has several or did not come
+ * @param {(logits: Float32Array) => Float64Array} probabilities at the chosen temperature @returns {Curve} */
+export function learningCurve(looks, next, token, probabilities) {
+  const last = [...looks].reverse().find(Boolean);
+  if (!next) token = last ? argmax(last.whole ?? last.logits) : -1;
+  const value = (/** @type {Look} */ look) =>
+    next && token < 0 ? chance(look, next) : probabilities(look.logits)[token];
+  return { values: looks.map((look) => (look ? value(look) : NaN)), token };
 }
 
-/** The heads that matter most at the end, and when each of them came to attend to what it attends to there.
- * @param {(Look | null)[]} looks of each moment, with effects of the last @returns {Lane[]} */
-export function lanes(looks) {
+/** The heads that matter most at the end, and when each of them came to attend to what it attends to there. While heads
+ * are off, the lanes stay those of before.
+ * @param {(Look | null)[]} looks of each moment, with effects of the last @param {Lane[]} [before] @returns {Lane[]} */
+export function lanes(looks, before = []) {
   const end = looks.at(-1);
   if (!end) return [];
-  const expected = argmax(end.logits), before = softmax(end.logits)[expected], length = end.at + 1;
-  const drops = [...end.effects].map(([head, logits]) => ({ head, drop: before - softmax(logits)[expected] }));
-  return drops.filter(({ drop }) => drop >= MATTERS).sort((a, b) => b.drop - a.drop).slice(0, LANES).map(({ head }) => {
-    const row = (/** @type {Look} */ look) => look.attention.subarray(head * length, (head + 1) * length);
-    const position = argmax(row(end));
-    return { head, position, shares: looks.map((look) => (look?.at === end.at ? row(look)[position] : NaN)) };
+  const length = end.selected + 1, row = (/** @type {Look} */ look, /** @type {number} */ head) =>
+    look.attention.subarray(head * length, (head + 1) * length);
+  const chosen = end.muted.length ? before : mattering(end).map((head) => ({ head, position: argmax(row(end, head)) }));
+  return chosen.map(({ head, position }) => {
+    const isSame = (/** @type {Look | null} */ look) => look?.selected === end.selected;
+    return { head, position, shares: looks.map((look) => (look && isSame(look) ? row(look, head)[position] : NaN)) };
   });
+}
+
+/** The heads without which the prediction falls most. @param {Look} look */
+function mattering({ logits, effects }) {
+  const expected = argmax(logits), before = softmax(logits)[expected];
+  const drops = [...effects].map(([head, without]) => ({ head, drop: before - softmax(without)[expected] }));
+  const large = drops.filter(({ drop }) => drop >= MATTERS).sort((a, b) => b.drop - a.drop);
+  return large.slice(0, LANES).map(({ head }) => head);
 }
 
 /** The index of the moment at which each letter was learned, looks.length if never, NaN if it cannot be known.
@@ -64,12 +75,20 @@ export function learned(looks, letters) {
   });
 }
 
-/** What changed between two moments in a row, in a few words. "" if it is little, or not computed.
- * @param {Curve} curve @param {Lane[]} lanes @param {number} moment the later one
- * @param {{letter: string, head: (head: number) => string, at: (position: number) => string}} names */
-export function change(curve, lanes, moment, names) {
+/** What changed before a moment, in a few words, or else at the greatest change of the film. "" if all are small.
+ * @param {Curve} curve @param {Lane[]} lanes @param {number} moment
+ * @param {{letter: string, head: (head: number) => string, at: (position: number) => string}} names
+ * @returns {{moment: number, words: string}} */
+export function event(curve, lanes, moment, names) {
+  const sizes = curve.values.map((p, m) => Math.abs(p - curve.values[m - 1]) || 0); // NaN: not computed
+  const largest = sizes[moment] >= LARGE ? moment : argmax(sizes);
+  return { moment: largest, words: sizes[largest] >= LARGE ? change(curve, lanes, largest, names) : "" };
+}
+
+/** @param {Curve} curve @param {Lane[]} lanes @param {number} moment the later one
+ * @param {Parameters<typeof event>[3]} names */
+function change(curve, lanes, moment, names) {
   const [before, after] = curve.values.slice(moment - 1, moment + 1).map((p) => Math.round(100 * p));
-  if (!(Math.abs(after - before) >= 100 * LARGE)) return "";
   const grown = lanes
     .map((lane) => ({ lane, growth: lane.shares[moment] - lane.shares[moment - 1] }))
     .filter(({ growth }) => growth * Math.sign(after - before) >= FINDS)

@@ -12,6 +12,8 @@ import { attentionRow, attentionShares, wordOf } from "./shading.js";
 
 /** The height of a strip of bars, in pixels. */
 const STRIP = 24;
+/** The maximum number of tiles side by side. */
+const COLUMNS = 4;
 /** A change of a probability that stands out. */
 const LARGE = 0.05;
 /** A change of a probability that counts as none. */
@@ -58,7 +60,8 @@ export function headsPanel(app, open, only) {
       const row = shown.map((head) => tile(app, head, descriptions[head.head]));
       tiles.push(...row);
       const list = h("div.tiles", ...row.map((one) => one.element));
-      list.style.setProperty("--count", String(row.length));
+      const lines = Math.ceil(row.length / COLUMNS);
+      list.style.setProperty("--columns", String(Math.ceil(row.length / lines)));
       grid.append(h("div.layer", h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")), list));
     });
     title.replaceChildren(`${tiles.length} `, term("heads", tiles.length === 1 ? "head" : "heads"));
@@ -68,7 +71,10 @@ export function headsPanel(app, open, only) {
   function draw(state) {
     if (built !== state.model) build(state.model);
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
-    for (const { draw } of tiles) draw(state);
+    const changes = tiles.map(({ draw }) => draw(state));
+    if (changes.every((change) => change !== null)) {
+      tiles.forEach(({ element }, i) => element.style.setProperty("--order", (1000 * (changes[i] ?? 0)).toFixed(0)));
+    }
     const rival = state.other === null ? null : app.payload.models[state.other];
     setText(intro, rival?.heads.length ? `Bars up: where each one looks; down: in ${named(rival)}.` : INTRODUCTION);
     drawChosen(state);
@@ -106,10 +112,10 @@ function isSame({ layer, head }) {
   return (other) => other?.layer === layer && other.head === head;
 }
 
-/** @param {number} breaks the share of letters at which the first choice changes without a head */
+/** @param {number} breaks the share of letters at which another letter wins without a head */
 function cost(breaks) {
-  const kind = breaks > MANY ? "breaks many letters" : "breaks few letters";
-  return `Switching it off ${kind}: the first choice changes at ${percent(breaks)} of them.`;
+  const count = breaks > MANY ? "many" : "few";
+  return `Switching it off breaks ${count} letters: ${percent(breaks)} of the second half of the start text.`;
 }
 
 /** @param {number} value @param {string} label */
@@ -147,7 +153,8 @@ function tile(app, head, { phrase, breaks }) {
   });
   canvas.addEventListener("pointerleave", () => app.set({ pointed: -1 }));
 
-  /** @param {State} state */
+  /** Returns how much the probability of the expected letter changes without the head, if it is on and this is known.
+   * @param {State} state */
   function draw(state) {
     const { look } = app;
     const isMuted = app.muted.has(index);
@@ -158,7 +165,12 @@ function tile(app, head, { phrase, breaks }) {
     power.setAttribute("aria-checked", String(!isMuted));
     element.classList.toggle("stale", !app.isCurrent());
     if (look) drawBars(look, state);
-    drawEffect(look, isMuted);
+    const logits = look?.effects.get(index);
+    const effect = look && logits && !isMuted ? effectOf(look, logits, (x) => app.probabilities(x)) : null;
+    tag.hidden = true;
+    if (effect) drawEffect(effect);
+    else setText(without, isMuted ? "switched off" : app.writer.isWriting ? "" : "without it: …");
+    return effect && effect.after - effect.before;
   }
 
   /** @param {Look} look @param {State} state */
@@ -174,17 +186,12 @@ function tile(app, head, { phrase, breaks }) {
     strip(canvas, rows, columns(look), color(canvas, hue));
   }
 
-  /** Say what the model would expect without this head. @param {Look | null} look @param {boolean} isMuted */
-  function drawEffect(look, isMuted) {
-    const logits = look?.effects.get(index);
-    tag.hidden = true;
-    if (isMuted) return setText(without, "switched off");
-    if (!look || !logits) return setText(without, app.writer.isWriting ? "" : "without it: …");
-    const { expected, before, after, winner, share, breaks } = effectOf(look, logits, (x) => app.probabilities(x));
-    const change = Math.abs(after - before);
-    tag.hidden = !breaks;
+  /** Say what the model would expect without this head. @param {import("./prediction.js").Effect} effect */
+  function drawEffect({ expected, before, after, winner, share, breaks }) {
+    const change = Math.abs(after - before), isLarge = change >= LARGE;
+    tag.hidden = !(breaks && isLarge);
     if (change < SMALL && !breaks) return setText(without, "without it: no change");
-    const kind = breaks ? "b.breaks" : change < LARGE ? "span" : "b";
+    const kind = !isLarge ? "span" : breaks ? "b.breaks" : "b";
     const now = breaks && h("span", `, now ${app.vocabulary.show(winner)} ${percent(share)}`);
     const numbers = [`${app.vocabulary.show(expected)} ${percent(before)} → `, h(kind, percent(after))];
     without.replaceChildren("without it: ", ...numbers, ...(now ? [now] : []));

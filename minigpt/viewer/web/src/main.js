@@ -3,7 +3,7 @@
 import { App } from "./app.js";
 import { openCompute } from "./compute.js";
 import { h, isTouch, named, setText, term } from "./dom.js";
-import { connect } from "./engine.js";
+import { connect } from "./connection.js";
 import { argmax, largest, normalize } from "./filters.js";
 import { headsPanel } from "./heads.js";
 import { listen } from "./keys.js";
@@ -42,7 +42,7 @@ function start(payload) {
   const compute = () => openCompute(app);
   const text = textPanel(app);
   const next = nextPanel(app);
-  const address = new URLSearchParams(decodeURIComponent(location.hash.slice(1)));
+  const address = new URLSearchParams(location.hash.slice(1));
   const only = address.get("only")?.split(","); // the panels to embed in another page
   const tiles = address.get("heads")?.split(",").map((name) => name.split(/\D/).map(Number));
   const onlyHeads = tiles ? tiles.map(([layer, head]) => ({ layer, head })) : null;
@@ -62,9 +62,9 @@ function start(payload) {
     h("footer", check, ...line),
     announcement,
   );
-  if (!only) {
-    const peek = peekBar(app, [text.paper, next.list]);
-    root.append(peek.element);
+  if (!only || (only.includes("heads") && shown.length < 3)) {
+    const peek = peekBar(app, text.paper, next.list);
+    root.prepend(peek.element);
     app.panels.push(peek.draw);
   }
   document.body.classList.toggle("embedded", Boolean(only));

@@ -24,7 +24,7 @@ export function openMatrix(app) {
 
 /** @param {import("./app.js").App} app @param {import("./app.js").Head} head
  * @param {import("./session.js").MatrixReply} reply @param {import("./app.js").Position} position */
-function showMatrix(app, head, reply, { model, at, from, ids }) {
+function showMatrix(app, head, reply, { model, selected, from, ids }) {
   const { n_embd, n_head } = app.payload.models[model].config;
   const cells = new Cells(reply, ids.length, n_embd / n_head);
   const side = Math.min(SIDE, window.innerWidth - 100, window.innerHeight - AROUND);
@@ -48,7 +48,7 @@ function showMatrix(app, head, reply, { model, at, from, ids }) {
   const sheet = openSheet(`Head ${name} at all letters`, intro, controls, readout, area);
   square.style.setProperty("--hue", `var(${hue})`);
   text.style.setProperty("--hue", `var(${hue})`);
-  let cell = cells.strongest(at);
+  let cell = cells.strongest(selected);
   let isByTouch = false;
   function changeStage() {
     cells.stage = /** @type {keyof typeof STAGES} */ (select.value);

@@ -255,7 +255,7 @@ export class Transformer {
 
 /** Return where the attention (H, S) of a position starts in `Run.weights`: after H (1 + 2 + ... + t) weights.
  * @param {number} H @param {number} t */
-export function rowStart(H, t) {
+function rowStart(H, t) {
   return (H * t * (t + 1)) / 2;
 }
 

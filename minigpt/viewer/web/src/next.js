@@ -2,7 +2,7 @@
 
 import { argmax, entropy, normalize, softmax } from "./filters.js";
 import { glyph } from "./letters.js";
-import { h, named, percent, setText, term } from "./dom.js";
+import { h, isTouch, named, percent, setText, term } from "./dom.js";
 import { likeliest } from "./prediction.js";
 
 const ROWS = 5;
@@ -59,7 +59,8 @@ export function nextPanel(app) {
       if (index < shown.length) bar.draw(shown[index], plain, chosen, rival, shown[index] === came);
     });
     const nats = entropy(chosen);
-    const hint = came < 0 ? "Click a letter to continue with it." : "A click replaces the rest.";
+    const press = isTouch() ? "Tap" : "Click";
+    const hint = came < 0 ? `${press} a letter to continue with it.` : `A ${press.toLowerCase()} replaces the rest.`;
     note.replaceChildren(
       rival ? `Outlined: ${isOff ? "with all heads on" : named(app.payload.models[other ?? 0])}.` : hint,
       ` Entropy ${nats.toFixed(2)} `,

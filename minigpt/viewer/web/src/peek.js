@@ -1,4 +1,4 @@
-/** A bar at the top of the window while the text or the bars of the next letter are out of view. */
+/** A bar at the top, while the text or the bars of the next letter are out of view or not on the page. */
 
 import { argmax, normalize } from "./filters.js";
 import { h, percent } from "./dom.js";
@@ -11,8 +11,8 @@ const BEST = 3;
 /** Pixels of a letter. */
 const WIDTH = 9;
 
-/** @param {import("./app.js").App} app @param {HTMLElement[]} panels that must be in view, or the bar appears */
-export function peekBar(app, panels) {
+/** @param {import("./app.js").App} app @param {HTMLElement} text @param {HTMLElement} bars */
+export function peekBar(app, text, bars) {
   const lines = [h("div.drawn"), h("div.drawn")];
   const best = h("p.best");
   const element = h("div.peek", { hidden: true, "aria-hidden": "true" }, ...lines, best);
@@ -20,9 +20,12 @@ export function peekBar(app, panels) {
   const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) away[isIntersecting ? "delete" : "add"](target);
     element.hidden = away.size === 0;
+    for (const line of lines) line.hidden = !away.has(text);
+    best.hidden = !away.has(bars);
     app.set({});
   });
-  for (const panel of panels) observer.observe(panel);
+  observer.observe(text);
+  observer.observe(bars);
 
   /** @param {import("./app.js").State} state */
   function draw({ letters, selected }) {
@@ -30,7 +33,7 @@ export function peekBar(app, panels) {
     if (element.hidden || !look) return;
     element.style.setProperty("--hue", app.hue);
     const shares = shading(app);
-    const width = Math.floor((element.clientWidth - 32) / WIDTH);
+    const width = Math.floor(lines[0].clientWidth / WIDTH);
     const here = lineAround(letters, selected, width);
     const strongest = app.shadingHead ? argmax(shares) : selected;
     const isElsewhere = strongest < here[0] || strongest >= here[1];

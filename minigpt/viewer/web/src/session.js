@@ -13,7 +13,7 @@ import { isRecurrent, unpack } from "./weights.js";
  * @typedef {{id: number, kind: "detail" | "matrix", model: number, ids: number[], selected: number, muted: number[],
  *   layer: number, head: number}} HeadRequest
  * @typedef {{id: number, kind: "logits" | "write", model: number, ids: number[], selected: number, muted: number[]}}
- *   PlainRequest   for the logits alone, or the most likely continuation; a look does not cancel it
+ *   PlainRequest   for the logits alone, which a look does not cancel, or for the most likely continuation
  * @typedef {LookRequest | EffectsRequest | HeadRequest | PlainRequest} Request
  * @typedef {{id: number, kind: "look", model: number, logits: Float32Array, surprise: Float32Array,
  *   attention: Float32Array}} LookReply   logits (V) after the selected token; the probability (T) that the model gave
@@ -42,7 +42,7 @@ const WRITTEN = 32;
 export function cancels(request, before) {
   if ((request.kind ?? "look") !== "look") return false;
   const isOld = before.model === request.model && (before.kind ?? "look") === "look";
-  return isOld || before.kind === "effects" || before.kind === "film";
+  return isOld || ["effects", "film", "write"].includes(before.kind ?? "look");
 }
 
 export class Session {

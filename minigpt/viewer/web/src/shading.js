@@ -8,10 +8,11 @@ import { glyph } from "./letters.js";
 /** Longer runs of letters, such as Chinese sentences, are not shown as words. */
 const LONGEST_WORD = 14;
 
-/** The attention weights of a head at the selected letter, (at + 1).
+/** The attention weights of a head at the selected letter, (selected + 1).
  * @param {Look} look @param {number} head layer * n_head + head */
 export function attentionRow(look, head) {
-  return look.attention.subarray(head * (look.at + 1), (head + 1) * (look.at + 1));
+  const length = look.selected + 1;
+  return look.attention.subarray(head * length, (head + 1) * length);
 }
 
 /** The attention that a head gives to each letter: 0 for letters that it does not see.
@@ -19,7 +20,7 @@ export function attentionRow(look, head) {
 export function attentionShares(letters, look, head) {
   const row = attentionRow(look, head);
   return letters.map(({ first, last }) => {
-    const isSeen = first >= look.from && last <= look.from + look.at;
+    const isSeen = first >= look.from && last <= look.from + look.selected;
     return isSeen ? row.subarray(first - look.from, last - look.from + 1).reduce((sum, share) => sum + share, 0) : 0;
   });
 }

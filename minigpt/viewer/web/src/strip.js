@@ -1,6 +1,6 @@
 /** The strip of the film: a handle for the step, the learning curve of the next letter, and lanes of heads. */
 
-import { change, lanes, learningCurve } from "./film.js";
+import { event, lanes, learningCurve } from "./film.js";
 import { h, percent, setText } from "./dom.js";
 import { glyph } from "./letters.js";
 import { quoted } from "./shading.js";
@@ -34,6 +34,7 @@ export function stripPanel(app) {
   const plot = h("div.plot", slider, /** @type {any} */ (drawing));
   const element = h("section.card.strip", { "aria-label": "Film of the training" }, caption, h("div.reel", play, plot));
   let timer = 0;
+  let rows = /** @type {import("./film.js").Lane[]} */ ([]);
 
   /** @param {number} moment */
   function go(moment) {
@@ -77,7 +78,10 @@ export function stripPanel(app) {
     element.hidden = moment < 0; // a model of another run is shown
     if (moment < 0) return;
     const model = payload.models[film[moment]];
-    const next = state.letters[state.selected + 1], curve = learningCurve(looks, next), rows = lanes(looks);
+    const next = state.letters[state.selected + 1];
+    const token = next?.first === next?.last ? (state.ids[next?.first] ?? -1) : -1;
+    const curve = learningCurve(looks, next, token, (logits) => app.probabilities(logits));
+    rows = lanes(looks, rows);
     const letter = `“${next ? glyph(next.text) : curve.token < 0 ? "" : app.vocabulary.show(curve.token)}”`;
     const from = looks.at(-1)?.from ?? 0;
     const at = (/** @type {number} */ position) => state.letters.findIndex(({ last }) => last >= position + from);
@@ -86,11 +90,12 @@ export function stripPanel(app) {
       head: (/** @type {number} */ head) => `${Math.floor(head / model.config.n_head)}·${head % model.config.n_head}`,
       at: (/** @type {number} */ position) => quoted(state.letters, at(position)),
     };
-    const words = change(curve, rows, moment, names);
+    const { moment: later, words } = event(curve, rows, moment, names);
+    const [earlier, then] = [later - 1, later].map((index) => steps[index]?.toLocaleString("en"));
     setText(title, `step ${model.step.toLocaleString("en")} of ${steps[last].toLocaleString("en")}`);
     const [, value] = payload.losses.filter(([step]) => step <= model.step).at(-1) ?? [];
     setText(loss, value === undefined ? "" : `loss ${value.toFixed(2)}`);
-    setText(sentence, words && `Since step ${steps[moment - 1].toLocaleString("en")}: ${words}.`);
+    setText(sentence, words && `${later === moment ? `Since ${earlier}` : `From ${earlier} to ${then}`}: ${words}.`);
     legend.replaceChildren(key("chance", `chance of ${letter}`), key("loss", "loss"));
     slider.value = String(moment);
     const chance = Number.isNaN(curve.values[moment]) ? "" : `, chance of ${letter} ${percent(curve.values[moment])}`;

@@ -12,9 +12,9 @@
  *   change of a probability because weights are rounded
  *
  * @typedef {{version: string, models: Model[], tokenizer: "char" | "byte", vocabulary?: string[], text: string,
- *   losses: [number, number][], selected: number, head: [number, number] | null, sample: import("./app.js").Sampling,
- *   warnings: string[]}} Payload
- *   losses: steps and training losses of the run
+ *   film: number[], losses: [number, number][], selected: number, head: [number, number] | null,
+ *   sample: import("./app.js").Sampling, warnings: string[]}} Payload
+ *   film: the moments of the run, as indices of models, by their steps; losses: steps and training losses of the run
  */
 
 export {};

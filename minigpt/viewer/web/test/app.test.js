@@ -12,6 +12,7 @@ const BYTES = new Vocabulary("byte");
 
 /** @param {object} config @param {string} text @returns {any} */
 const payload = (config, text) => ({
+  film: [],
   models: [{ config: { family: "modern", n_layer: 1, n_head: 2, context: 64, ...config }, heads: [[{}, {}]] }],
   text,
   selected: text.length - 1,

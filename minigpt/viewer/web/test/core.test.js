@@ -39,7 +39,8 @@ test("a writer writes on after a letter, and drops the bytes of one when it stop
 
 test("the attention of a letter is that of its tokens, if the model sees them", () => {
   const attention = Float32Array.of(0, 0, 0, 0.125, 0.25, 0.625); // two heads
-  const shares = attentionShares(letters("aäbc"), look({ from: 1, at: 2, attention }), 1); // bytes of ä at 1 and 2
+  const window = look({ from: 1, selected: 2, attention }); // from the first byte of ä
+  const shares = attentionShares(letters("aäbc"), window, 1);
   assert.deepEqual(shares, [0, 0.375, 0.625, 0]);
 });
 

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { change, lanes, learned, learningCurve } from "../src/film.js";
+import { event, lanes, learned, learningCurve } from "../src/film.js";
+import { softmax } from "../src/filters.js";
 import { Vocabulary } from "../src/letters.js";
 
 const { letters } = new Vocabulary("char", [..."aAn .x"]).encode("An a. x");
@@ -9,27 +10,34 @@ const { letters } = new Vocabulary("char", [..."aAn .x"]).encode("An a. x");
 /** What a model of two heads computed: the probability of each token, and its attention to the token `at`.
  * @param {number[]} surprise @param {object} [more] @returns {any} */
 const look = (surprise, more = {}) => ({
-  from: 0, at: 1, ids: [1, 2, 3], surprise: [NaN, ...surprise], logits: new Float32Array([0, 2, 1]),
+  from: 0, selected: 1, muted: [], ids: [1, 2, 3], surprise: [NaN, ...surprise], logits: new Float32Array([0, 2, 1]),
   attention: new Float32Array([0.9, 0.1, 0.5, 0.5]), effects: new Map(), ...more,
 });
 
-test("a letter's curve is the probability that each moment gave to it", () => {
-  const curve = learningCurve([look([0.1, 0.2]), null, look([0.3, 0.9])], letters[2]);
-  assert.deepEqual(curve, { values: [0.2, NaN, 0.9], token: 1, came: true });
+test("the curve of a letter is the probability that each moment gave to its token, at the chosen temperature", () => {
+  const half = (/** @type {Float32Array} */ logits) => softmax(logits.map((logit) => logit / 2));
+  const { values, token } = learningCurve([look([]), null, look([], { logits: [0, 0, 0] })], letters[2], 2, half);
+  const [x, y] = [Math.exp(1), Math.exp(0.5)];
+  assert.equal(token, 2);
+  assert.ok(Math.abs(values[0] - y / (1 + x + y)) < 1e-6, String(values));
+  assert.ok(Number.isNaN(values[1]) && Math.abs(values[2] - 1 / 3) < 1e-6, String(values));
 });
 
-test("at the end of the text, the curve is that of the token that is the likeliest at the end", () => {
-  const { values, token, came } = learningCurve([look([], { logits: [2, 0, 0] }), look([])], undefined);
-  assert.deepEqual([token, came], [1, false]);
+test("at the end of the text, the curve is that of the token that is the likeliest at the end, with all heads", () => {
+  const looks = [look([], { logits: [2, 0, 0] }), look([])];
+  const { values, token } = learningCurve(looks, undefined, -1, softmax);
+  assert.equal(token, 1);
   const sum = Math.exp(2) + 2, end = 1 + Math.exp(2) + Math.exp(1);
   assert.ok(Math.abs(values[0] - 1 / sum) < 1e-6 && Math.abs(values[1] - Math.exp(2) / end) < 1e-6, String(values));
-  assert.deepEqual(learningCurve([null], undefined), { values: [NaN], token: -1, came: false });
+  const muted = [look([], { logits: [0, 2, 0], muted: [0], whole: new Float32Array([0, 0, 9]) })];
+  assert.equal(learningCurve(muted, undefined, -1, softmax).token, 2);
+  assert.deepEqual(learningCurve([null], undefined, -1, softmax), { values: [NaN], token: -1 });
 });
 
 test("the tokens of a letter multiply, and tokens before the window are unknown", () => {
   const { letters } = new Vocabulary("byte").encode("aä");
-  const curve = learningCurve([look([0.5, 0.5]), look([0.5, 0.5], { from: 1 }), look([0.5])], letters[1]);
-  assert.deepEqual(curve.values, [0.25, NaN, NaN]);
+  const looks = [look([0.5, 0.5]), look([0.5, 0.5], { from: 1 }), look([0.5])];
+  assert.deepEqual(learningCurve(looks, letters[1], -1, softmax).values, [0.25, NaN, NaN]);
 });
 
 test("a lane follows a head that matters at the end to the token that it attends to there", () => {
@@ -38,6 +46,8 @@ test("a lane follows a head that matters at the end to the token that it attends
   const earlier = look([], { attention: new Float32Array([1, 0, 0.25, 0.75]) });
   const rows = lanes([earlier, null, look([], { attention: new Float32Array([0.9, 0.1, 0.125, 0.875]), effects })]);
   assert.deepEqual(rows, [{ head: 1, position: 1, shares: [0.75, NaN, 0.875] }]);
+  const muted = look([], { attention: new Float32Array([0.9, 0.1, 0.25, 0.75]), muted: [1] });
+  assert.deepEqual(lanes([muted], rows), [{ head: 1, position: 1, shares: [0.75] }], "lanes stay while heads are off");
   assert.deepEqual(lanes([look([]), null]), [], "nothing is known about the end");
   assert.deepEqual(lanes([look([])]), [], "no head was switched off yet");
 });
@@ -56,12 +66,16 @@ test("a sentence names a large change, and the head that changed with it", () =>
   const names = {
     letter: "“A”", head: (/** @type {number} */ head) => `2·${head}`, at: (/** @type {number} */ p) => `“${p}”`,
   };
-  const curve = { values: [0.08, 0.1, 0.79, NaN, 0.3], token: 0, came: true };
+  const curve = { values: [0.08, 0.1, 0.79, NaN, 0.3], token: 0 };
   const grows = { head: 2, position: 5, shares: [0, 0.01, 0.86, 0.8, 0.1] };
   const other = { head: 3, position: 7, shares: [0, 0.5, 0.4, 0.5, 0.5] };
-  assert.equal(change(curve, [other, grows], 2, names), "head 2·2 finds “5”: “A” 10% → 79%");
-  assert.equal(change(curve, [other], 2, names), "“A” 10% → 79%");
-  for (const moment of [0, 1, 3, 4]) assert.equal(change(curve, [grows], moment, names), "", `moment ${moment}`);
-  const lost = { ...curve, values: [0.9, 0.1] }, falls = { ...grows, shares: [0.9, 0.2] };
-  assert.equal(change(lost, [falls], 1, names), "head 2·2 loses “5”: “A” 90% → 10%");
+  const words = "head 2·2 finds “5”: “A” 10% → 79%";
+  for (const moment of [0, 1, 2, 3, 4]) { // moments without a large change name the greatest change
+    assert.deepEqual(event(curve, [other, grows], moment, names), { moment: 2, words }, `moment ${moment}`);
+  }
+  assert.equal(event(curve, [other], 2, names).words, "“A” 10% → 79%");
+  assert.equal(event({ ...curve, values: [0.1, 0.2, NaN, 0.1, 0.2] }, [grows], 2, names).words, "");
+  const lost = { ...curve, values: [0.9, 0.1, 0.1, 0.9] }, falls = { ...grows, shares: [0.9, 0.2, 0.2, 0.9] };
+  assert.equal(event(lost, [falls], 1, names).words, "head 2·2 loses “5”: “A” 90% → 10%");
+  assert.equal(event(lost, [falls], 3, names).words, "head 2·2 finds “5”: “A” 10% → 90%");
 });

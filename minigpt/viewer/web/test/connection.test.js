@@ -12,7 +12,7 @@ const MODEL = randomModel();
 const LOOK = { id: 1, model: 0, ids: [0, 1, 2], selected: 2, muted: [] };
 const EFFECTS = { ...LOOK, id: 5, kind: "effects" };
 const KINDS = ["look", "whole", "effect", "effect", "effect", "effect", "done"];
-const script = await bundle("src/engine.js", [workerSource], "page");
+const script = await bundle("src/connection.js", [workerSource], "page");
 
 /**
  * Connect in a browser with this Worker and send requests. Return the kinds of replies, until the last is done.
