@@ -546,15 +546,6 @@ def test_two_models_are_compared_on_the_same_text(page: Any, made: Made) -> None
     )
 
 
-def test_keys_go_through_the_models(page: Any, made: Made) -> None:
-    settle(page)
-    for key, model in ((".", "1"), (".", "0"), (",", "1"), (",", "0")):
-        page.press(key)
-        page.until(f"() => document.querySelector('select[aria-label=\"Model\"]').value === '{model}'")
-        page.until(f"() => document.querySelectorAll('.layer').length === {2 + int(model)}")
-    assert_shows(page, made, START)
-
-
 def test_without_workers_the_page_computes_the_same(made: Made, opened: Opener) -> None:
     content = made.content.replace("worker-src blob:", "worker-src 'none'")
     shown = opened(content)

@@ -152,7 +152,7 @@ def test_no_output_replaces_a_file_of_a_copied_checkpoint(cli: Cli, at_home: Pat
         "inspect one --compare two -o",
         "sample two --length 3 -o",
         "compare one two --png",
-        "inspect moved --checkpoint last --steps all -o",
+        "inspect moved --checkpoint last -o",
         "attention two --png",
     ],
 )

@@ -284,7 +284,7 @@ def the_only_line(ranks: Any) -> str:
             "cannot give the same bits as one; use one process, or set runtime.exact=false",
         ),
         (["-s", "train.shards=6"], 2, "a multiple of train.shards (6), by default the number of processes"),
-        (["-s", "model.n_layer=none"], 2, "model.n_layer is none"),
+        (["-s", "model.n_layer=none"], 2, 'model.n_layer is "none"'),
         (["-s", "runtime.device=cuda"], 2, "runtime.device=cuda is not available"),
         (["-s", "optim.lr=1e18", "-s", "optim.muon_lr=1e18", "-s", "optim.schedule=constant"], 2, "optim.lr"),
         (["-s", "model.family=lstm", "-s", "runtime.parallel=fsdp"], 2, "runtime.parallel fsdp does not apply to"),
