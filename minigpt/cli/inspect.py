@@ -16,7 +16,7 @@ from minigpt.cli.excerpt import (
 from minigpt.cli.input import load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
-from minigpt.errors import UserError, escape
+from minigpt.errors import CheckpointError, UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
@@ -105,7 +105,7 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
         try:
             is_loaded = step == loaded.metadata.step
             moments.append(loaded if is_loaded else load_run(saved[step], None, outs))
-        except UserError as error:
+        except CheckpointError as error:
             if steps is not None:
                 raise
             notice(f"left out of the film: {error}")

@@ -140,9 +140,9 @@ export function stripPanel(app) {
         }));
       });
     });
-    parts.push(...labels(steps, x).map((step, i, all) =>
+    parts.push(...labels(steps, x, steps[moment]).map((step, i, all) =>
       text(step.toLocaleString("en"), {
-        x: x(step), y: height - 4, "text-anchor": i === all.length - 1 ? "end" : "middle",
+        x: x(step), y: height - 4, "text-anchor": i && i === all.length - 1 ? "end" : "middle",
       })));
     if (pinned >= 0) parts.push(handle("ghost", x(steps[pinned]), height));
     parts.push(handle("handle", x(steps[moment]), height));
@@ -153,16 +153,15 @@ export function stripPanel(app) {
   return { element, draw, go: (/** @type {number} */ by) => (stop(), go(app.moment + by)) };
 }
 
-/** The steps with room for a label: the last one, then as many of the others as fit.
- * @param {number[]} steps @param {(step: number) => number} x */
-function labels(steps, x) {
-  const end = steps[steps.length - 1];
-  let right = -Infinity;
-  return steps.filter((step) => {
-    const fits = x(step) - right > 34 && (step === end || x(end) - x(step) > 52);
-    if (fits || step === end) right = x(step);
-    return fits || step === end;
-  });
+/** The steps with room for a label: the last one, the current one, then as many of the others as fit.
+ * @param {number[]} steps @param {(step: number) => number} x @param {number} current */
+function labels(steps, x, current) {
+  const end = steps[steps.length - 1], labeled = new Set([end]);
+  for (const step of [current, ...steps]) {
+    const fits = (/** @type {number} */ other) => Math.abs(x(step) - x(other)) > (other === end ? 52 : 34);
+    if ([...labeled].every(fits)) labeled.add(step);
+  }
+  return steps.filter((step) => labeled.has(step));
 }
 
 /** @param {string} name @param {number[][]} points */
