@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigpt.errors import UserError, escape, reason, sanitize_terminal
 from minigpt.files import publish
-from minigpt.training.signals import STDERR
+from minigpt.training.signals import STDERR, word_wrapped
 
 if TYPE_CHECKING:
     from minigpt.config.schema import DataConfig
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"[\d.,]*")
 def notice(*lines: str) -> None:
     """Print lines to stderr."""
     for line in lines:
-        STDERR.write(f"{escape(line)}\n")
+        STDERR.write(f"{word_wrapped(escape(line))}\n")
 
 
 def duration(seconds: float) -> str:

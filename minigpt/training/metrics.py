@@ -4,9 +4,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import sys
-import textwrap
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +17,7 @@ from tqdm import tqdm
 from minigpt.errors import escape, reason
 from minigpt.paths import VALIDATION
 from minigpt.storage.metadata import Metadata
-from minigpt.training.signals import STDERR
+from minigpt.training.signals import STDERR, word_wrapped
 
 GROUPS = {
     "speed": "2 speed",
@@ -101,10 +99,7 @@ class Metrics:
     def message(self, line: str) -> None:
         """Print a line above the progress bar. A terminal wraps it between words."""
         if not self.is_silent:
-            text = escape(line)
-            if sys.stderr.isatty():
-                text = textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False)
-            tqdm.write(f"{text}\n", file=STDERR, end="")
+            tqdm.write(f"{word_wrapped(escape(line))}\n", file=STDERR, end="")
 
     def progress(self, step: int, steps: int, status: str) -> None:
         """Move the progress bar, which only a terminal has, to `step` of `steps`. Show `status` beside it."""

@@ -4,8 +4,10 @@ import errno
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -188,3 +190,10 @@ class Stderr:
 
 STDERR = Stderr()
 """The stream for progress and notices. Setting O_NONBLOCK instead would affect other processes that share stderr."""
+
+
+def word_wrapped(text: str) -> str:
+    """Return a line with breaks between words, if stderr is a terminal that would break words. Commands stay whole."""
+    if not sys.stderr.isatty() or "minigpt " in text:
+        return text
+    return textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)

@@ -262,3 +262,16 @@ def test_a_terminal_gets_a_bar_that_starts_at_the_resumed_step(tmp_path: Path, m
     assert "500/1000 steps" in text
     assert re.search(r" 75%\|.*750/1000 steps \[[0-9:]+<[0-9:?]+\], loss 1\.5", text)
     assert "a line\n" in text
+
+
+def test_a_terminal_wraps_a_message_between_words_but_not_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "20")
+    with Metrics(tmp_path) as metrics:
+        metrics.message("compiling the network: 15 to 45 s")
+        metrics.message("to resume: minigpt train --resume stories-1")
+    lines = "compiling the\nnetwork: 15 to 45 s\n", "to resume: minigpt train --resume stories-1\n"
+    assert stream.getvalue() == "".join(lines)
