@@ -74,9 +74,11 @@ def assert_expects(page: Any, moment: Checkpoint, text: str, muted: tuple[tuple[
 def test_a_drag_shows_what_each_moment_expects(page: Any, moments: list[Checkpoint]) -> None:
     assert page.ask(STEP) == "step 400 of 400"
     assert_expects(page, moments[3], START)
+    page.ask("() => { document.querySelector('.tile').dataset.kept = 'yes'; }")
     for index in (0, 2, 1):
         drag_to(page, moments, index)
         assert_expects(page, moments[index], START)
+    assert page.tab.get_attribute(".tile >> nth=0", "data-kept") == "yes", "tiles stay, so that nothing flickers"
 
 
 def test_the_curve_is_that_of_the_letter_that_came(page: Any, moments: list[Checkpoint]) -> None:

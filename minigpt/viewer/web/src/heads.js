@@ -45,7 +45,6 @@ export function headsPanel(app, open, only) {
   /** @param {number} model */
   function build(model) {
     const { config, heads } = app.payload.models[model];
-    built = model;
     tiles = [];
     grid.replaceChildren();
     intro.hidden = !heads.length;
@@ -57,7 +56,7 @@ export function headsPanel(app, open, only) {
     heads.forEach((descriptions, layer) => {
       const shown = descriptions.map((_, head) => ({ layer, head })).filter((head) => !only || only.some(isSame(head)));
       if (!shown.length) return;
-      const row = shown.map((head) => tile(app, head, descriptions[head.head]));
+      const row = shown.map((head) => tile(app, head));
       tiles.push(...row);
       const list = h("div.tiles", ...row.map((one) => one.element));
       const lines = Math.ceil(row.length / COLUMNS);
@@ -69,7 +68,9 @@ export function headsPanel(app, open, only) {
 
   /** @param {State} state */
   function draw(state) {
-    if (built !== state.model) build(state.model);
+    const run = app.film.includes(state.model) ? app.film[0] : state.model; // all moments share the tiles
+    if (built !== run) build(run);
+    built = run;
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
     const changes = tiles.map(({ draw }) => draw(state));
     if (changes.every((change) => change !== null)) {
@@ -123,17 +124,17 @@ function figure(value, label) {
   return /distance|entropy/.test(label) ? value.toFixed(value < 10 ? 2 : 1) : percent(value);
 }
 
-/** @param {import("./app.js").App} app @param {Head} head @param {import("./types.js").Description} description */
-function tile(app, head, { phrase, breaks }) {
+/** @param {import("./app.js").App} app @param {Head} head */
+function tile(app, head) {
   const index = app.index(head);
   const name = `${head.layer}·${head.head}`;
   const hue = `--head-${head.head % 8}`;
   const letter = h("span"), word = h("span.word"), share = h("span");
-  const tag = h("span.tag", { title: cost(breaks) }, breaks > MANY ? "breaks many" : "breaks this");
+  const tag = h("span.tag");
   const canvas = h("canvas", { "aria-hidden": "true" });
   const without = h("span.without");
   const title = h("span.looks", h("b", name), letter, word, share);
-  const usually = h("span.usually", `usually: ${phrase}`);
+  const usually = h("span.usually");
   const button = h("button.choose", { onclick: () => app.choose(head) }, title, tag, canvas, usually, without);
   const power = h("button.switch", {
     role: "switch",
@@ -156,7 +157,10 @@ function tile(app, head, { phrase, breaks }) {
   /** Returns how much the probability of the expected letter changes without the head, if it is on and this is known.
    * @param {State} state */
   function draw(state) {
-    const { look } = app;
+    const { look } = app, { phrase, breaks } = app.model.heads[head.layer][head.head];
+    setText(usually, `usually: ${phrase}`);
+    setText(tag, breaks > MANY ? "breaks many" : "breaks this");
+    tag.title = cost(breaks);
     const isMuted = app.muted.has(index);
     const isChosen = isSame(head)(state.head);
     element.classList.toggle("chosen", isChosen);
