@@ -227,7 +227,8 @@ def _choose_start(shown: _Shown, start: Start) -> tuple[int, tuple[int, int] | N
     focus, keys = extract(shown.model, shown.ids).weights.flatten(0, 1)[:, first : last + 1].max(-1)
     text = characters(shown.checkpoint.tokenizer, shown.ids)
     is_letter = torch.tensor([*are_letters(text), False])
-    before_letter = is_letter[first + 1 : last + 2]
+    is_newline = torch.tensor([token == "\n" for token in text[first : last + 1]])
+    before_letter = is_letter[first + 1 : last + 2] & ~is_newline  # what begins a line is rarely known
     starts_word = torch.tensor([token == " " for token in text[first : last + 1]])
     interest = focus * (torch.arange(first, last + 1) - keys).sqrt() * (1 + starts_word)
     position, head = strongest_effect(without, interest, allowed, before_letter)

@@ -88,7 +88,7 @@ def test_the_page_starts_where_a_head_matters_most(threshold: float, monkeypatch
                 word_starts = data["text"][at] == " "
                 drops[at, (layer, head)] = (drop * focus * (at - key) ** 0.5 * (1 + word_starts)).item()
     clear = {at for at in late if usual[at] >= threshold}
-    letters = {at for at in clear if are_letters(data["text"][at + 1])[0]}
+    letters = {at for at in clear if are_letters(data["text"][at + 1])[0] and data["text"][at] != "\n"}
     chosen = letters or clear or set(late)
     assert (data["selected"], tuple(data["head"])) == max(
         (key for key in drops if key[0] in chosen), key=lambda key: drops[key]
