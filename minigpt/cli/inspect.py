@@ -109,7 +109,7 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
             if steps is not None:
                 raise
             notice(f"left out of the film: {error}")
-    if len(saved) == 1:
+    if len(saved) == 1 and not loaded.metadata.imported:
         notice("no film: the run has the weights of one step only; longer runs keep some (train.frames)")
     return moments
 
