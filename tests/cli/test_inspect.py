@@ -102,7 +102,7 @@ def test_a_run_with_one_moment_has_no_film_and_says_so(cli: Cli, tmp_path: Path)
 
 def test_weights_can_be_exact(cli: Cli, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert cli("inspect", "--exact", "-o", page).code == 0
+    assert cli("inspect", "verse", "--exact", "-o", page).code == 0
     model, earlier = page_data(page)["models"]
     assert earlier["rounding"] > 0
     assert model["rounding"] == 0
