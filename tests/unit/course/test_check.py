@@ -37,7 +37,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("code", "problem"),
     [
         ("def vocabulary(", "mygpt.py: line 1: '(' was never closed"),
-        ("x = '\0'", "mygpt.py: source code string cannot contain null bytes"),
+        ("x = '\0'", "source code string cannot contain null bytes"),
         ("import nothing_like_this", "line 1: ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("print('hello')", "chapter 1: mygpt.py has no vocabulary"),
         ("import sys; sys.modules.pop('mygpt')", "chapter 1: mygpt.py has no vocabulary"),

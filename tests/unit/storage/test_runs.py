@@ -17,6 +17,7 @@ from command_line import Cli
 from minigpt.errors import CheckpointError, RunExistsError, RunLockedError, RunNotFoundError, UserError
 from minigpt.paths import LOCK, containing_run, is_run
 from minigpt.storage.metadata import METADATA, Environment, digest
+from minigpt.storage.records import last_start, record_start
 from minigpt.storage.runs import (
     all_runs,
     best_step,
@@ -24,10 +25,8 @@ from minigpt.storage.runs import (
     find_checkpoint,
     find_run,
     is_training,
-    last_start,
     lock,
     new_run,
-    record_start,
     step_folder,
 )
 
