@@ -64,6 +64,13 @@ def test_a_resumed_run_has_the_same_frames(tmp_path: Path) -> None:
     assert all(weights(run, step) == weights(whole, step) for step in KEPT)
 
 
+def test_a_resume_removes_the_frames_of_steps_that_it_trains_again(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", stop=8)
+    shutil.rmtree(step_folder(run, 8))
+    go(run, resume=True, train__frames=0)
+    assert checkpoint_steps(run, FRAMES) == KEPT[:3]
+
+
 def test_a_frame_is_read_like_a_checkpoint_but_never_resumed(tmp_path: Path) -> None:
     run = go(tmp_path / "run")
     assert load_checkpoint(run, 2).metadata.step == 2
