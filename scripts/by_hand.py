@@ -15,7 +15,7 @@ class Steps:
     k: Matrix
     v: Matrix
     scores: Matrix
-    """q·k of each word with itself and the words before it. So are the next three."""
+    """q·k of each word with itself and with the words before it. The next three fields have the same layout."""
     scaled: Matrix
     exponentials: Matrix
     weights: Matrix

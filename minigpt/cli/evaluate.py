@@ -32,7 +32,8 @@ TextsArgument = Annotated[
     list[str] | None, Argument(help="Evaluate on this text instead of the validation split.", metavar="TEXT")
 ]
 WithOption = Annotated[
-    list[str] | None, Option("--with", help="Average the predictions with this run's; repeatable.", metavar="RUN")
+    list[str] | None,
+    Option("--with", help="Average the predictions with those of this run; repeatable.", metavar="RUN"),
 ]
 StrideOption = Annotated[
     int | None,

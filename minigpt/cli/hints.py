@@ -79,7 +79,7 @@ WITHDRAWN = {
     "plan --vocab-size": "name the text: minigpt plan TEXT",
     "sample --device": "the command runs on the CPU, which is faster for single tokens; leave the option out",
     "sample --engine": "the command always uses NumPy, which is faster; leave the option out",
-    "sample --with": "the option of `eval` measures an average of two runs",
+    "sample --with": "to measure the average of two runs, use `minigpt eval` with this option",
     "train.histograms": "in Python, minigpt.load_checkpoint gives all weights",
     "train.hparams": "to compare settings: minigpt runs --diff",
     "train.max_skipped": "a loss that is not finite ends the run; remove the setting",

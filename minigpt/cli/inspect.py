@@ -49,14 +49,14 @@ def inspect(
 ) -> None:
     """Write a page in which your model runs: type, and see what it predicts and why.
 
-    The page is one file and works offline. It contains the weights of the model, rounded to 8 bits: at most
-    12 million.
+    The page is one file and works offline. It contains the weights of the model at up to 12 steps, rounded to
+    8 bits. A model can have at most 12 million weights.
 
     Examples:
       minigpt inspect --open
       minigpt inspect mine --text "To be, or not to be" --out page.html
       minigpt inspect mine --compare other       two models on the same text
-      minigpt inspect mine --steps 0,100,1000    a film of these steps only
+      minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
     from minigpt.viewer.page import Start, build_page, check_size
@@ -78,7 +78,9 @@ def inspect(
     ).encode()
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
-        raise UserError(f"the page takes {size}, more than 16 MB; show fewer models, or add --force")
+        raise UserError(
+            f"the page takes {size}, more than 16 MB; leave out --exact or --compare, use --steps none, or add --force"
+        )
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
     notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
@@ -90,6 +92,7 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
     """Return the moments of the run that the page may show, in order: those that `steps` names, or else all."""
     from minigpt.paths import run_of
     from minigpt.storage.runs import saved_steps
+    from minigpt.viewer.film import most_moments
 
     run = run_of(loaded.path)
     if steps == "none" or (run is None and steps is None):
@@ -109,8 +112,10 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
             if steps is not None:
                 raise
             notice(f"left out of the film: {error}")
-    if len(saved) == 1 and not loaded.metadata.imported:
-        notice("no film: the run has the weights of one step only; longer runs keep some (train.frames)")
+    if most_moments(loaded.weights) < 2:
+        notice("no film: the weights of two steps do not fit into the page")
+    elif len(saved) == 1 and not loaded.metadata.imported:
+        notice("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
     return moments
 
 

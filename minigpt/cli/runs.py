@@ -20,7 +20,7 @@ CORPUS_WIDTH = 40
 def runs(
     folder: Annotated[Path, Argument(help="Folder that contains the runs.", metavar="FOLDER")] = RUNS,
     diff: Annotated[bool, Option("--diff", help="Show the settings that differ between the runs.")] = False,
-    verify: Annotated[bool, Option("--verify", help="Check every checkpoint of every run.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every checkpoint and frame of every run.")] = False,
     again: Annotated[
         str | None,
         Option("--replay", help="Train RUN again and compare its weights.", metavar="RUN", autocompletion=complete_run),

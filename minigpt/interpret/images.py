@@ -67,7 +67,7 @@ def draw(
     if len(names) * max(map(len, names)) <= LETTERS_PER_INCH * side:
         cells[0, 0].set_xticks(range(len(names)), names, parse_math=False)
         cells[0, 0].set_yticks(range(len(names)), names, parse_math=False)
-    figure.supxlabel("Each row is a letter, each column one that it attends to.", fontsize=9)
+    figure.supxlabel("Each row is a letter, and each column is a letter that it attends to.", fontsize=9)
     scale = figure.colorbar(shown, ax=cells, ticks=SHARES, shrink=0.6)
     scale.ax.set_yticklabels([f"{share:.0%}" for share in SHARES], fontsize=7)
     return figure

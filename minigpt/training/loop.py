@@ -125,8 +125,8 @@ class Training:
         if resume and (before := resume.config.train.sequences_at_once) != self.config.train.sequences_at_once:
             changes.append(f"micro-batches of {self.config.train.sequences_at_once} instead of {before}")
         if changes and self.state.step:
-            masks = " and in their dropout masks" if self.config.model.dropout else ""
-            message(f"results may differ in the last digits{masks} from here on: {', '.join(changes)}")
+            masks = " and in dropout masks" if self.config.model.dropout else ""
+            message(f"from this step on, results may differ in the last digits{masks}: {', '.join(changes)}")
         if self.processes.is_main:
             record_start(self.run, self.state.step, command, environment, self.processes.size, self.matmul_speed)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)

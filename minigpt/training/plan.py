@@ -55,7 +55,7 @@ class Plan:
     seconds_per_step: float | None
     """None if the device is not available."""
     is_measured: bool
-    """False if a step takes too long. Its time is then estimated: a third of the speed of matrix multiplications."""
+    """False if a step takes too long or does not fit. Its time is then that of three times its matrix products."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ LEAST_EVALUATIONS, MOST_EVALUATIONS, EVALUATION_SHARE = 5, 20, 0.05
 """Bounds of `train.eval_every: auto`: the number of evaluations and, with lower priority, their share of the time."""
 
 FRAME_BYTES, FRAME_SHARE, FRAME_FLOPS = 64e6, 0.01, 1e11
-"""The most that the frames of a run take: bytes, and a share of its time on a machine with so many FLOP/s."""
+"""Limits of the frames of a run: bytes, and a share of the time that the run would take at so many FLOP/s."""
 FRAME_SECONDS, FRAME_SPEED = 0.01, 200e6
 """The time to write a frame: seconds, and bytes per second."""
 

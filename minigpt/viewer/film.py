@@ -1,19 +1,25 @@
 """Choose the moments of a run that the page shows as a film, and the losses under it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from minigpt.storage.records import read_log
+from minigpt.viewer.packing_weights import Array, packed_size
 
 MOST_MOMENTS = 12
 MOST_BYTES = 15_000_000
 """The most that the weights of a film take in the page, in base64. A page has at most 16 MB."""
 POINTS = 120
 """The most points of the curve of the loss."""
+
+
+def most_moments(weights: Mapping[str, Array]) -> int:
+    """Return the number of moments of a model that a page has room for. Below 2, there is no film."""
+    return min(MOST_MOMENTS, int(MOST_BYTES / (packed_size(weights, exact=False) * 4 / 3)))
 
 
 def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:

@@ -26,7 +26,7 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.records import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
-from minigpt.viewer.film import MOST_BYTES, MOST_MOMENTS, choose_moments, loss_curve
+from minigpt.viewer.film import choose_moments, loss_curve, most_moments
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
@@ -109,8 +109,7 @@ def build_page(
 
 def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids) -> list["_Shown"]:
     """Return the other moments of a run that the page shows. Their weights are rounded."""
-    size = packed_size(first.checkpoint.weights, exact=False) * 4 / 3
-    limit = min(MOST_MOMENTS, int(MOST_BYTES / size))
+    limit = most_moments(first.checkpoint.weights)
     if limit < 2:
         return []
     shown = [

@@ -89,6 +89,14 @@ def test_a_damaged_moment_is_left_out_of_the_film(cli: Cli, tmp_path: Path) -> N
     assert "model.safetensors has changed" in cli("inspect", run, "--steps", "2").error
 
 
+def test_a_film_that_does_not_fit_is_left_out_and_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigpt.viewer.film.MOST_BYTES", 1000)
+    assert "no film: the weights of two steps" in cli("inspect", "verse", "-o", tmp_path / "page.html").err
+    assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4]
+
+
 def test_a_run_with_one_moment_has_no_film_and_says_so(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "copy"
     shutil.copytree("runs/verse", run)

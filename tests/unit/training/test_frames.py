@@ -26,7 +26,7 @@ KEPT = [0, 2, 4, 8]
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of these tests take so long that frames cost less than their share."""
+    """Let these runs seem so long that the limit on the time of frames does not apply."""
     monkeypatch.setattr(schedule, "FRAME_FLOPS", 1)
 
 

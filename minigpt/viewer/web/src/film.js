@@ -75,7 +75,7 @@ export function learned(looks, letters) {
   });
 }
 
-/** What changed before a moment, in a few words, or else at the greatest change of the film. "" if all are small.
+/** What changed since the moment before. If that is small, the greatest change of the film. "" if all are small.
  * @param {Curve} curve @param {Lane[]} lanes @param {number} moment
  * @param {{letter: string, head: (head: number) => string, at: (position: number) => string}} names
  * @returns {{moment: number, words: string}} */

@@ -22,7 +22,7 @@ const SMALL = 0.01;
 const SENTENCES = 3;
 /** A head without which the first choice changes at more letters than this share breaks many letters. */
 const MANY = 0.1;
-const INTRODUCTION = "Bars: where each one looks. Switch one off to see what it is for.";
+const INTRODUCTION = "Bars: where each head looks. Switch a head off to see what it does.";
 const EXPLANATION =
   "Measured on validation text, or on the text above if there is none. Uniform: if the head looked everywhere " +
   "equally. The lines overlap, since a letter can be the previous one and the start of the word.";
@@ -115,8 +115,7 @@ function isSame({ layer, head }) {
 
 /** @param {number} breaks the share of letters at which another letter wins without a head */
 function cost(breaks) {
-  const count = breaks > MANY ? "many" : "few";
-  return `Switching it off breaks ${count} letters: ${percent(breaks)} of the second half of the start text.`;
+  return `Without this head, another letter is the likeliest at ${percent(breaks)} of the second half of the text.`;
 }
 
 /** @param {number} value @param {string} label */

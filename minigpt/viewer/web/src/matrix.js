@@ -13,7 +13,7 @@ const AROUND = 240;
 const FINGER = 8;
 /** @type {Record<string, import("./cells.js").Cell>} rows and columns that a key moves by */
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-const AXES = "Each row is a letter, and each column a letter that it can attend to. ";
+const AXES = "Each row is a letter that attends, and each column is a letter that it attends to. ";
 const HOW = "Point at a cell to read it, or use the arrow keys. A click goes to its letter.";
 
 /** @param {import("./app.js").App} app */
