@@ -140,8 +140,3 @@ def decode(content: bytes, path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{escape(path)} is not UTF-8 text: {reason(error)}") from error
-
-
-def read_text_within(path: Path, folder: Path, limit: int) -> str:
-    """Return the UTF-8 text of a file, read with `read_within`. Raises UserError."""
-    return decode(read_within(path, folder, limit), path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from minigpt.cli.input import run_dataset
+from minigpt.cli.input import load_other, run_dataset
 from minigpt.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -75,14 +75,15 @@ def evaluate(
     from minigpt.training.setup import trained_on_validation
 
     loaded = load_checkpoint(run, checkpoint)
-    others = [load_checkpoint(other) for other in with_ or ()]
+    others = [load_other(other) for other in with_ or ()]
     for other in others:
         if other.tokenizer.to_json() != loaded.tokenizer.to_json():
             raise UserError(f"{loaded.run_name} and {other.run_name} have different vocabularies: they have no average")
-        trained_on = loaded.metadata.fingerprint
+    tokens, name, training = _choose_tokens([loaded, *others], text or [], unknown, encoding)
+    trained_on = loaded.metadata.fingerprint
+    for other in others if training is not None else ():
         if other.metadata.fingerprint != trained_on or trained_on_validation(other, loaded.config.data, trained_on):
             notice(f"{other.run_name} may have been trained on this text: the loss may be too low")
-    tokens, name, training = _choose_tokens(loaded, text or [], unknown, encoding)
     result, windows, dtype = _measure([loaded, *others], tokens, stride, by_position, device)
     simple = simple_losses(training, tokens, loaded.tokenizer) if training is not None else {}
     if as_json:
@@ -142,13 +143,14 @@ def _finite(result: "EvalResult", by_position: bool) -> dict[str, Any]:
 
 
 def _choose_tokens(
-    loaded: "Checkpoint", text: list[str], unknown: OnUnknown, encoding: str
+    checkpoints: "Sequence[Checkpoint]", text: list[str], unknown: OnUnknown, encoding: str
 ) -> tuple["Ids", str, "Ids | None"]:
     """Return the tokens (N,) of the text, its name, and the training split. Another text has no training split."""
     from minigpt.text.corpus import scan
     from minigpt.text.dataset import encode, from_scans
     from minigpt.text.sources import open_corpus
 
+    loaded = checkpoints[0]
     if not text:
         data = run_dataset(loaded)
         return data.validation, "validation split", data.train
@@ -159,8 +161,9 @@ def _choose_tokens(
         data = from_scans(loaded.config.data, [scanned], loaded.tokenizer)
         return data.validation, "validation split", data.train
     notice(*corpus.notices)
-    if scanned.fingerprint == trained_on.split("+")[0]:
-        notice(f"{escape(loaded.run_name)} was trained on this text: the loss is too low")
+    for checkpoint in checkpoints:
+        if scanned.fingerprint == checkpoint.metadata.fingerprint.split("+")[0]:
+            notice(f"{escape(checkpoint.run_name)} was trained on this text: the loss is too low")
     changes = {"error": "", "skip": ", unknown characters skipped", "replace": ", unknown characters replaced"}
     return encode(corpus, loaded.tokenizer, unknown), corpus.name + changes[unknown], None
 

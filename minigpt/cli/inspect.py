@@ -13,7 +13,7 @@ from minigpt.cli.excerpt import (
     choose_excerpt,
     validation_split,
 )
-from minigpt.cli.input import load_run
+from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
 from minigpt.errors import CheckpointError, UserError, escape
@@ -59,18 +59,27 @@ def inspect(
       minigpt inspect mine --steps 0,100,1000    a film of these steps and the last
       minigpt inspect mine --layer 2 --head 3    at this head, where it matters most
     """
+    from minigpt.viewer.film import most_moments
     from minigpt.viewer.page import Start, build_page, check_size
 
     check_writable(out, read=file, force=force)
     loaded = load_run(run, checkpoint, [out])
-    compared = [] if compare is None else [load_run(compare, None, [out])]
+    compared = [] if compare is None else [load_other(compare, [out])]
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
+    moments = _moments(loaded, steps, [out])
+    limit = most_moments(loaded.weights, [model.weights for model in compared], exact)
+    if len(moments) > 1 and limit < 2:
+        notice("no film: the weights of another step do not fit into the page")
+    if steps is not None and len(moments) > max(1, limit):
+        raise UserError(
+            f"--steps: the page has room for {limit} steps, with the opened one, and {len(moments)} are named"
+        )
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
     page = build_page(
         loaded,
         excerpt,
-        moments=_moments(loaded, steps, [out]),
+        moments=moments,
         others=compared,
         split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
@@ -92,29 +101,26 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
     """Return the moments of the run that the page may show, in order: those that `steps` names, or else all."""
     from minigpt.paths import run_of
     from minigpt.storage.runs import saved_steps
-    from minigpt.viewer.film import most_moments
 
     run = run_of(loaded.path)
     if steps == "none" or (run is None and steps is None):
         return []
     if run is None:
         raise UserError("--steps needs a run, not a checkpoint folder")
-    saved = saved_steps(run)
-    named = list(saved) if steps is None else sorted({*_integers("--steps", steps), loaded.metadata.step})
+    saved = saved_steps(run) | {loaded.metadata.step: loaded.path}  # it may be quarantined
+    named = sorted(saved) if steps is None else sorted({*_integers("--steps", steps), loaded.metadata.step})
     moments: list[Checkpoint] = []
     for step in named:
         if step not in saved:
             raise UserError(f"--steps: no weights of step {step}; the run has {', '.join(map(str, saved))}")
         try:
             is_loaded = step == loaded.metadata.step
-            moments.append(loaded if is_loaded else load_run(saved[step], None, outs))
+            moments.append(loaded if is_loaded else load_other(saved[step], outs))
         except CheckpointError as error:
             if steps is not None:
                 raise
             notice(f"left out of the film: {error}")
-    if most_moments(loaded.weights) < 2:
-        notice("no film: the weights of two steps do not fit into the page")
-    elif len(saved) == 1 and not loaded.metadata.imported:
+    if len(saved) == 1 and not loaded.metadata.imported:
         notice("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
     return moments
 
@@ -123,4 +129,4 @@ def _integers(option: str, value: str) -> list[int]:
     try:
         return [int(part) for part in value.split(",")]
     except ValueError as error:
-        raise UserError(f"{option} {value}: expected whole numbers separated by commas") from error
+        raise UserError(f"{option} {value}: expected steps, such as 0,100,1000, or none") from error

@@ -90,7 +90,6 @@ QWEN3 = Architecture(
         "norm2": ("model.layers.{}.post_attention_layernorm",),
     },
 )
-ARCHITECTURES = {kind.model_type: kind for kind in (GPT2, APERTUS, QWEN3)}
 
 
 def architecture(model: ModelConfig, program: str = PROGRAM) -> Architecture:

@@ -129,18 +129,16 @@ def save_frame(
     metadata: Metadata,
     write: Callable[[Path], None],
     log: Callable[[str], None] = lambda line: None,
-) -> Path:
+) -> None:
     """Publish a frame. The arguments are those of `save_checkpoint`. If a write fails, log it: a run needs no frames.
 
     Raises:
         RunMovedError: As in `save_checkpoint`.
     """
-    folder = step_folder(run, metadata.step, FRAMES)
     try:
-        _publish(folder, run, config, tokenizer, metadata, write)
+        _publish(step_folder(run, metadata.step, FRAMES), run, config, tokenizer, metadata, write)
     except (OSError, SafetensorError) as error:
         log(f"cannot save the frame at step {metadata.step}: {reason(error)}")
-    return folder
 
 
 def _publish(

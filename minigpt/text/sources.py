@@ -45,8 +45,6 @@ BUILTINS = {
     "pydoc": "the language reference behind Python's help() (about 0.5 MB)",
     "stories": "little stories, the same everywhere (1 MB, or stories:LENGTH:SEED)",
 }
-VOLATILE = ("-", "builtin:python", "builtin:pydoc")
-"""Sources that a resumed run cannot read again: standard input, and texts that an update of Python changes."""
 STORIES = 1_000_000, 1
 """The length, in characters, and the seed of `builtin:stories`."""
 MAX_STORIES = 10**10

@@ -19,8 +19,8 @@ from minigpt.training.snapshot import make_learner
 def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
     """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
 
-    Compare the frames of the run on the way.
-    Nothing is written. The run may have been interrupted and resumed, but not with other settings.
+    Compare the frames of the run on the way. Nothing is written. The run may have been interrupted and resumed, but
+    not with other settings.
 
     Args:
         steps: Wraps the steps to train, to show progress.
@@ -43,14 +43,13 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     _refuse_inexact_sums(checkpoint)
     training = Training(config, Path(), data, start=start, learner=learner)
     run = run_of(checkpoint.path)
-    frames = checkpoint_steps(run, FRAMES) if run else []
+    frames = {step: step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)} if run else {}
     different: list[str] = []
     for step in chain([0], steps(range(1, metadata.step + 1))):
         if step:
             training.step()
-        if run and step in frames:
-            frame = load_checkpoint(step_folder(run, step, FRAMES))
-            different += [f"{name} at step {step}" for name in _different(frame, learner)]
+        if step in frames:
+            different += [f"{name} at step {step}" for name in _different(load_checkpoint(frames[step]), learner)]
     return different + _different(checkpoint, learner)
 
 

@@ -10,33 +10,39 @@ from torch import Tensor
 from minigpt.storage.records import read_log
 from minigpt.viewer.packing_weights import Array, packed_size
 
+Weights = Mapping[str, Array]
 MOST_MOMENTS = 12
 MOST_BYTES = 15_000_000
-"""The most that the weights of a film take in the page, in base64. A page has at most 16 MB."""
+"""The most that the weights of a page with a film take, in base64. A page has at most 16 MB."""
 POINTS = 120
 """The most points of the curve of the loss."""
 
 
-def most_moments(weights: Mapping[str, Array]) -> int:
-    """Return the number of moments of a model that a page has room for. Below 2, there is no film."""
-    return min(MOST_MOMENTS, int(MOST_BYTES / (packed_size(weights, exact=False) * 4 / 3)))
+def most_moments(opened: Weights, others: Sequence[Weights], exact: bool) -> int:
+    """Return the number of moments of a model that a page has room for, with the opened moment and beside other models.
+
+    Below 2, there is no film. Only the opened moment and the others may be `exact`.
+    """
+    taken = sum(packed_size(weights, exact) for weights in (opened, *others)) * 4 / 3
+    return min(MOST_MOMENTS, 1 + int((MOST_BYTES - taken) / (packed_size(opened, exact=False) * 4 / 3)))
 
 
 def choose_moments(chances: Sequence[Tensor], limit: int, opened: int) -> list[int]:
     """Return the indices of at most `limit` moments, so that chances change little between one and the next.
 
-    Changes count by their fourth power: one letter that is learned counts more than noise at all letters.
+    Changes count by their fourth power: one letter that is learned counts more than noise at all letters. The first,
+    the last and the opened moment are chosen always. If they are too many, only the opened moment is chosen.
 
     Args:
         chances: The probability (T) that each moment, in order, gives to the letters of the text.
-        limit: The number of moments to choose, at least 2. The first and the last are chosen always.
-        opened: The index of the moment that the page opens with, which is chosen too.
+        limit: The number of moments to choose.
+        opened: The index of the moment that the page opens with.
     """
-    chosen = list(range(len(chances)))
+    chosen, fixed = list(range(len(chances))), {0, opened, len(chances) - 1}
+    if limit < len(fixed):
+        return [opened]
     while len(chosen) > limit:
-        inner = [k for k in range(1, len(chosen) - 1) if chosen[k] != opened]
-        if not inner:
-            break
+        inner = [k for k in range(1, len(chosen) - 1) if chosen[k] not in fixed]
         gaps = {k: (chances[chosen[k - 1]] - chances[chosen[k + 1]]).pow(4).sum().item() for k in inner}
         chosen.pop(min(inner, key=lambda k: gaps[k]))
     return chosen
@@ -54,6 +60,6 @@ def loss_curve(run: Path) -> list[tuple[int, float]]:
             loss = float(entry["loss/train" if step else "loss/validation"])
             if math.isfinite(loss):
                 losses[step] = loss
-    last = max(losses, default=1)
+    last = max(losses, default=0) or 1  # only step 0 if the run ended before its first log line
     thinned = {round(POINTS * math.sqrt(step / last)): (step, round(losses[step], 4)) for step in sorted(losses)}
     return list(thinned.values())

@@ -3,7 +3,7 @@
 Python packs the weights and computes what the page starts with. JavaScript, built from `web/`, does the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -53,7 +53,7 @@ def build_page(
     excerpt: Excerpt,
     *,
     moments: Sequence[Checkpoint] = (),
-    others: Iterable[Checkpoint] = (),
+    others: Sequence[Checkpoint] = (),
     split: Ids | None = None,
     start: Start | None = None,
     exact: bool = False,
@@ -81,7 +81,8 @@ def build_page(
     if tokenizer.kind == "byte":
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
-    models += [moment.data(selected, split) for moment in _film(first, moments, ids)]
+    limit = most_moments(checkpoint.weights, [other.weights for other in others], exact)
+    models += [moment.data(selected, split) for moment in _film(first, moments, limit, ids)]
     film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
@@ -98,7 +99,7 @@ def build_page(
         "selected": selected,
         "head": head,
         "film": film,
-        "losses": loss_curve(run) if (run := run_of(checkpoint.path)) else [],
+        "losses": loss_curve(run) if film and (run := run_of(checkpoint.path)) else [],
         "sample": checkpoint.config.sample.model_dump(include=SAMPLE),
         "warnings": warnings,
     }
@@ -107,21 +108,15 @@ def build_page(
     return assemble(data, f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}")
 
 
-def _film(first: "_Shown", moments: Sequence[Checkpoint], ids: Ids) -> list["_Shown"]:
-    """Return the other moments of a run that the page shows. Their weights are rounded."""
-    limit = most_moments(first.checkpoint.weights)
-    if limit < 2:
+def _film(first: "_Shown", moments: Sequence[Checkpoint], limit: int, ids: Ids) -> list["_Shown"]:
+    """Return at most `limit - 1` other moments of a run that the page shows. Their weights are rounded."""
+    if limit < 2 or not moments:
         return []
-    shown = [
-        first if moment.metadata.step == first.checkpoint.metadata.step else _Shown(moment, ids, exact=False)
-        for moment in moments
-    ]
-    if not shown:
-        return []
+    opened = first.checkpoint.metadata.step
+    shown = [first if moment.metadata.step == opened else _Shown(moment, ids, exact=False) for moment in moments]
     came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
     chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
-    chosen = choose_moments(chances, limit, shown.index(first))
-    return [shown[index] for index in chosen if shown[index] is not first]
+    return [shown[index] for index in choose_moments(chances, limit, shown.index(first)) if shown[index] is not first]
 
 
 def check_size(checkpoint: Checkpoint, exact: bool) -> None:

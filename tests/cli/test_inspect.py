@@ -93,7 +93,8 @@ def test_a_film_that_does_not_fit_is_left_out_and_says_so(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minigpt.viewer.film.MOST_BYTES", 1000)
-    assert "no film: the weights of two steps" in cli("inspect", "verse", "-o", tmp_path / "page.html").err
+    assert "no film: the weights of another step" in cli("inspect", "verse", "-o", tmp_path / "page.html").err
+    assert "--steps: the page has room for " in cli("inspect", "verse", "--steps", "2").error
     assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4]
 
 
@@ -152,3 +153,22 @@ def test_a_model_that_is_too_large_is_one_line_before_any_work(
     done = cli("inspect", "verse")
     assert done.err == f"minigpt: {done.error}\n"
     assert "the page has room for" in done.error
+
+
+def test_a_quarantined_checkpoint_has_a_page(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree("runs/verse", run)
+    checkpoint = (run / "checkpoints/step-00000004").rename(run / "checkpoints/quarantined-step-00000004-1f3a5c7e")
+    assert cli("inspect", checkpoint, "-o", tmp_path / "page.html").code == 0
+    assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4, 2]
+
+
+@pytest.mark.parametrize("command", ["inspect verse --compare", "eval verse --with"])
+def test_a_damaged_other_run_gets_no_option_for_the_first(cli: Cli, tmp_path: Path, command: str) -> None:
+    other = tmp_path / "other"
+    shutil.copytree("runs/verse", other)
+    (other / "checkpoints/step-00000004/tokenizer.json").write_bytes(b"\xff")
+    error = cli(*command.split(), other).error
+    assert "tokenizer.json" in error
+    assert "--checkpoint" not in error
+    assert "--checkpoint" in cli("inspect", other).error

@@ -117,4 +117,7 @@ def test_predictions_of_two_runs_are_averaged(cli: Cli, tmp_path: Path) -> None:
     more, other = (tmp_path / "runs" / f"{name}-1" for name in ("more", "other"))
     assert "gpt and more-1 have different vocabularies" in cli("eval", "gpt", "--with", more).error
     assert "other-1 may have been trained on this text" in cli("eval", "gpt", "--with", other).err
+    (tmp_path / "new.txt").write_text(VERSE[5:90], encoding="utf-8")
+    assert cli("eval", "gpt", tmp_path / "new.txt", "--with", other).err == ""
+    assert "other-1 was trained on this text" in cli("eval", "gpt", tmp_path / "other.txt", "--with", other).err
     assert same.err == ""

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from minigpt.viewer.film import POINTS, choose_moments, loss_curve
+from minigpt.viewer.film import POINTS, choose_moments, loss_curve, most_moments
 
 
 def test_moments_around_an_event_are_chosen() -> None:
@@ -20,8 +21,20 @@ def test_moments_around_an_event_are_chosen() -> None:
 
 def test_a_short_film_is_whole() -> None:
     assert choose_moments([torch.rand(5)] * 3, 12, opened=2) == [0, 1, 2]
-    assert choose_moments([torch.rand(5)] * 3, 2, opened=1) == [0, 1, 2], "what the page opens with is never left out"
     assert choose_moments([torch.rand(5)] * 9, 2, opened=0) == [0, 8]
+    assert choose_moments([torch.rand(5)] * 9, 3, opened=4) == [0, 4, 8]
+    assert choose_moments([torch.rand(5)] * 9, 2, opened=4) == [4], (
+        "the opened moment, the first and the last are three"
+    )
+
+
+def test_other_models_and_exact_weights_leave_less_room() -> None:
+    small, large = ({"w": np.zeros((1000, size), np.float32)} for size in (100, 4000))
+    assert most_moments(small, [], exact=True) == most_moments(small, [], exact=False) == 12
+    assert most_moments(large, [], exact=False) == 2
+    assert most_moments(large, [], exact=True) < 2
+    assert most_moments(large, [small], exact=False) == most_moments(large, [large], exact=False) + 1 == 2
+    assert most_moments(small, [large] * 3, exact=False) < 2
 
 
 def test_the_curve_of_the_loss_is_dense_at_the_start(tmp_path: Path) -> None:
@@ -38,3 +51,8 @@ def test_the_curve_of_the_loss_is_dense_at_the_start(tmp_path: Path) -> None:
     assert 31 not in steps
     assert sum(step <= 500 for step in steps) > POINTS / 4
     assert loss_curve(tmp_path / "none") == []
+
+
+def test_a_run_that_ended_before_its_first_log_line_has_one_loss(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss/validation": 4.5}\n', encoding="utf-8")
+    assert loss_curve(tmp_path) == [(0, 4.5)]

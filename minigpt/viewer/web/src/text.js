@@ -130,7 +130,7 @@ export function textPanel(app) {
     const start = unseen ? `The model does not see the gray start: its context is ${context} ${unit}. ` : "";
     const head = app.shadingHead;
     if (!head) {
-      if (app.state.shade === "learned") return `${start}The step from which a letter had a probability of at least half:`;
+      if (app.state.shade === "learned") return `${start}From which step did a letter have at least 50%?`;
       return start + (app.state.shade === "surprise" ? "The darker a letter, the less the model expected it." : "");
     }
     const strongest = argmax(shares);
