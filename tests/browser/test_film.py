@@ -108,7 +108,7 @@ def test_keys_go_through_the_film(page: Any, moments: list[Checkpoint]) -> None:
 
 
 def test_it_plays_once_and_pauses(moments: list[Checkpoint], opened: Opener) -> None:
-    fast = "const wait = setInterval; window.setInterval = (call, time) => wait(call, time / 20);"
+    fast = "const wait = setInterval; window.setInterval = (call, time) => wait(call, time / 4);"
     page = opened(page_of(moments), script=fast + "window.seen = []; window.stop = '';")
     page.ask(
         """() => new MutationObserver(() => {

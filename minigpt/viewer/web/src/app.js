@@ -66,7 +66,7 @@ export class App {
     this.requests = 0;
     /** @type {Position[]} the newest request by model */
     this.asked = [];
-    /** @type {Map<number, number>} models by the ids of requests that add to their looks */
+    /** @type {Map<string, number>} ids of requests that add to a look, by what they add and the id of the look */
     this.additions = new Map();
     /** @type {number[]} the moments of the run that the page is about, as models, by their steps; empty if only one */
     this.film = payload.film;
@@ -111,14 +111,14 @@ export class App {
     return this.film.indexOf(this.state.model);
   }
 
-  /** Whether a model's look is about the selected letter. @param {number | null} [model] */
+  /** Whether a model's look is about the selected letter. */
   isCurrent(model = this.state.model) {
-    return model !== null && this.state.looks[model]?.id === this.asked[model]?.id;
+    return this.state.looks[model]?.id === this.asked[model]?.id;
   }
 
-  /** What a model computed, if it is about the selected letter. @param {number} model */
-  fresh(model) {
-    return this.isCurrent(model) ? this.state.looks[model] : null;
+  /** What a model computed, if it is about the selected letter. @param {number | null} [model] */
+  fresh(model = this.state.model) {
+    return model !== null && this.isCurrent(model) ? this.state.looks[model] : null;
   }
 
   /** The heads that are switched off, as layer * n_head + head. */
@@ -176,9 +176,9 @@ export class App {
   edit(text, caret, group = "") {
     const unknown = this.vocabulary.unknown(text);
     if (unknown.length) {
-      const known = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
-      caret = known(text.slice(0, caret)).length;
-      text = known(text);
+      const rest = (/** @type {string} */ part) => [...part].filter((letter) => !unknown.includes(letter)).join("");
+      caret = rest(text.slice(0, caret)).length;
+      text = rest(text);
       const all = [...new Set([...(this.state.message ? this.unknown : []), ...unknown])];
       const named = all.slice(0, 5).map((letter) => `“${letter}”`);
       this.say(`This model has never seen ${named.join(", ")}${all.length > 5 ? " and others" : ""}: left out.`);
@@ -189,7 +189,7 @@ export class App {
     if (text === "") this.say("The model needs at least one letter to start from.");
     if (isTooLong || text === "" || text === this.state.text) return this.stop();
     this.history.record(this.version(), group, performance.now());
-    this.show(text, caret);
+    this.showText(text, caret);
   }
 
   /** The text and the selected letter, as Undo brings them back. */
@@ -199,7 +199,7 @@ export class App {
   }
 
   /** @param {string} text @param {number} caret */
-  show(text, caret) {
+  showText(text, caret) {
     const { letters, ids } = this.vocabulary.encode(text);
     const after = letters.findIndex((letter) => letter.end >= caret);
     this.writer.endLetter();
@@ -220,7 +220,7 @@ export class App {
   travel(version, nothing) {
     this.stop();
     if (!version) return this.say(nothing);
-    this.show(version.text, 0);
+    this.showText(version.text, 0);
     this.select(version.selected);
   }
 
@@ -249,8 +249,8 @@ export class App {
     const letter = this.writer.add(id);
     if (!letter) return this.ask();
     if (selected < letters.length - 1) this.say("This replaced the rest of the text: Undo brings it back.");
-    const kept = text.slice(0, letters[selected].end) + letter;
-    this.edit(kept, kept.length, group);
+    const continued = text.slice(0, letters[selected].end) + letter;
+    this.edit(continued, continued.length, group);
   }
 
   /** Let the model choose the next letter, as soon as it has computed this one. */
@@ -322,58 +322,67 @@ export class App {
   /** Show another moment of the film. What it computed for the text is often here already. @param {number} model */
   moveTo(model) {
     if (model === this.state.model) return;
-    this.history.endGroup();
     this.writer.stop();
-    this.set({ model, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
-    if (this.fresh(model)) this.askMore();
-    else this.ask();
+    this.show(model);
+    this.request([model, ...[...this.film].reverse()].filter((index) => !this.fresh(index)));
+    this.askMore();
   }
 
   /** Compare all moments with this one, or end that. */
   pin() {
-    this.set({ other: this.state.other === null ? this.state.model : null });
+    const isPinned = this.film.includes(this.state.other ?? -1);
+    this.set({ other: isPinned ? null : this.state.model });
   }
 
   /** @param {number} model @param {number | null} other */
   compare(model, other) {
     const before = this.state.model;
     if (other === model) other = before === model ? null : before;
+    this.show(model, other);
+    this.ask();
+  }
+
+  /** @param {number} model to show @param {number | null} [other] to compare it with */
+  show(model, other = this.state.other) {
     this.history.endGroup();
     this.set({ model, other, head: this.has(model, this.head) ? this.head : null, preview: null, pointed: -1 });
-    this.ask();
   }
 
   // --- the engine ---
 
-  /** Ask the engine about the selected letter. The film can wait, except for its end, whose heads have lanes. */
+  /** Ask the engine about the selected letter. */
   ask() {
     const { model, other } = this.state, { isWriting } = this.writer;
     for (const index of this.film) delete this.asked[index];
-    const urgent = [model, other ?? model], film = isWriting ? [] : [...this.film].reverse();
-    for (const index of new Set([...urgent, ...film])) {
-      this.asked[index] = this.position(index);
-      const canWait = !urgent.includes(index) && index !== film[0];
-      this.send(canWait ? { ...this.asked[index], kind: "film" } : this.asked[index]);
-    }
     this.additions.clear();
+    this.request([model, other ?? model, ...(isWriting ? [] : [...this.film].reverse())]);
     if (!isWriting) this.askMore();
   }
 
-  /** Ask what each head changes, and what the model would write. The lanes need the heads at the end of the film. */
-  askMore() {
-    const { model, selected, letters } = this.state;
-    for (const index of new Set([model, this.film.at(-1) ?? model])) {
-      if (!this.fresh(index)?.effects.size) this.add("effects", index);
+  /** Ask models about the selected letter. The film can wait, except for its end, whose heads have lanes.
+   * @param {number[]} models */
+  request(models) {
+    const urgent = [this.state.model, this.state.other, this.film.at(-1)];
+    for (const index of new Set(models)) {
+      this.asked[index] = this.position(index);
+      this.send(urgent.includes(index) ? this.asked[index] : { ...this.asked[index], kind: "film" });
     }
-    if (selected === letters.length - 1 && !this.fresh(model)?.written) this.add("write", model);
   }
 
-  /** Ask for something that belongs to the newest look of a model. @param {"effects" | "write"} kind
+  /** Ask what each head changes, last in the model that is shown, which is answered first, and what it would write. */
+  askMore() {
+    const { model, selected, letters } = this.state;
+    for (const index of new Set([this.film.at(-1) ?? model, model])) this.add("effects", index);
+    if (selected === letters.length - 1) this.add("write", model);
+  }
+
+  /** Ask, once, for something that belongs to the newest look of a model. @param {"effects" | "write"} kind
    * @param {number} model */
   add(kind, model) {
-    const id = this.requests++;
-    this.additions.set(id, model);
-    this.send({ ...this.asked[model], id, kind });
+    const key = `${kind} ${this.asked[model].id}`;
+    if (this.additions.has(key)) return;
+    this.additions.set(key, this.requests++);
+    this.send({ ...this.asked[model], id: /** @type {number} */ (this.additions.get(key)), kind });
   }
 
   /** How many letters a model sees at most: all of them if it has a hidden state. @param {number} index of the model */
@@ -411,7 +420,7 @@ export class App {
       this.details = undefined;
       if (reply.kind !== "error") details.use(reply);
     } else if ("model" in reply) {
-      const isAsked = reply.id === this.asked[reply.model]?.id || this.additions.get(reply.id) === reply.model;
+      const isAsked = reply.id === this.asked[reply.model]?.id || [...this.additions.values()].includes(reply.id);
       if (isAsked) this.learn(reply);
     }
   }

@@ -1,6 +1,8 @@
 /** What the film of a run shows, from what the model of each moment computed for the text. Without a DOM. */
 
 import { argmax, softmax } from "./filters.js";
+import { effectOf } from "./prediction.js";
+import { attentionRow, chance } from "./shading.js";
 
 /**
  * @typedef {import("./app.js").Look} Look
@@ -17,14 +19,6 @@ const LARGE = 0.25, FINDS = 0.3;
 /** A head has a lane if the prediction falls by so much without it. */
 const MATTERS = 0.05, LANES = 3;
 
-/** The probability that a model gave to a letter, from the letters before it. NaN if it did not see them.
- * @param {Look} look @param {Letter} letter */
-export function chance(look, { first, last }) {
-  let product = 1;
-  for (let t = first - look.from; t <= last - look.from; t++) product *= t > 0 ? (look.surprise[t] ?? NaN) : NaN;
-  return product;
-}
-
 /** The learning curve of the letter that came, or of the token that the last model with all heads expects.
  * @param {(Look | null)[]} looks of each moment @param {Letter | undefined} next the letter after the selected one
  * @param {number} token the token of this letter, or -1 if it has several or did not come
@@ -38,34 +32,40 @@ export function learningCurve(looks, next, token, probabilities) {
 }
 
 /** The heads that matter most at the end, and when each of them came to attend to what it attends to there. While heads
- * are off, the lanes stay those of before.
+ * are off, and until the end has answered, they are those of before.
  * @param {(Look | null)[]} looks of each moment, with effects of the last @param {Lane[]} [before] @returns {Lane[]} */
 export function lanes(looks, before = []) {
   const end = looks.at(-1);
-  if (!end) return [];
-  const length = end.selected + 1, row = (/** @type {Look} */ look, /** @type {number} */ head) =>
-    look.attention.subarray(head * length, (head + 1) * length);
-  const chosen = end.muted.length ? before : mattering(end).map((head) => ({ head, position: argmax(row(end, head)) }));
-  return chosen.map(({ head, position }) => {
-    const isSame = (/** @type {Look | null} */ look) => look?.selected === end.selected;
-    return { head, position, shares: looks.map((look) => (look && isSame(look) ? row(look, head)[position] : NaN)) };
+  if (!end) return before;
+  const matters = end.muted.length ? before : mattering(end).map((head) => ({ head, position: strongest(end, head) }));
+  return matters.map(({ head, position }) => {
+    const share = (/** @type {Look | null} */ look) =>
+      look?.selected === end.selected ? attentionRow(look, head)[position] : NaN;
+    return { head, position, shares: looks.map(share) };
   });
 }
 
+/** The index of the token that a head attends to most. @param {Look} look @param {number} head */
+function strongest(look, head) {
+  return argmax(attentionRow(look, head));
+}
+
 /** The heads without which the prediction falls most. @param {Look} look */
-function mattering({ logits, effects }) {
-  const expected = argmax(logits), before = softmax(logits)[expected];
-  const drops = [...effects].map(([head, without]) => ({ head, drop: before - softmax(without)[expected] }));
+function mattering(look) {
+  const drops = [...look.effects].map(([head, logits]) => {
+    const { before, after } = effectOf(look, logits, softmax);
+    return { head, drop: before - after };
+  });
   const large = drops.filter(({ drop }) => drop >= MATTERS).sort((a, b) => b.drop - a.drop);
   return large.slice(0, LANES).map(({ head }) => head);
 }
 
-/** The index of the moment at which each letter was learned, looks.length if never, NaN if it cannot be known.
+/** The index of the moment at which each letter was learned, or looks.length if never, or if that cannot be known.
  * @param {(Look | null)[]} looks @param {Letter[]} letters */
 export function learned(looks, letters) {
   return letters.map((letter) => {
     const chances = looks.map((look) => (look ? chance(look, letter) : NaN));
-    if (chances.some(Number.isNaN)) return NaN;
+    if (chances.some(Number.isNaN)) return looks.length;
     let first = looks.length, relapses = 0;
     for (let m = looks.length - 1; m >= 0; m--) {
       if (chances[m] < LEARNED) relapses++;
@@ -79,14 +79,14 @@ export function learned(looks, letters) {
  * @param {Curve} curve @param {Lane[]} lanes @param {number} moment
  * @param {{letter: string, head: (head: number) => string, at: (position: number) => string}} names
  * @returns {{moment: number, words: string}} */
-export function event(curve, lanes, moment, names) {
+export function greatestChange(curve, lanes, moment, names) {
   const sizes = curve.values.map((p, m) => Math.abs(p - curve.values[m - 1]) || 0); // NaN: not computed
   const largest = sizes[moment] >= LARGE ? moment : argmax(sizes);
   return { moment: largest, words: sizes[largest] >= LARGE ? change(curve, lanes, largest, names) : "" };
 }
 
 /** @param {Curve} curve @param {Lane[]} lanes @param {number} moment the later one
- * @param {Parameters<typeof event>[3]} names */
+ * @param {Parameters<typeof greatestChange>[3]} names */
 function change(curve, lanes, moment, names) {
   const [before, after] = curve.values.slice(moment - 1, moment + 1).map((p) => Math.round(100 * p));
   const grown = lanes

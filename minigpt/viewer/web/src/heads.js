@@ -58,7 +58,7 @@ export function headsPanel(app, open, only) {
       if (!shown.length) return;
       const row = shown.map((head) => tile(app, head));
       tiles.push(...row);
-      const list = h("div.tiles", ...row.map((one) => one.element));
+      const list = h("div.tiles", ...row.map(({ element }) => element));
       const lines = Math.ceil(row.length / COLUMNS);
       list.style.setProperty("--columns", String(Math.ceil(row.length / lines)));
       grid.append(h("div.layer", h("h3", layer ? `layer ${layer}` : term("layer", "layer 0")), list));
@@ -68,7 +68,7 @@ export function headsPanel(app, open, only) {
 
   /** @param {State} state */
   function draw(state) {
-    const run = app.film.includes(state.model) ? app.film[0] : state.model; // all moments share the tiles
+    const run = app.moment >= 0 ? app.film[0] : state.model; // all moments share the tiles
     if (built !== run) build(run);
     built = run;
     all.style.visibility = app.muted.size ? "visible" : "hidden"; // so that nothing moves
@@ -184,7 +184,7 @@ function tile(app, head) {
     setText(word, wordOf(state.letters, strongest).replace(/^./u, "of $&"));
     setText(share, percent(shares[strongest]));
     const rows = [attentionRow(look, index)];
-    const other = state.other !== null && app.isCurrent(state.other) && state.looks[state.other];
+    const other = app.fresh(state.other);
     if (other && app.has(other.model, head)) rows.push(attentionRow(other, app.index(head, other.model)));
     strip(canvas, rows, columns(look), color(canvas, hue));
   }

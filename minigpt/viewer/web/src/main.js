@@ -68,9 +68,9 @@ function start(payload) {
     app.panels.push(peek.draw);
   }
   document.body.classList.toggle("embedded", Boolean(only));
-  app.panels.push(text.draw, next.draw, heads.draw, ...(strip ? [strip.draw] : []), announce(app, announcement));
+  app.panels.push(...shown.map(([, panel]) => panel.draw), announce(app, announcement));
   addEventListener("resize", () => app.set({}));
-  listen(app, compute, strip?.go);
+  listen(app, compute, strip?.step);
   const { ids, logits } = models[0].check;
   engine.send({ id: CHECK, kind: "logits", model: 0, ids, selected: ids.length - 1, muted: [] });
   app.ask();
@@ -118,7 +118,10 @@ function chooseModels(app) {
   const runs = [...app.payload.models.keys()].filter((index) => index === 0 || !app.film.includes(index));
   if (runs.length < 2) return [];
   const options = () => runs.map((index) => h("option", { value: index }, app.payload.models[index].name));
-  const change = () => app.compare(Number(shown.value), other.value === "" ? null : Number(other.value));
+  const change = () => {
+    const run = Number(shown.value), model = run === 0 && app.moment >= 0 ? app.state.model : run;
+    app.compare(model, other.value === "" ? null : Number(other.value));
+  };
   const shown = h("select", { "aria-label": "Model", onchange: change }, ...options());
   const nothing = h("option", { value: "" }, "nothing");
   const other = h("select", { "aria-label": "Compare with", onchange: change }, nothing, ...options());

@@ -48,7 +48,7 @@ export function nextPanel(app) {
     const plain = softmax(look.logits);
     const chosen = normalize(app.weights(look));
     const isOff = other === null && app.muted.size > 0;
-    const compared = other !== null && app.isCurrent(other) && state.looks[other];
+    const compared = app.fresh(other);
     const outlined = isOff ? look.whole && { ...look, logits: look.whole } : compared;
     const rival = outlined ? normalize(app.weights(outlined)) : null;
     const came = selected + 1 < letters.length ? ids[letters[selected + 1].first] : -1;

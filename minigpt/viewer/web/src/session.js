@@ -76,11 +76,12 @@ export class Session {
     this.working = false;
   }
 
-  /** The most urgent request; of equals, the first. */
+  /** The most urgent request; of equals the first, but the last of those for effects. */
   next() {
     const rank = (/** @type {Request} */ { kind = "look" }) => ORDER.indexOf(kind);
     const best = Math.min(...this.queue.map(({ request }) => rank(request)));
-    return this.queue.find(({ request }) => rank(request) === best);
+    const equals = this.queue.filter(({ request }) => rank(request) === best);
+    return ORDER[best] === "effects" ? equals.at(-1) : equals[0];
   }
 
   /** @param {Request} request @returns {Work} */

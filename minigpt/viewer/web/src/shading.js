@@ -28,12 +28,18 @@ export function attentionShares(letters, look, head) {
 /** How little the model expected each letter, from 0 to 1.
  * @param {Letter[]} letters @param {Look} look */
 export function surprises(letters, look) {
-  return letters.map(({ first, last }) => {
-    if (first < look.from) return 0;
-    const given = look.surprise.subarray(first - look.from, last - look.from + 1);
-    const nats = -Math.log(given.reduce((product, share) => product * share, 1));
-    return given.length && nats > 0 ? Math.min(1, nats / 6) : 0; // NaN for the first letter
+  return letters.map((letter) => {
+    const nats = -Math.log(chance(look, letter));
+    return nats > 0 ? Math.min(1, nats / 6) : 0; // NaN: the model did not see it
   });
+}
+
+/** The probability that a model gave to a letter, from the letters before it. NaN if it did not see them.
+ * @param {Look} look @param {Letter} letter */
+export function chance(look, { first, last }) {
+  let product = 1;
+  for (let t = first - look.from; t <= last - look.from; t++) product *= t > 0 ? (look.surprise[t] ?? NaN) : NaN;
+  return product;
 }
 
 /** The word of a letter, or "" if it is in none. @param {Letter[]} letters @param {number} index */

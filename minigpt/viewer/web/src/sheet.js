@@ -27,7 +27,7 @@ export function openHelp() {
     ["S", "write one letter"],
     ["Z Y", "undo, redo; in the text with Ctrl"],
     ["C", "compute this letter"],
-    [", .", "show the model before or after, if there are several"],
+    [", .", "show the moment before or after, if there is a film"],
     ["Esc", "leave the text, or close this sheet"],
   ];
   const rows = keys.map(([key, does]) => [h("kbd", key), does]);

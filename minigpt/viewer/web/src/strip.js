@@ -1,6 +1,6 @@
 /** The strip of the film: a handle for the step, the learning curve of the next letter, and lanes of heads. */
 
-import { event, lanes, learningCurve } from "./film.js";
+import { greatestChange, lanes, learningCurve } from "./film.js";
 import { h, percent, setText } from "./dom.js";
 import { glyph } from "./letters.js";
 import { quoted } from "./shading.js";
@@ -28,13 +28,14 @@ export function stripPanel(app) {
   const play = h("button.play", { "aria-label": "Play the film", onclick: toggle }, "▶");
   const slider = h("input", {
     type: "range", min: 0, max: last, step: 1, "aria-label": "Step of training",
-    oninput: () => go(Number(slider.value)),
+    oninput: () => (stop(), go(Number(slider.value))),
   });
   const drawing = shape("svg", { "aria-hidden": "true" });
   const plot = h("div.plot", slider, /** @type {any} */ (drawing));
   const element = h("section.card.strip", { "aria-label": "Film of the training" }, caption, h("div.reel", play, plot));
   let timer = 0;
   let rows = /** @type {import("./film.js").Lane[]} */ ([]);
+  let subject = "";
 
   /** @param {number} moment */
   function go(moment) {
@@ -51,6 +52,13 @@ export function stripPanel(app) {
     clearInterval(timer);
     timer = 0;
     app.set({});
+  }
+
+  /** Move by so many moments. @param {number} by */
+  function step(by) {
+    if (app.moment < 0) return;
+    stop();
+    go(app.moment + by);
   }
 
   /** Where a step is, in pixels: most is learned early. @param {number} step */
@@ -74,14 +82,17 @@ export function stripPanel(app) {
 
   /** @param {import("./app.js").State} state */
   function draw(state) {
-    const looks = film.map((index) => app.fresh(index)), moment = app.moment;
+    const { moment } = app;
     element.hidden = moment < 0; // a model of another run is shown
-    if (moment < 0) return;
+    if (moment < 0) return timer ? stop() : undefined;
+    const looks = film.map((index) => app.fresh(index));
     const model = payload.models[film[moment]];
     const next = state.letters[state.selected + 1];
     const token = next?.first === next?.last ? (state.ids[next?.first] ?? -1) : -1;
     const curve = learningCurve(looks, next, token, (logits) => app.probabilities(logits));
-    rows = lanes(looks, rows);
+    const before = subject;
+    subject = `${state.selected} ${state.text}`;
+    rows = lanes(looks, subject === before ? rows : []);
     const letter = `“${next ? glyph(next.text) : curve.token < 0 ? "" : app.vocabulary.show(curve.token)}”`;
     const from = looks.at(-1)?.from ?? 0;
     const at = (/** @type {number} */ position) => state.letters.findIndex(({ last }) => last >= position + from);
@@ -90,7 +101,7 @@ export function stripPanel(app) {
       head: (/** @type {number} */ head) => `${Math.floor(head / model.config.n_head)}·${head % model.config.n_head}`,
       at: (/** @type {number} */ position) => quoted(state.letters, at(position)),
     };
-    const { moment: later, words } = event(curve, rows, moment, names);
+    const { moment: later, words } = greatestChange(curve, rows, moment, names);
     const [earlier, then] = [later - 1, later].map((index) => steps[index]?.toLocaleString("en"));
     setText(title, `step ${model.step.toLocaleString("en")} of ${steps[last].toLocaleString("en")}`);
     const [, value] = payload.losses.filter(([step]) => step <= model.step).at(-1) ?? [];
@@ -102,12 +113,13 @@ export function stripPanel(app) {
     slider.setAttribute("aria-valuetext", `${title.textContent}, ${loss.textContent}${chance}. ${words}`);
     setText(play, timer ? "❚❚" : "▶");
     play.setAttribute("aria-label", timer ? "Pause the film" : "Play the film");
-    pin.setAttribute("aria-pressed", String(state.other !== null));
-    setText(pin, state.other === null ? "Pin" : "Unpin");
+    const pinned = film.indexOf(state.other ?? -1);
+    pin.setAttribute("aria-pressed", String(pinned >= 0));
+    setText(pin, pinned < 0 ? "Pin" : "Unpin");
     const named = rows.map((lane) => ({
       ...lane, name: `${names.head(lane.head)} on “${glyph(state.letters[at(lane.position)].text)}”`,
     }));
-    drawPlot(curve.values, named, moment, film.indexOf(state.other ?? -1));
+    drawPlot(curve.values, named, moment, pinned);
   }
 
   /** @param {number[]} values of the curve @param {(import("./film.js").Lane & {name: string})[]} rows
@@ -150,7 +162,7 @@ export function stripPanel(app) {
     drawing.setAttribute("height", String(height));
     drawing.replaceChildren(...parts);
   }
-  return { element, draw, go: (/** @type {number} */ by) => (stop(), go(app.moment + by)) };
+  return { element, draw, step };
 }
 
 /** The steps with room for a label: the last one, the current one, then as many of the others as fit.

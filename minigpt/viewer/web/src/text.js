@@ -89,7 +89,7 @@ export function textPanel(app) {
     const top = app.look ? argmax(app.look.logits) : -1;
     ghost.hidden = top < 0 || selected < letters.length - 1;
     setText(ghost, top < 0 ? "" : app.vocabulary.show(top));
-    const next = app.isCurrent() && !app.writer.isWriting ? app.vocabulary.decode(app.look?.written ?? []) : "";
+    const next = app.writer.isWriting ? "" : app.vocabulary.decode(app.fresh()?.written ?? []);
     setText(written, ghost.hidden ? "" : [...next.split("\n")[0]].slice(1).join(""));
     drawScale(state);
     paper.style.setProperty("--hue", app.hue);
