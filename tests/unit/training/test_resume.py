@@ -143,8 +143,8 @@ def test_a_run_whose_folder_is_moved_or_removed_ends_without_a_save(tmp_path: Pa
 
 # --- drift -------------------------------------------------------------------------------------------
 
-DRIFT = "results may differ in the last digits from here on: "
-MASKS = DRIFT.replace("digits", "digits and in their dropout masks")
+DRIFT = "from this step on, results may differ in the last digits: "
+MASKS = DRIFT.replace("digits", "digits and in dropout masks")
 
 
 def resumed(run: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> str | None:
