@@ -42,13 +42,20 @@ export function textField(app, letterAt) {
     selectAtCaret();
   });
 
+  /** The caret as the last drawing left it. */
+  let drawnCaret = -1;
+
   /** Show the text, with the caret after the selected letter. @param {import("./app.js").State} state */
   function draw({ text, letters, selected }) {
     if (area.classList.contains("composing")) return;
     const value = toField(text), { end } = letters[selected];
+    const isMoved = area.value === value && document.activeElement === area && area.selectionStart !== drawnCaret;
     if (area.value !== value) area.value = value;
+    drawnCaret = area.selectionStart;
+    if (isMoved) return selectAtCaret(); // the browser has not said so yet
     const isAtStart = selected === 0 && area.selectionStart === 0; // a letter can be inserted there
     if (hasCaret() && area.selectionStart !== end && !isAtStart) area.setSelectionRange(end, end);
+    drawnCaret = area.selectionStart;
   }
 
   function startEditing() {
