@@ -50,7 +50,7 @@ function start(payload) {
   const strip = app.film.length ? stripPanel(app) : null;
   const check = h("span", "checking the arithmetic…");
   const announcement = h("p.hidden", { role: "status" });
-  const panels = Object.entries({ text, next, heads, ...(strip && { strip }) });
+  const panels = Object.entries({ text, next, heads, ...(strip && { film: strip }) });
   const shown = panels.filter(([name]) => !only || only.includes(name));
   const line = only
     ? [h("a", { href: "#", target: "_blank" }, "Open the whole page")]
