@@ -58,7 +58,22 @@ def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
     layers = range(networks.LAYERS)
     loss_of_heads = series("loss", 7, {f"heads {n}": f"{n} head{'s' * (n > 1)}" for n in networks.HEADS})
     four = dict(loss_of_heads["rows"])["4 heads"]
+    small = {"6": "rope", "7": "heads", "8": "blocks"}
+    names = {"1": "pairs", "2": "both", "5": "trained", **{n: f"mine {name}" for n, name in small.items()}, "9": "gpt"}
+    chances = {"1": "pairs", "2": "average", "5": "head", **small, "9": "gpt"}
+    models = ("pairs", "average and last letter", "one head", "with RoPE", "four heads", "three blocks", "your GPT")
+
+    def growth(title: str, keys: Mapping[str, str]) -> dict[str, Any]:
+        rows = [
+            series("", int(n), {key: model})["rows"][0] for (n, key), model in zip(keys.items(), models, strict=True)
+        ]
+        return {"name": title, "rows": rows}
+
     return {
+        "training": [
+            growth("loss", names),
+            growth("probability of A", {n: f"A {name}" for n, name in chances.items()}),
+        ],
         "positions": [
             series("four layers", 6, kinds),
             series("one layer", 6, {f"{kind}, one layer": kinds[kind] for kind in ("rotary", "none")}),
@@ -126,7 +141,7 @@ def _losses(run: Path) -> list[tuple[int, float]]:
 
 
 def _forming(seed: int) -> dict[str, Any]:
-    run = Path("runs") / _name("9", seed)
+    run = Path("runs") / _name("10", seed)
     last = load_checkpoint(str(run), "last")
     tokens, context = load_dataset(last.config.data, last.tokenizer).validation, last.config.model.context
     windows = [tokens[start : start + context] for start in range(0, len(tokens) - context, context)]
@@ -143,7 +158,7 @@ def _forming(seed: int) -> dict[str, Any]:
 def _rivals() -> dict[str, Any]:
     found: dict[str, Any] = {"loss": {}, "gradient": {}}
     for kind in ("lstm", "gpt"):
-        name = _name(f"10-{kind}", SEEDS[0])
+        name = _name(f"11-{kind}", SEEDS[0])
         checkpoint = load_checkpoint(name, "last")
         found["loss"][kind] = _losses(Path("runs") / name)[1:]
         gradient = gradient_by_distance(load_model(checkpoint), networks.windows(checkpoint))

@@ -6,7 +6,7 @@
 
   /** Return an element with attributes and children. */
   function h(tag, attributes = {}, ...children) {
-    const svg = ["svg", "rect", "text", "polyline", "line", "g"].includes(tag);
+    const svg = ["svg", "rect", "text", "polyline", "line", "g", "title"].includes(tag);
     const element = svg ? document.createElementNS(NS, tag) : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
       if (name.startsWith("on")) element[name] = value;
@@ -32,12 +32,31 @@
     return h("label", {}, `${label} `, select);
   }
 
+  /** A label with a slider over `options`, for what has an order. `change` receives the index of the chosen option. */
+  function slider(label, options, change, chosen = 0) {
+    const input = h("input", { type: "range", min: 0, max: options.length - 1, value: chosen, "aria-label": label });
+    const output = h("output");
+    const say = () => input.setAttribute("aria-valuetext", (output.textContent = options[input.value]));
+    input.oninput = () => (say(), change(Number(input.value)));
+    say();
+    return h("label", {}, `${label} `, input, output);
+  }
+
+  /** A drawing by width: its letters keep their size on a phone. */
+  function fitted(draw) {
+    const box = h("div");
+    let width = 0;
+    new ResizeObserver(() => {
+      if (box.clientWidth && box.clientWidth !== width) box.replaceChildren(...draw((width = box.clientWidth)));
+    }).observe(box);
+    return box;
+  }
+
   /** Horizontal bars: a label, a bar and the number in each row. */
-  function bars(rows, text = (value) => value.toFixed(3), start = 0) {
-    const largest = Math.max(...rows.map(([, value]) => value));
+  function bars(rows, text = (value) => value.toFixed(3), largest = Math.max(...rows.map(([, value]) => value))) {
     const table = h("table", { class: "bars" });
     for (const [label, value] of rows) {
-      const width = Math.max(0, (100 * (value - start)) / (largest - start || 1));
+      const width = Math.max(0, (100 * value) / (largest || 1));
       const bar = h("div", { style: `width: ${width}%` });
       table.append(h("tr", {}, h("th", { scope: "row" }, label), h("td", {}, bar), h("td", {}, text(value))));
     }
@@ -59,10 +78,12 @@
     return table;
   }
 
-  /** Lines over x, each with a name: [[name, [[x, y], ...]], ...]. */
-  function lines(series, label, log = false) {
-    const [W, H, L, B] = [640, 260, 54, 34];
-    const points = series.flatMap(([, line]) => line);
+  /** Lines over x, each with a name: [[name, [[x, y], ...]], ...]. The axes cover `points`. */
+  function lines(series, label, log = false, points = series.flatMap(([, line]) => line)) {
+    return fitted((W) => plot(series, label, log, points, W, 260, 66, 34));
+  }
+
+  function plot(series, label, log, points, W, H, L, B) {
     const scale = (values, from, to, f = (v) => v) => {
       const [low, high] = [Math.min(...values.map(f)), Math.max(...values.map(f))];
       return (value) => from + ((f(value) - low) / (high - low || 1)) * (to - from);
@@ -86,7 +107,7 @@
       svg.append(h("polyline", { points: line.map(([a, b]) => `${x(a)},${y(b)}`).join(" "), class: `line-${i}` }));
       legend.append(h("span", { class: `line-${i}` }, name));
     });
-    return h("div", {}, svg, legend);
+    return [svg, legend];
   }
 
   const DRAW = {
@@ -97,24 +118,30 @@
         const rows = letters.map((letter, j) => [show(letter), table[i][j]]).sort((a, b) => b[1] - a[1]);
         figure.set(bars(rows.slice(0, 8), percent), heat(i));
       };
-      const heat = (chosen) => {
-        const canvas = h("canvas", { width: 416, height: 416, role: "img", "aria-label": "The table of pairs" });
-        const pen = canvas.getContext("2d");
-        const color = getComputedStyle(figure.element).color;
-        table.forEach((row, i) =>
-          row.forEach((share, j) => {
-            pen.globalAlpha = Math.sqrt(share);
-            pen.fillStyle = i === chosen ? "#c2410c" : color;
-            pen.fillRect(8 * j, 8 * i, 7, 7);
-          }),
-        );
-        canvas.onclick = (event) => {
-          const i = Math.floor((event.offsetY / canvas.clientHeight) * letters.length);
-          after.querySelector("select").selectedIndex = Math.min(i, letters.length - 1);
-          draw(Math.min(i, letters.length - 1));
-        };
-        return canvas;
-      };
+      const heat = (chosen) =>
+        fitted((width) => {
+          const [L, T, N] = [24, 44, letters.length];
+          const cell = Math.min(13, (width - L) / N);
+          const every = Math.ceil(11 / cell); // letters of 12 pixels need 11
+          const isLabeled = (i) => i === chosen || (i % every === 0 && Math.abs(i - chosen) >= every);
+          const svg = h("svg", { viewBox: `0 0 ${width} ${T + N * cell}`, role: "img", "aria-label": "The table of pairs" });
+          svg.append(h("text", { x: 0, y: 13 }, "↓ last letter, → next letter"));
+          table.forEach((row, i) => {
+            const at = (i + 0.5) * cell;
+            const pick = () => draw((after.querySelector("select").selectedIndex = i));
+            const group = h("g", { class: i === chosen ? "chosen" : "", onclick: pick });
+            group.append(h("rect", { y: T + i * cell, width, height: cell, opacity: 0 }));
+            if (isLabeled(i)) group.append(h("text", { x: 10, y: T + at + 4, "text-anchor": "middle" }, show(letters[i])));
+            if (i % every === 0) svg.append(h("text", { x: L + at, y: T - 7, "text-anchor": "middle" }, show(letters[i])));
+            row.forEach((share, j) => {
+              const box = { x: L + j * cell, y: T + i * cell, width: cell - 1, height: cell - 1, opacity: Math.sqrt(share) };
+              const title = `after ${show(letters[i])}, ${show(letters[j])}: ${percent(share)}`;
+              if (share > 0.001) group.append(h("rect", box, h("title", {}, title)));
+            });
+            svg.append(group);
+          });
+          return [svg];
+        });
       const after = choice("after the letter", letters.map(show), draw, H);
       figure.control(after);
       draw(H);
@@ -157,19 +184,17 @@
         return Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
       };
       const numbers = Array.from({ length: 256 }, normal);
-      const slider = h("input", { type: "range", min: 0, max: 8, value: 6, step: 1, oninput: () => draw() });
-      const output = h("output");
-      const draw = () => {
-        const D = 2 ** slider.value;
-        output.textContent = ` d_k = ${D}`;
+      const sizes = Array.from({ length: 9 }, (_, i) => 2 ** i);
+      const draw = (i) => {
+        const D = sizes[i];
         const rows = [Math.sqrt(D), 1].map((factor) => {
           const weights = softmax(numbers.map((value) => factor * value));
           return Math.exp(-sum(weights.map((w) => (w ? w * Math.log(w) : 0))));
         });
         figure.set(bars([["without the scale", rows[0]], ["with the scale", rows[1]], ["all keys", 256]], (v) => v.toFixed(1)));
       };
-      figure.control(h("label", {}, "head size ", slider, output));
-      draw();
+      figure.control(slider("head size", sizes.map((size) => `d_k = ${size}`), draw, 6));
+      draw(6);
     },
     // Chapter 5: where one head looks.
     head({ prompt, steps }, figure) {
@@ -185,20 +210,28 @@
         const rows = Object.entries(totals).sort((a, b) => b[1] - a[1]).slice(0, 6);
         figure.set(h("p", { class: "letters" }, ...letters), bars(rows, percent));
       };
-      figure.control(choice("step", names, draw, names.length - 1));
+      figure.control(slider("step", names, draw, names.length - 1));
       draw(names.length - 1);
     },
-    // Chapter 9: a head forms.
-    forming({ seeds }, figure) {
-      const names = Object.keys(seeds);
-      const draw = (i) => {
-        const { copy, loss } = seeds[names[i]];
-        figure.set(lines([["share of attention on what to copy", copy]], "step"), lines([["validation loss", loss.slice(1)]], "step"));
-      };
-      figure.control(choice("seed", names, draw));
-      draw(0);
+    // Chapter 6: losses by the number of layers, from one layer.
+    positions(data, figure) {
+      const largest = Math.max(...data.flatMap(({ rows }) => rows.map(([, loss]) => loss)));
+      series([...data].reverse(), figure, 0, slider, largest);
     },
-    // Chapter 10: two networks.
+    // Chapter 7: losses by the number of heads. Only their differences are large enough to see.
+    heads: (data, figure) => series(data, figure, 1),
+    // Chapter 10: a head forms.
+    forming({ seeds }, figure) {
+      const [names, runs] = [Object.keys(seeds), Object.values(seeds)];
+      const draw = (i) => {
+        const line = (name, values) => lines([[name, values(runs[i])]], "step", false, runs.flatMap(values));
+        const copied = line("share of attention on what to copy", ({ copy }) => copy);
+        figure.set(copied, line("validation loss", ({ loss }) => loss.slice(1)));
+      };
+      figure.control(choice("seed", names, draw, names.length - 1));
+      draw(names.length - 1);
+    },
+    // Chapter 11: two networks.
     rivals({ loss, gradient }, figure) {
       const named = (curves) => [["LSTM", curves.lstm], ["GPT", curves.gpt]];
       const draw = (i) => figure.set(i ? lines(named(gradient), "distance, in letters", true) : lines(named(loss), "step"));
@@ -207,11 +240,12 @@
     },
   };
 
-  /** Chapters 6 to 8: bars of one of several series. */
-  function series(data, figure) {
-    const draw = (i) => figure.set(bars(data[i].rows));
-    figure.control(choice("show", data.map(({ name }) => name), draw));
-    draw(0);
+  /** Chapters 6 to 9: bars of one of several series. */
+  function series(data, figure, first = 0, control = choice, largest = undefined) {
+    if (!data.length) return; // not measured yet
+    const draw = (i) => figure.set(bars(data[i].rows, undefined, largest));
+    figure.control(control("show", data.map(({ name }) => name), draw, first));
+    draw(first);
   }
 
   function start() {
@@ -222,16 +256,77 @@
       element.querySelector("img")?.remove();
       element.prepend(control, drawing);
       element.dataset.ready = "";
-      const figure = { element, control: (...nodes) => control.append(...nodes), set: (...nodes) => drawing.replaceChildren(...nodes) };
+      const figure = { control: (...nodes) => control.append(...nodes), set: (...nodes) => drawing.replaceChildren(...nodes) };
       (DRAW[element.dataset.figure] ?? series)(data ?? {}, figure);
     }
     for (const link of document.querySelectorAll('a[href*="live.html#only="]')) embed(link);
+    document.querySelectorAll(".predict").forEach(predict);
+    const observer = new MutationObserver(() => frames().forEach(({ contentWindow }) => paint(contentWindow)));
+    observer.observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
   }
 
   /** Replace a picture that links to panels of the live page by these panels. They load when they come into view. */
   function embed(link) {
     link.replaceWith(h("iframe", { class: "live", loading: "lazy", title: link.firstElementChild.alt, src: link.href }));
   }
+
+  // Panels say how tall they are, and take the colors of the site.
+  const frames = () => [...document.querySelectorAll("iframe.live")];
+  const paint = (panels) => panels.postMessage({ isDark: document.body.dataset.mdColorScheme === "slate" }, "*");
+  addEventListener("message", ({ data, source }) => {
+    const frame = frames().find(({ contentWindow }) => contentWindow === source);
+    if (!frame || !(data?.height > 0)) return;
+    frame.style.height = `${data.height + 2}px`;
+    paint(source);
+  });
+
+  const STORED = "minigpt-predictions";
+  let answers = {};
+  /** Return the answers in all chapters, after changing them. Without storage they last as long as the page. */
+  function stored(changed = null) {
+    try {
+      if (changed) localStorage.setItem(STORED, JSON.stringify(changed));
+      return (answers = JSON.parse(localStorage.getItem(STORED)) ?? {});
+    } catch {
+      return (answers = changed ?? answers);
+    }
+  }
+
+  /** Turn the options of a prediction, (a), (b) and (c), into buttons. The first one pressed counts. */
+  function predict(box, number) {
+    const letterOf = (element) => element?.textContent.match(/^\s*\((\w)\)/)?.[1];
+    const options = [...box.querySelectorAll(":scope > p")].filter(letterOf);
+    const details = box.querySelector("details");
+    const right = letterOf(details?.querySelector("p"));
+    if (!right || options.length < 2) return;
+    const key = `${location.pathname.split("/").pop()} ${number}`;
+    const score = h("span", { role: "status" });
+    const again = h("button", { type: "button", hidden: "", onclick: () => (stored({}), location.reload()) }, "Start again");
+    const buttons = options.map((option) => {
+      const button = h("button", { type: "button", "aria-pressed": false }, h("span", {}, ...option.childNodes));
+      button.onclick = () => again.hidden && show(letterOf(button), true);
+      option.replaceWith(button);
+      return button;
+    });
+    const show = (chosen, isNew) => {
+      if (isNew) stored({ ...stored(), [key]: { chosen, isRight: chosen === right } });
+      for (const button of chosen ? buttons : []) {
+        const [isChosen, isRight] = [letterOf(button) === chosen, letterOf(button) === right];
+        button.setAttribute("aria-pressed", isChosen);
+        button.setAttribute("aria-disabled", true); // `disabled` would lose the focus
+        if (isRight) button.append(h("b", { class: "right" }, isChosen ? "✓ right" : "✓ the answer"));
+        else if (isChosen) button.append(h("b", { class: "wrong" }, "✗ wrong"));
+      }
+      if (isNew) details.open = true;
+      again.hidden = !chosen;
+      const marks = Object.values(answers).map(({ isRight }) => isRight);
+      const verdict = isNew ? (chosen === right ? "Right. " : "Wrong. ") : "";
+      score.textContent = marks.length ? `${verdict}${marks.filter(Boolean).length} of ${marks.length} so far` : "";
+    };
+    details.before(h("p", { class: "score" }, score, again));
+    show(stored()[key]?.chosen, false);
+  }
+
   if (document.readyState === "loading") addEventListener("DOMContentLoaded", start);
   else start();
 })();

@@ -11,7 +11,7 @@ from minigpt.cli.output import check_writable, json_text, notice, table, write
 from minigpt.errors import UserError, escape
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
-LAST_CHAPTER = 10
+LAST_CHAPTER = 11
 MAX_SEED = 2**32 - 1
 
 
@@ -29,7 +29,7 @@ ChapterNumber = Annotated[
 
 @course_app.callback(invoke_without_command=True)
 def course(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Build a GPT letter by letter, in ten chapters. Without a command, list them.
+    """Build a GPT letter by letter, in eleven chapters. Without a command, list them.
 
     Examples:
       minigpt course                       the chapters

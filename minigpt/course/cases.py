@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from minigpt.course import letters
 from minigpt.course.by_hand import W_K, W_Q, X
 from minigpt.course.comparison import Case, Mistake, load
-from minigpt.course.recorder import check_rate, check_training
+from minigpt.course.recorder import BATCH, Recorder, V, check_rate, check_training
 from minigpt.course.small_models import small_config
 from minigpt.interpret.extract import ablate_heads, extract
 from minigpt.model.gpt import GPT, Attention, Block, attention_weights, causal_mask, rope_cos_sin
@@ -24,9 +24,9 @@ from minigpt.model.load import load_transformer
 from minigpt.paths import RUNS, is_run
 from minigpt.storage.checkpoint import load_checkpoint
 
-CLASSIC: dict[str, Any] = {"n_embd": 8, "context": 16, "position": "learned", "bias": True}
+CLASSIC: dict[str, Any] = {"n_embd": 8, "context": 16, "position": "rotary", "bias": True}
 """The shape of a small `classic` model, for `small_config`."""
-CLASSIC_RUN = "course-8"
+YOUR_RUN = "course-9"
 TEXT = 'She says: "I am Ada from Maporo."'
 
 
@@ -53,6 +53,23 @@ def guess(my: Any) -> Iterator[Case]:
     loss = torch.tensor(letters.loss_of_table(expected, ids, 1, V))
     mistakes = {"the minus is missing": -loss, "it is the sum, not the mean": loss * (len(ids) - 1)}
     yield Case("loss_of_pairs(probabilities, ids)", lambda: my.loss_of_pairs(expected, ids), loss, mistakes)
+    logits = randn(V, V)
+    x, y = (ids[start : start + 30].view(6, 5) for start in (0, 1))
+    losses = F.cross_entropy(logits[x].flatten(0, 1), y.flatten(), reduction="none")
+    mistakes = {
+        "the targets are not the next letters": F.cross_entropy(logits[x].flatten(0, 1), x.flatten()),
+        "it is the sum, not the mean": losses.sum(),
+        "it is the loss of one window": losses[:5].mean(),
+    }
+    name = "evaluate(model, ids, context=5)"
+    yield Case(name, lambda: my.evaluate(lambda ids: logits[ids], ids, context=5), losses.mean(), mistakes)
+    prompt, shares = "I am Ada", logits[ids[TEXT.index("Ada") + 2]].softmax(-1)
+    mistakes = {
+        "it is that of the first position": logits[ids[TEXT.index("I")]].softmax(-1)[alphabet.index("m")],
+        "it is the logit, without a softmax": logits[ids[TEXT.index("Ada") + 2]][alphabet.index("m")],
+    }
+    call = partial(lambda *given: my.chance(*given), lambda ids: logits[ids], prompt, "m", alphabet)
+    yield Case('chance(model, text, "m", letters)', call, shares[alphabet.index("m")], mistakes)
 
 
 def average(my: Any) -> Iterator[Case]:
@@ -154,15 +171,20 @@ def positions(my: Any) -> Iterator[Case]:
 def heads(my: Any) -> Iterator[Case]:
     """Check chapter 7."""
     x, ours, theirs = randn(2, 6, 8), Attention(small_config(**CLASSIC)), my.Attention(8, 4)
-    q, k, v = ours.queries_keys_values(x)
+    cos_sin = rope_cos_sin(6, 2)
+    q, k, v = ours.queries_keys_values(x, cos_sin)
     output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
     unmoved = ours.proj(output.reshape(2, 6, 8))
     mistakes = {
         "the heads are not moved behind the letters before they are put side by side": unmoved,
         EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
         "the output is not multiplied by proj": output.transpose(1, 2).flatten(2),
+        "queries and keys have no RoPE": ours(x),
+        "the values have RoPE too": ours.proj(
+            (attention_weights(q, k) @ apply_rope(v, cos_sin)).transpose(1, 2).flatten(2)
+        ),
     }
-    yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x), mistakes)
+    yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x, cos_sin), mistakes)
 
 
 def classic(seed: int = 2) -> GPT:
@@ -175,56 +197,128 @@ def classic(seed: int = 2) -> GPT:
 
 
 def block(my: Any) -> Iterator[Case]:
-    """Check chapter 8, and the trained model of `minigpt course run 8` if there is one."""
+    """Check chapter 8."""
+    ours, theirs, x, cos_sin = classic().blocks[0], my.Block(8, 4), randn(2, 6, 8), rope_cos_sin(6, 2)
+    assert isinstance(ours, Block)
+    yield Case("Block(8, 4)", lambda: isinstance(load(theirs, ours), nn.Module), True)
+    hidden = ours.mlp.up(x)
+    mistakes = {
+        'GELU has no approximate="tanh"': ours.mlp.down(F.gelu(hidden)),
+        "it has ReLU, not GELU": ours.mlp.down(hidden.relu()),
+        "the activation is missing": ours.mlp.down(hidden),
+    }
+    yield Case("Block(8, 4).mlp(x)", lambda: theirs.mlp(x), ours.mlp(x), mistakes)
+    attended = ours.attention(ours.norm1(x), cos_sin)
+    middle, after = x + attended, ours.norm1(x + ours.attention(x, cos_sin))
+    mistakes = {
+        "the norms come after the parts, not before them": ours.norm2(after + ours.mlp(after)),
+        "x is not added to the output of the attention": attended + ours.mlp(ours.norm2(attended)),
+        "x is not added to the output of the MLP": ours.mlp(ours.norm2(middle)),
+        "the MLP does not see the output of the attention": middle + ours.mlp(ours.norm2(x)),
+    }
+    yield Case("Block(8, 4)(x)", lambda: theirs(x), ours(x, cos_sin), mistakes)
+
+
+def yours(my: Any) -> Iterator[Case]:
+    """Check chapter 9, and the trained model of `minigpt course run 9` if there is one."""
     ours, theirs = classic(), my.GPT(9, 16, n_layer=2, n_head=4, C=8)
-    ids, x, part = torch.arange(12).view(2, 6) % 9, randn(2, 6, 8), ours.blocks[0]
-    assert isinstance(part, Block)
-    name = "GPT(9, 16, n_layer=2, n_head=4, C=8)"
+    ids, name = torch.arange(12).view(2, 6) % 9, "GPT(9, 16, n_layer=2, n_head=4, C=8)"
+
+    def is_small() -> bool:
+        for name, parameter in my.GPT(99, 16, n_layer=1, n_head=4, C=64).named_parameters():
+            if parameter.ndim == 2 and not 0.015 < parameter.std() < 0.025:
+                raise Mistake(f"starts {name} with a standard deviation of {parameter.std():.3f}, expected 0.020")
+        return True
+
+    yield Case("GPT(99, 16, n_layer=1, n_head=4, C=64)", is_small, True)
     yield Case(name, lambda: isinstance(load(theirs, ours), nn.Module), True)
-    hidden = part.mlp.up(x)
+    embedded, stack = ours.embed(ids), nn.Sequential(*ours.blocks)
     mistakes = {
-        'GELU has no approximate="tanh"': part.mlp.down(F.gelu(hidden)),
-        "it has ReLU, not GELU": part.mlp.down(hidden.relu()),
-        "the activation is missing": part.mlp.down(hidden),
-    }
-    yield Case("MLP of a block", lambda: theirs.blocks[0].mlp(x), part.mlp(x), mistakes)
-    attended = part.attention(part.norm1(x))
-    middle, after = x + attended, part.norm1(x + part.attention(x))
-    mistakes = {
-        "the norms come after the parts, not before them": part.norm2(after + part.mlp(after)),
-        "x is not added to the output of the attention": attended + part.mlp(part.norm2(attended)),
-        "x is not added to the output of the MLP": part.mlp(part.norm2(middle)),
-        "the MLP does not see the output of the attention": middle + part.mlp(part.norm2(x)),
-    }
-    yield Case("Block(8, 4)(x)", lambda: theirs.blocks[0](x), part(x), mistakes)
-    embedded = ours.embed(ids)
-    mistakes = {
-        "the embeddings of the positions are missing": _logits(ours, ours.token_embedding(ids)),
-        "the last norm is missing": _logits(ours, embedded, norm=False),
-        "only the first block is used": ours.unembed(part(embedded)),
+        "the last norm is missing": _logits(ours, ids, norm=False),
+        "only the first block is used": _logits(ours, ids, blocks=1),
+        "the blocks are left out": ours.unembed(embedded),
+        "queries and keys have no RoPE": ours.unembed(stack(embedded)),
     }
     yield Case(f"{name}(ids)", lambda: theirs(ids), ours(ids), mistakes)
     yield from _generation(my, theirs)
-    if is_run(RUNS / CLASSIC_RUN):
-        checkpoint = load_checkpoint(CLASSIC_RUN, "last")
+    yield from _optimizer(my)
+    call = partial(
+        lambda: check_training(lambda model, ids, steps, context, batch: my.train_gpt(model, ids, steps, batch))
+    )
+    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", call, True)
+    yield Case("train_gpt(gpt, ids, steps=2, at=at)", partial(_moments, my), [0, 1, 2])
+    if is_run(RUNS / YOUR_RUN):
+        checkpoint = load_checkpoint(YOUR_RUN, "last")
         network, config = load_transformer(checkpoint), checkpoint.config.model
         prompt = torch.from_numpy(checkpoint.tokenizer.encode(letters.PROMPT[: config.context]))[None]
         shape = checkpoint.tokenizer.vocab_size, config.context, config.n_layer, config.n_head, config.n_embd
         reader = load(my.GPT(*shape), network)
-        yield Case(f"the logits of {RUNS.name}/{CLASSIC_RUN}", lambda: reader(prompt), network(prompt))
+        yield Case(f"the logits of {RUNS.name}/{YOUR_RUN}", lambda: reader(prompt), network(prompt))
 
 
-def _logits(model: GPT, x: Tensor, norm: bool = True) -> Tensor:
-    x = nn.Sequential(*model.blocks)(x)
+def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = None) -> Tensor:
+    x, cos_sin = model.embed(ids), rope_cos_sin(ids.size(1), 2)
+    for layer in list(model.blocks)[:blocks]:
+        x = layer(x, cos_sin)
     return model.unembed(x) if norm else x @ model.token_embedding.weight.T
+
+
+def _optimizer(my: Any) -> Iterator[Case]:
+    """Check `AdamW`, `rate_at` and `clip`."""
+
+    def steps(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **changes: Any) -> Tensor:
+        weight = nn.Parameter(randn(4, 3))
+        settings = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, **changes}
+        minimizer = optimizer([weight], **settings)
+        for step in range(3):
+            weight.grad = randn(4, 3).roll(step)
+            minimizer.step()
+        return weight.detach()
+
+    def theirs() -> Tensor:
+        weight = nn.Parameter(randn(4, 3))
+        optimizer = my.AdamW([weight])
+        for step in range(3):
+            weight.grad = randn(4, 3).roll(step)
+            optimizer.step(0.1)
+        return weight.detach()
+
+    mistakes = {
+        "the weight decay is missing": steps(weight_decay=0),
+        "the weight decay is added to the gradient": steps(torch.optim.Adam),
+        "beta2 is 0.999, not 0.99": steps(betas=(0.9, 0.999)),
+    }
+    yield Case("three steps of AdamW([weight])", theirs, steps(), mistakes)
+    rates = torch.tensor([0.02, 1, 0.8891352, 0.4434590, 0.0022173])
+    steps_at = (0, 49, 99, 300, 499)
+    call = partial(lambda: torch.tensor([float(my.rate_at(step, 500, 1.0)) for step in steps_at]))
+    yield Case("rate_at(step, 500, 1.0) at steps 0, 49, 99, 300 and 499", call, rates)
+    for size, name in ((10.0, "a long gradient"), (0.1, "a short gradient")):
+        gradients = [size * randn(3, 2), size * randn(4)]
+        clipped = [gradient.clone() for gradient in gradients]
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        expected = torch.cat([gradient.flatten() for gradient in gradients]) * (1 / norm).clamp(max=1)
+
+        def clip(clipped: list[Tensor] = clipped) -> Tensor:
+            my.clip(clipped)
+            return torch.cat([gradient.flatten() for gradient in clipped])
+
+        mistakes = {"it lengthens short gradients": expected / expected.norm()} if size < 1 else {}
+        yield Case(f"clip(gradients) of {name}", clip, expected, mistakes)
+
+
+def _moments(my: Any) -> list[int]:
+    """Return at which steps `train_gpt` calls `at`."""
+    found: list[int] = []
+    my.train_gpt(Recorder(), torch.arange(V), 2, batch=BATCH, at=found.append)
+    return found
 
 
 def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
     """Check `generate` past the context: with a model that is certain of each letter, then with one that knows none."""
-    certain, ignorant = classic(seed=8), classic()  # with this seed, each mistake changes the letters
+    certain, ignorant = classic(seed=28), classic()  # with this seed, each mistake changes the letters
     prompt = torch.arange(12) % 9
     with torch.no_grad():
-        certain.get_parameter("position_embedding.weight").mul_(3)
         certain.norm.weight.mul_(1000)
         for model, name in ((certain, "norm.bias"), (ignorant, "norm.weight"), (ignorant, "norm.bias")):
             model.get_parameter(name).zero_()
@@ -233,7 +327,7 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
     def continuation(first: int | None = -16, last: int | None = None, position: int = -1, sign: int = 1) -> Tensor:
         ids = prompt
         for _ in range(10):
-            probabilities = certain(ids[None, first:last])[0, position].softmax(-1)
+            probabilities = _logits(certain, ids[None, first:last])[0, position].softmax(-1)
             ids = torch.cat((ids, (sign * probabilities).argmax()[None]))
         return ids
 
@@ -242,6 +336,7 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
         "it takes the least probable letter": continuation(sign=-1),
         "it keeps the first letters of the context, not the last": continuation(first=None, last=16),
         "the model sees only the last letter": continuation(first=-1),
+        "the model sees more letters than its context": continuation(first=None),
     }
     yield Case(
         "generate(gpt, ids, 10) past the context",
@@ -259,7 +354,7 @@ def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
 
 
 def learned(my: Any) -> Iterator[Case]:
-    """Check chapter 9."""
+    """Check chapter 10."""
     ours, ids = classic(), torch.arange(6)[None]
     theirs = load(my.GPT(9, 16, n_layer=2, n_head=4, C=8), ours)
     weights = extract(ours, ids[0].numpy()).weights[:, None]  # (L, 1, H, T, T)
@@ -284,7 +379,7 @@ def learned(my: Any) -> Iterator[Case]:
 
 
 def replaced(my: Any) -> Iterator[Case]:
-    """Check chapter 10."""
+    """Check chapter 11."""
     layer = nn.LSTM(4, 4, bias=True, batch_first=True)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -300,4 +395,4 @@ def replaced(my: Any) -> Iterator[Case]:
 
 
 CASES: tuple[Callable[[Any], Iterator[Case]], ...]
-CASES = (guess, average, score, attend, head, positions, heads, block, learned, replaced)
+CASES = (guess, average, score, attend, head, positions, heads, block, yours, learned, replaced)

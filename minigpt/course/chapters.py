@@ -68,6 +68,14 @@ def book_range(values: list[float]) -> tuple[float, float]:
 
 
 SHARE = ".1%"
+A = 'probability of "A" after `"I am `: '
+
+
+def small(name: str, what: str) -> dict[str, Number]:
+    """Return the numbers of `letters.small`."""
+    return {f"mine {name}": Number(f"loss of {what}, trained as in this chapter"), f"A {name}": Number(A + what, SHARE)}
+
+
 CHAPTERS = (
     Chapter(
         1,
@@ -78,6 +86,8 @@ CHAPTERS = (
             "frequencies": Number("loss if you know how often each letter occurs"),
             "pairs": Number("loss of the table of pairs"),
             "triples": Number("loss of the table of triples"),
+            "A pairs": Number(A + "the table of pairs", SHARE),
+            "A triples": Number(A + "the table of triples", SHARE),
             "cells": Number("cells in the table of triples", ",.0f"),
             "seen": Number("share of these cells that occur in the text", SHARE),
             "e after H": Number('probability of "e" after "H"', SHARE),
@@ -91,6 +101,7 @@ CHAPTERS = (
             "pairs": Number("loss of the table of pairs"),
             "average": Number("loss of the average of all earlier letters"),
             "both": Number("loss of both together"),
+            "A average": Number(A + "both together", SHARE),
         },
         letters.average,
     ),
@@ -125,6 +136,7 @@ CHAPTERS = (
             "trained": Number("loss at step 1,000"),
             "frozen": Number("loss at step 1,000 if W_V stays random"),
             "speech": Number('share of weight on I, :, and " after `"I am `', SHARE),
+            "A head": Number(A + "the head", SHARE),
         },
         letters.one_head,
     ),
@@ -139,6 +151,7 @@ CHAPTERS = (
             "rotary, one layer": Number("loss with RoPE, one layer"),
             "cost": Number("cost of none, four layers"),
             "cost, one layer": Number("cost of none, one layer"),
+            **small("rope", "one head with RoPE"),
         },
         networks.positions,
     ),
@@ -148,6 +161,7 @@ CHAPTERS = (
         {
             **{f"heads {n}": Number(f"loss with {n} head{'s' if n > 1 else ''} of {64 // n}") for n in networks.HEADS},
             "gain": Number("gain of four heads over one"),
+            **small("heads", "four heads"),
         },
         networks.heads,
     ),
@@ -164,12 +178,24 @@ CHAPTERS = (
                 f"attention {n}": Number(f"rise without the attention of layer {n + 1}") for n in range(networks.LAYERS)
             },
             **{f"mlp {n}": Number(f"rise without the MLP of layer {n + 1}") for n in range(networks.LAYERS)},
+            **small("blocks", "three blocks"),
         },
         networks.block,
     ),
     Chapter(
         9,
-        "What did it learn?",
+        "Your GPT",
+        {
+            "gpt": Number("loss of the GPT"),
+            "A gpt": Number(A + "the GPT", SHARE),
+            "share": Number('largest share of a head on the "A" of Anna', SHARE),
+            "without": Number(A + "the GPT without this head", SHARE),
+        },
+        networks.yours,
+    ),
+    Chapter(
+        10,
+        "Watch a head form",
         {
             "uniform": Number("copying: share of uniform attention", SHARE),
             "copy 0": Number("copying: share of this head at step 0", SHARE),
@@ -183,7 +209,7 @@ CHAPTERS = (
         networks.learned,
     ),
     Chapter(
-        10,
+        11,
         "What attention replaced",
         {
             "lstm": Number("loss of the LSTM at step 800"),

@@ -1,20 +1,25 @@
 """What chapters 1 to 5 measure: tables of letters, an average, a score, the scale, and one head.
 
-The networks here are those that the reader writes, so the reader's own training gives about the same losses.
+The networks here, and those of `small`, are those that the reader writes, so the reader's own training gives about the
+same losses.
 
 Letters in shapes: B batch, T time, C width, D head size, V vocabulary.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from minigpt.course.by_hand import W_K, W_Q, WORDS, X
-from minigpt.model.gpt import attention_weights, causal_mask
+from minigpt.course.small_models import small_config
+from minigpt.model.gpt import Attention, Block, attention_weights, causal_mask, rope_cos_sin
+from minigpt.model.kernels import apply_rope
 from minigpt.text.sources import STORIES
 from minigpt.text.stories import stories
 from minigpt.text.tokenizer import CharTokenizer
@@ -75,6 +80,8 @@ def guess(seed: int) -> dict[str, float]:
         "uniform": math.log(V),
         "frequencies": -share[validation].log().mean().item(),
         "pairs": loss_of_pairs(),
+        "A pairs": chance_of_name(lambda ids: pairs[ids].log()),
+        "A triples": triples[:, tokenizer.encode("A")[0]][tokenizer.encode("m ") @ np.array([V, 1])].item(),
         "triples": loss_of_table(triples, validation, 2, V),
         "cells": V**3,
         "seen": len(cells.unique()) / V**3,
@@ -90,7 +97,7 @@ def average(seed: int) -> dict[str, float]:
         model = Average(text()[0].vocab_size, with_last)
         train(model, STEPS)
         numbers[name] = loss_of(model)
-    return numbers
+    return {**numbers, "A average": chance_of_name(model)}
 
 
 def fox(seed: int) -> dict[str, float]:
@@ -135,17 +142,21 @@ class Average(nn.Module):
 
 
 class OneHead(nn.Module):
-    """Predict the next letter from its own embedding plus what one head finds. There are no positions."""
+    """Predict the next letter from its own embedding plus what one head finds. Without RoPE, it has no positions."""
 
-    def __init__(self, V: int) -> None:
+    def __init__(self, V: int, has_rope: bool = False) -> None:
         super().__init__()
+        self.has_rope = has_rope
         self.embedding, self.output = nn.Embedding(V, WIDTH), nn.Linear(WIDTH, V)
         self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
 
     def weights(self, ids: Tensor) -> Tensor:
         """Return the attention weights (B, T, T) for ids (B, T)."""
         x = self.embedding(ids)
-        return attention_weights(self.query(x), self.key(x))
+        q, k = self.query(x), self.key(x)
+        if self.has_rope:
+            q, k = (apply_rope(part, rope_cos_sin(ids.size(1), WIDTH)) for part in (q, k))
+        return attention_weights(q, k)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T)."""
@@ -154,11 +165,11 @@ class OneHead(nn.Module):
         return logits
 
 
-def train(model: nn.Module, steps: int) -> None:
+def train(model: nn.Module, steps: int, rate: float = 0.01) -> None:
     """Train `model` on the stories with AdamW, as `train` of chapter 5 does."""
     _, ids, _ = text()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    optimizer = torch.optim.AdamW(parameters, lr=rate)
     for _ in tqdm(range(steps), leave=False, disable=None, unit="step"):
         starts = torch.randint(len(ids) - CONTEXT, (BATCH, 1))
         windows = ids[starts + torch.arange(CONTEXT + 1)]  # (B, T + 1)
@@ -177,6 +188,46 @@ def loss_of(model: nn.Module) -> float:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
 
 
+@torch.no_grad()
+def chance_of_name(model: Callable[[Tensor], Tensor]) -> float:
+    """Return the probability of "A" after PROMPT, for a function from ids (B, T) to logits (B, T, V)."""
+    tokenizer, _, _ = text()
+    ids = torch.from_numpy(tokenizer.encode(PROMPT).astype("int64"))[None]
+    return model(ids)[0, -1].softmax(-1)[tokenizer.encode("A")[0]].item()
+
+
+class Small(nn.Module):
+    """An embedding, layers, and an output: what the reader trains in chapters 7 and 8."""
+
+    def __init__(self, V: int, layers: Sequence[nn.Module], is_residual: bool) -> None:
+        super().__init__()
+        self.embedding, self.layers, self.output = nn.Embedding(V, WIDTH), nn.ModuleList(layers), nn.Linear(WIDTH, V)
+        self.is_residual = is_residual
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits (B, T, V) for ids (B, T)."""
+        x, cos_sin = self.embedding(ids), rope_cos_sin(ids.size(1), WIDTH // 4)
+        for layer in self.layers:
+            x = layer(x, cos_sin) + (0 if self.is_residual else x)
+        logits: Tensor = self.output(x)
+        return logits
+
+
+def small(name: str, seed: int) -> dict[str, float]:
+    """Train what the reader trains in chapter 6 ("rope"), 7 ("heads") or 8 ("blocks"): its loss, and its P("A")."""
+    V, config = text()[0].vocab_size, small_config(n_embd=WIDTH, position="rotary", bias=True)
+    torch.manual_seed(seed)
+    model: nn.Module
+    if name == "rope":
+        model = OneHead(V, has_rope=True)
+    elif name == "heads":
+        model = Small(V, [Attention(config)], is_residual=False)
+    else:
+        model = Small(V, [Block(config) for _ in range(3)], is_residual=True)
+    train(model, STEPS, 0.01 if name == "rope" else 0.003)
+    return {f"mine {name}": loss_of(model), f"A {name}": chance_of_name(model)}
+
+
 def one_head(seed: int) -> dict[str, float]:
     """Measure chapter 5: a head while it learns."""
     tokenizer, _, _ = text()
@@ -187,6 +238,7 @@ def one_head(seed: int) -> dict[str, float]:
     numbers["early"] = loss_of(model)
     train(model, STEPS - EARLY)
     numbers["trained"] = loss_of(model)
+    numbers["A head"] = chance_of_name(model)
     with torch.no_grad():
         weights = model.weights(torch.from_numpy(tokenizer.encode(PROMPT))[None])[0, -1]
     numbers["speech"] = sum(w for letter, w in zip(PROMPT, weights.tolist(), strict=True) if letter in 'I:"')

@@ -1,4 +1,4 @@
-"""What chapters 6 to 10 measure: models that minigpt trains, in runs whose names start with `course-`."""
+"""What chapters 6 to 11 measure: models that minigpt trains, in runs whose names start with `course-`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.course import letters
 from minigpt.errors import RunFinishedError, UserError
 from minigpt.interpret.descriptions import mean_scores
 from minigpt.interpret.extract import ablate_heads, extract
@@ -42,11 +43,11 @@ HEADS = (1, 2, 4, 8)
 LAYERS = 4
 """The layers of chapters 6 and 8."""
 FAR = 32
-"""The distance of chapter 10, in letters."""
+"""The distance of chapter 11, in letters."""
 EARLY = 200
-"""The step at which chapter 10 compares its models for the first time."""
+"""The step at which chapter 11 compares its models for the first time."""
 WINDOWS, LINKED_WINDOWS = 8, 32
-"""How many windows chapter 9 evaluates without each head, and in how many it looks for links."""
+"""How many windows chapter 10 evaluates without each head, and in how many it looks for links."""
 HALVES = {"train.steps": 800, "train.eval_every": EARLY, "train.save_every": EARLY, "train.keep_last": 9}
 
 
@@ -95,13 +96,13 @@ def positions(seed: int) -> dict[str, float]:
             changes = {"model.n_layer": layers, "model.position": kind, "train.steps": 250}
             numbers[kind + label] = loss(trained(f"6-{kind}{suffix}", seed, changes))
         numbers[f"cost{label}"] = numbers[f"none{label}"] - numbers[f"rotary{label}"]
-    return numbers
+    return numbers | letters.small("rope", seed)
 
 
 def heads(seed: int) -> dict[str, float]:
     """Measure chapter 7: one wide head or several narrow ones, with the same width and number of weights."""
     numbers = {f"heads {n}": loss(trained(f"7-heads-{n}", seed, {"model.n_head": n})) for n in HEADS}
-    return {**numbers, "gain": numbers["heads 1"] - numbers["heads 4"]}
+    return {**numbers, "gain": numbers["heads 1"] - numbers["heads 4"], **letters.small("heads", seed)}
 
 
 def block(seed: int) -> dict[str, float]:
@@ -113,7 +114,7 @@ def block(seed: int) -> dict[str, float]:
     numbers = {f"after {n}": _loss_without(model, spread, stop=n) for n in range(LAYERS)} | {"whole": loss_of_all}
     for part in ("attention", "mlp"):
         numbers |= {f"{part} {n}": _loss_without(model, spread, (part, n)) - loss_of_all for n in range(LAYERS)}
-    return numbers
+    return numbers | letters.small("blocks", seed)
 
 
 @torch.no_grad()
@@ -135,13 +136,39 @@ def windows(checkpoint: Checkpoint, number: int = 64) -> Tensor:
     return spread_windows(tokens, checkpoint.config.model.context, number)
 
 
+YOURS: dict[str, Any] = {
+    "model.family": "classic",
+    "model.position": "rotary",
+    "model.n_layer": 3,
+    "model.n_embd": 128,
+    "model.context": 128,
+    "optim.name": "adamw",
+    "optim.lr": 0.003,
+    "optim.warmup": 0.1,
+    "train.steps": 2700,
+}
+"""The GPT of chapter 9, as the reader trains it."""
+
+
+def yours(seed: int) -> dict[str, float]:
+    """Measure chapter 9: what the reader's GPT reaches, and which head finds the name."""
+    gpt = trained("9", seed, YOURS)
+    model, ids = load_transformer(gpt), gpt.tokenizer.encode(letters.PROMPT)
+    shares = extract(model, ids).weights[:, :, -1, letters.PROMPT.index("Anna")]  # (L, H)
+    layer, head = divmod(int(shares.argmax()), shares.size(1))
+    chance = letters.chance_of_name(model)
+    with ablate_heads(model, {(layer, head)}):
+        without = letters.chance_of_name(model)
+    return {"gpt": loss(gpt), "A gpt": chance, "share": shares.max().item(), "without": without}
+
+
 def learned(seed: int, keeps_curve: bool = False) -> dict[str, float]:
-    """Measure chapter 9: a head that copies, what it is worth, and which heads are free to remove.
+    """Measure chapter 10: a head that copies, what it is worth, and which heads are free to remove.
 
     `keeps_curve` keeps the checkpoints for the figure of the book. They change no number.
     """
     curve = {"train.eval_every": 100, "train.save_every": 100, "train.keep_last": 20} if keeps_curve else {}
-    checkpoint = trained("9", seed, {"model.context": 128, "train.steps": 1200, **curve})
+    checkpoint = trained("10", seed, {"model.context": 128, "train.steps": 1200, **curve})
     tokenizer, context = checkpoint.tokenizer, checkpoint.config.model.context
     tokens = load_dataset(checkpoint.config.data, tokenizer).validation
     adjacent = [np.asarray(tokens[at : at + context]) for at in range(0, len(tokens) - context + 1, context)]
@@ -178,9 +205,9 @@ def head_costs(model: GPT, tokenizer: Tokenizer, windows: Sequence[Ids]) -> Tens
 
 
 def replaced(seed: int) -> dict[str, float]:
-    """Measure chapter 10: an LSTM and a GPT of about the same number of parameters."""
-    lstm = trained("10-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
-    gpt = trained("10-gpt", seed, HALVES)
+    """Measure chapter 11: an LSTM and a GPT of about the same number of parameters."""
+    lstm = trained("11-lstm", seed, {**HALVES, "model.n_embd": 78}, "shakespeare-lstm")
+    gpt = trained("11-gpt", seed, HALVES)
     numbers: dict[str, float] = {}
     for name, checkpoint in (("lstm", lstm), ("gpt", gpt)):
         early = load_checkpoint(f"{RUNS / checkpoint.run_name}", EARLY)

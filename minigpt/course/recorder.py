@@ -22,6 +22,7 @@ class Recorder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.context = CONTEXT
         self.table = nn.Parameter(torch.zeros(V, V))
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
         """Ids (B, T), logits (B, T, V) and their gradients (B, T, V)."""

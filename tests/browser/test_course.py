@@ -27,6 +27,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TOO_SMALL = """[...document.querySelectorAll("figure.course :is(text, td, th, label, .letters, .legend)")].filter(
+  (element) => {
+    const svg = element.closest("svg");
+    const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+    const [box, around] = [element, svg ?? element].map((drawn) => drawn.getBoundingClientRect());
+    const isCut = box.left < around.left - 1 || box.right > around.right + 1;
+    return isCut || scale * parseFloat(getComputedStyle(element).fontSize) < 12;
+  },
+).map((element) => element.textContent)"""
+"""Text of figures that is smaller than 12 pixels or cut off."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_chapters_fit_and_draw_their_figures(browser: Any, site: Path, width: int, scheme: str) -> None:
@@ -39,6 +51,7 @@ def test_chapters_fit_and_draw_their_figures(browser: Any, site: Path, width: in
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, chapter.name
         assert tab.locator("figure.course .control :is(select, input)").count() >= 1, chapter.name
         assert not tab.locator(".predict details").first.evaluate("element => element.open"), chapter.name
+        assert tab.evaluate(TOO_SMALL) == [], chapter.name
     assert errors == []
     context.close()
 
@@ -63,10 +76,89 @@ def test_controls_change_the_figures(browser: Any, site: Path) -> None:
     assert before != after
     before, after = figure(4, set_value.format("input", 8) + event.format("input", "input"))
     assert before != after
-    for number in (1, 5, 6, 7, 8):
-        index = "document.querySelector('figure.course select').selectedIndex = 1;"
+    for number, position in ((5, 0), (6, 1)):
+        before, after = figure(number, set_value.format("input", position) + event.format("input", "input"))
+        assert before != after, number
+    for number in (1, 7, 8):
+        index = "{ const select = document.querySelector('figure.course select'); select.selectedIndex ^= 1; }"
         before, after = figure(number, index + event.format("select", "change"))
         assert before != after, number
+    context.close()
+
+
+def prediction(tab: Any, site: Path, chapter: Path) -> tuple[Any, str]:
+    """Open a chapter. Return its prediction, and the letter of the right option."""
+    tab.goto((site / "course" / f"{chapter.stem}.html").as_uri())
+    box = tab.locator(".predict")
+    answer = box.locator("details p").first.evaluate("element => element.textContent")
+    found = re.match(r"\(([abc])\)", answer)
+    assert found, (chapter.name, answer)
+    return box, found[1]
+
+
+def option(box: Any, letter: str) -> Any:
+    return box.get_by_role("button", name=f"({letter})", exact=False)
+
+
+def test_each_chapter_has_a_prediction_of_three_options(browser: Any, site: Path) -> None:
+    context = browser.new_context(offline=True)
+    tab = context.new_page()
+    for chapter in CHAPTERS:
+        box, right = prediction(tab, site, chapter)
+        assert [option(box, letter).count() for letter in "abc"] == [1, 1, 1], chapter.name
+        assert option(box, right).get_attribute("aria-pressed") == "false", chapter.name
+        assert box.get_by_role("status").inner_text() == "", chapter.name
+    context.close()
+
+
+def test_a_prediction_is_marked_locked_and_kept(browser: Any, site: Path) -> None:
+    context = browser.new_context(offline=True)
+    tab, first, second = context.new_page(), CHAPTERS[0], CHAPTERS[3]
+    box, right = prediction(tab, site, first)
+    wrong = next(letter for letter in "abc" if letter != right)
+    option(box, wrong).click()
+    assert "✗ wrong" in option(box, wrong).inner_text()
+    assert "✓ the answer" in option(box, right).inner_text()
+    assert box.locator("details").evaluate("element => element.open")
+    status = box.get_by_role("status")
+    assert status.inner_text() == "Wrong. 0 of 1 so far"
+
+    option(box, right).click(force=True)
+    assert [option(box, letter).get_attribute("aria-pressed") for letter in (wrong, right)] == ["true", "false"]
+    assert option(box, right).get_attribute("aria-disabled") == "true"
+    assert status.inner_text() == "Wrong. 0 of 1 so far"
+
+    box, right = prediction(tab, site, second)
+    assert box.get_by_role("status").inner_text() == "0 of 1 so far"
+    option(box, right).click()
+    assert "✓ right" in option(box, right).inner_text()
+    assert box.get_by_role("status").inner_text() == "Right. 1 of 2 so far"
+
+    box, right = prediction(tab, site, first)
+    assert option(box, wrong).get_attribute("aria-pressed") == "true"
+    assert "✓ the answer" in option(box, right).inner_text()
+    assert box.get_by_role("status").inner_text() == "1 of 2 so far"
+    box.get_by_role("button", name="Start again").click()
+    option(box, right).and_(tab.locator("[aria-pressed=false]")).wait_for()
+    assert box.get_by_role("status").inner_text() == ""
+    context.close()
+
+
+def test_a_prediction_needs_no_mouse_and_no_storage(browser: Any, site: Path) -> None:
+    context = browser.new_context(offline=True)
+    context.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } })"
+    )
+    tab, errors = context.new_page(), []
+    tab.on("pageerror", lambda error: errors.append(str(error.stack)))
+    box, right = prediction(tab, site, CHAPTERS[0])
+    option(box, "a").focus()
+    for _ in range("abc".index(right)):
+        tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    assert box.get_by_role("status").inner_text() == "Right. 1 of 1 so far"
+    assert option(box, right).evaluate("element => element === document.activeElement")
+    assert not any("figures.js" in error for error in errors)  # Material itself needs the storage for its palette
     context.close()
 
 
@@ -78,6 +170,8 @@ def test_without_javascript_each_figure_is_a_picture(browser: Any, site: Path) -
         pictures = tab.locator("figure.course img, a[href*='#only='] img")
         live = len(panels(chapter))
         assert pictures.count() == 1 + live, chapter.name
+        assert tab.locator(".predict > p").count() >= 4, chapter.name
+        assert tab.locator(".predict button").count() == 0, chapter.name
         assert tab.locator("iframe").count() == 0
         for picture in pictures.all():
             picture.scroll_into_view_if_needed()
@@ -137,9 +231,9 @@ MEASURED: dict[int, dict[str, Callable[[Any], str]]] = {
     1: {"A": lambda frame: expected(frame, "A")},
     4: {"A": lambda frame: expected(frame, "A"), "hot": lambda frame: expected(frame, "A")},
     5: {"name": share_of_name},
-    7: {"A": in_strip, "name": without("2·2"), "pronoun": without("2·3")},
-    9: {"A": in_strip, "name": without("2·2")},
-    10: {"A": lambda frame: expected(frame, "A"), "cut": lambda frame: expected(frame, "A")},
+    7: {"A": in_strip, "name": without("2·2"), "pronoun": without("1·0")},
+    10: {"A": in_strip, "name": without("2·2")},
+    11: {"A": lambda frame: expected(frame, "A"), "cut": lambda frame: expected(frame, "A")},
 }
 """How to find the numbers of the live model in each chapter, by the names in their comments, such as <!--live:A-->."""
 BEFORE: dict[str, Callable[[Any], None]] = {"hot": warm, "cut": cut_first_line}
@@ -161,17 +255,18 @@ def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> Non
         number, page = int(chapter.name[:2]), chapter.read_text(encoding="utf-8")
         claimed = {name: share for share, name in SHOWN.findall(page)}
         assert set(claimed) == set(MEASURED.get(number, {})), chapter.name
-        assert len(panels(chapter)) == (number in MEASURED), chapter.name
+        assert bool(panels(chapter)) == (number in MEASURED), chapter.name
         tab.goto((site / "course" / f"{chapter.stem}.html").as_uri())
         tab.wait_for_selector("figure.course[data-ready]")
         assert tab.locator("figure.course img, a[href*='#only=']").count() == 0, chapter.name
-        for element in tab.locator("iframe.live").all():
+        for place, element in enumerate(tab.locator("iframe.live").all(), 1):
             assert (element.get_attribute("loading"), bool(element.get_attribute("title"))) == ("lazy", True)
             element.scroll_into_view_if_needed()
             frame = element.element_handle().content_frame()
             frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('%')")
             frame.wait_for_function("document.querySelector('footer').textContent.includes('same logits')")
-            for name, measure in MEASURED[number].items():
+            is_measured = place == len(panels(chapter))  # the film of chapter 10 comes before its heads
+            for name, measure in MEASURED[number].items() if is_measured else ():
                 if name in BEFORE:
                     BEFORE[name](frame)
                 wait_for(frame, measure, claimed[name])
@@ -181,10 +276,10 @@ def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> Non
                     wait_for(frame, lambda _, top=top: top.locator("b").inner_text(), letter)
                     top.locator("button").click()
             if number == 7:
-                assert "“A” of Anna 68%" in looks(frame, "2·2")
-                assert "“h” of She" in looks(frame, "2·3")
-            if number == 9:
+                assert "“A” of Anna 93%" in looks(frame, "2·2")
+                assert "“h” of She" in looks(frame, "1·0")
+            if number == 10 and is_measured:
                 frame.locator(".tile", has_text="2·2").locator(".switch").click()
-                frame.locator(".ghost", has_text="F").wait_for()
+                frame.locator(".ghost", has_text="G").wait_for()
     assert errors == []
     context.close()

@@ -13,7 +13,7 @@ def test_the_chapters_are_listed_measured_and_checked(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli("course").out.count("\n") == 11
+    assert cli("course").out.count("\n") == 12
     ran = cli("course", "run", "3").out
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
@@ -41,19 +41,19 @@ def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: p
     assert cli("course", "text", "--force").code == 0
 
 
-@pytest.mark.parametrize("chapter", range(1, 11))
+@pytest.mark.parametrize("chapter", range(1, 12))
 def test_a_seed_that_is_too_large_is_refused_in_every_chapter(cli: Cli, chapter: int) -> None:
     result = cli("course", "run", chapter, "--seed", 2**64)
     assert result.code == 2
     assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize("value", ["mygpt.py", "0", "11", "1.5"])
+@pytest.mark.parametrize("value", ["mygpt.py", "0", "12", "1.5"])
 def test_a_value_that_is_no_chapter_is_named(cli: Cli, value: str) -> None:
     for command in ("check", "run"):
         result = cli("course", command, value)
         assert result.code == 2
-        assert f"{value} is not a chapter from 1 to 10, as in: minigpt course check 1 mygpt.py" in result.err
+        assert f"{value} is not a chapter from 1 to 11, as in: minigpt course check 1 mygpt.py" in result.err
     assert len(CHAPTERS) == LAST_CHAPTER
 
 
@@ -61,7 +61,7 @@ def test_json(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     ran = cli("course", "run", "3", "--json").json
     assert (ran["chapter"], ran["seed"], ran["yours"]["brown"], ran["book"]["brown"]) == (3, 1, 5, [5] * 5)
-    assert [chapter["number"] for chapter in cli("course", "--json").json] == [str(n) for n in range(1, 11)]
+    assert [chapter["number"] for chapter in cli("course", "--json").json] == [str(n) for n in range(1, 12)]
     monkeypatch.setattr("minigpt.course.check.check", lambda number, file: {1: ["vocabulary(text)"]})
     Path("mygpt.py").write_text("")
     assert cli("course", "check", "1", "--json").json == {"1": ["vocabulary(text)"]}

@@ -35,18 +35,18 @@ WRONG: dict[str, Patch] = {
         "learns from 4 of 16 letters in a batch, at positions [0]",
     ),
     "return 0.0": (5, "return loss.item()", "return 0.0", "returns 0.0000, but the loss of the last step is 3."),
-    "position 0 of the logits": (8, "[0, -1].softmax", "[0, 0].softmax", "those of the first position"),
+    "position 0 of the logits": (9, "[0, -1].softmax", "[0, 0].softmax", "those of the first position"),
     "argmin": (
-        8,
+        9,
         "torch.multinomial(probabilities, 1)",
         "probabilities.argmin(keepdim=True)",
         "it takes the least probable letter",
     ),
-    "no crop": (8, "ids[None, -context:]", "ids[None]", "generate(gpt, ids, 10) past the context: line"),
-    "crop from the start": (8, "ids[None, -context:]", "ids[None, :context]", "it keeps the first letters"),
-    "last letter only": (8, "ids[None, -context:]", "ids[None, -1:]", "the model sees only the last letter"),
+    "no crop": (9, "ids[None, -gpt.context :]", "ids[None]", "the model sees more letters than its context"),
+    "crop from the start": (9, "ids[None, -gpt.context :]", "ids[None, : gpt.context]", "it keeps the first letters"),
+    "last letter only": (9, "ids[None, -gpt.context :]", "ids[None, -1:]", "the model sees only the last letter"),
     "ignored layer": (
-        9,
+        10,
         "def weights_of(gpt, ids, layer):\n",
         "def weights_of(gpt, ids, layer):\n    layer = 1\n",
         "weights_of(gpt, ids, layer=0) is",
@@ -58,7 +58,7 @@ WRONG: dict[str, Patch] = {
         "Head(8, 4).query(zeros) is",
     ),
     "greedy": (
-        8,
+        9,
         "torch.multinomial(probabilities, 1)",
         "probabilities.argmax(keepdim=True)",
         "always takes the most probable letter",
@@ -86,9 +86,9 @@ WRONG: dict[str, Patch] = {
     "uphill": (5, "loss.backward()", "(-loss).backward()", "learns to predict other letters"),
     "no loss returned": (5, "return loss.item()", "pass", "returns a NoneType, expected the loss"),
     "untied output": (
-        8,
-        "self.norm = nn.LayerNorm(C)\n\n",
-        "self.norm = nn.LayerNorm(C)\n        self.out = nn.Linear(C, V)\n\n",
+        9,
+        "self.norm = nn.LayerNorm(C)\n",
+        "self.norm = nn.LayerNorm(C)\n        self.out = nn.Linear(C, V)\n",
         "has a parameter out.weight, which is not in the chapter",
     ),
     "other names": (7, "self.proj", "self.out", "Attention(8, 4)(x): has no parameter proj.weight"),
@@ -98,9 +98,28 @@ WRONG: dict[str, Patch] = {
         "self.n_head, 3, C // self.n_head).transpose(2, 3)\n",
         "Attention(8, 4)(x) is",
     ),
-    "no positions": (8, " + self.position_embedding.weight[: ids.size(1)]", "", "positions are missing"),
-    "changed in place": (9, "gpt = copy.deepcopy(gpt)", "pass", "changed the model that it was given"),
-    "cell state not kept": (10, "h, c = lstm_step", "h, _ = lstm_step", "lstm(x, W, U, b) is"),
+    "no positions": (7, "rope(q), rope(k), v", "q, k, v", "queries and keys have no RoPE"),
+    "rotated values": (7, "rope(q), rope(k), v", "rope(q), rope(k), rope(v)", "the values have RoPE too"),
+    "targets as they are": (1, "for start in (0, 1)", "for start in (0, 0)", "the targets are not the next letters"),
+    "no softmax": (1, "logits.softmax(-1)[letters", "logits[letters", "it is the logit, without a softmax"),
+    "PyTorch's start": (
+        9,
+        "nn.init.normal_(parameter, std=0.02)",
+        "pass",
+        "starts token_embedding.weight with a standard",
+    ),
+    "no weight decay": (
+        9,
+        "                p -= rate * self.decay * p\n",
+        "                pass\n",
+        "decay is missing",
+    ),
+    "no correction": (9, "m / (1 - self.beta1**self.t)", "m", "three steps of AdamW([weight]) is"),
+    "no warm-up": (9, "min((step + 1) / warmup, ", "min(1, ", "rate_at(step, 500, 1.0) at steps"),
+    "short gradients": (9, "(limit / length).clamp(max=1)", "limit / length", "it lengthens short gradients"),
+    "old gradients": (9, "            p.grad = None\n", "", "zero_grad is missing"),
+    "changed in place": (10, "gpt = copy.deepcopy(gpt)", "pass", "changed the model that it was given"),
+    "cell state not kept": (11, "h, c = lstm_step", "h, _ = lstm_step", "lstm(x, W, U, b) is"),
     "columns": (1, "counts.sum(1, keepdim=True)", "counts.sum(0)", "each column sums to 1, not each row"),
     "keepdim": (1, "counts.sum(1, keepdim=True)", "counts.sum(1)", "the sum of the rows has no keepdim=True"),
     "no 1 added": (1, "counts = 1 + ", "counts = ", "no 1 is added to the counts"),
@@ -139,9 +158,9 @@ WRONG: dict[str, Patch] = {
         "the norms come after the parts",
     ),
     "GELU": (8, ', approximate="tanh"', "", 'GELU has no approximate="tanh"'),
-    "no last norm": (8, "self.norm(x) @ ", "x @ ", "the last norm is missing"),
-    "rows": (9, "proj.weight[:, ", "proj.weight[", "the rows of proj.weight are zero, not the columns"),
-    "exchanged states": (10, "return o.sigmoid() * c.tanh(), c", "return c, o.sigmoid() * c.tanh()", "h and c are"),
+    "no last norm": (9, "self.norm(x) @ ", "x @ ", "the last norm is missing"),
+    "rows": (10, "proj.weight[:, ", "proj.weight[", "the rows of proj.weight are zero, not the columns"),
+    "exchanged states": (11, "return o.sigmoid() * c.tanh(), c", "return c, o.sigmoid() * c.tanh()", "h and c are"),
 }
 
 RIGHT: dict[str, tuple[int, str, str]] = {
@@ -191,13 +210,12 @@ RIGHT: dict[str, tuple[int, str, str]] = {
         'self.n_head = n_head\n        self.register_buffer("mask", torch.ones(9, 9).tril())\n',
     ),
     "a tied layer": (
-        8,
-        "self.norm = nn.LayerNorm(C)\n\n",
+        9,
+        "self.norm = nn.LayerNorm(C)\n        for",
         """self.norm = nn.LayerNorm(C)
         self.out = nn.Linear(C, V, bias=False)
         self.out.weight = self.token_embedding.weight
-
-""",
+        for""",
     ),
 }
 
@@ -226,7 +244,7 @@ def test_wrong_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_code_passes_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert problem(tmp_path, 10, *RIGHT[name][1:]) == ""
+    assert problem(tmp_path, 11, *RIGHT[name][1:]) == ""
 
 
 def test_each_known_mistake_can_be_told_from_the_others(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from minigpt.course.check import check
 from minigpt.course.worker import check as check_here
 from minigpt.errors import UserError
 
-FIRST = blocks(page(CHAPTERS[0]), "mygpt.py")[0]
+FIRST = "\n\n".join(blocks(page(CHAPTERS[0]), "mygpt.py"))
 """The code of chapter 1."""
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
 UNPRINTABLE = """

@@ -68,6 +68,7 @@ function start(payload) {
     app.panels.push(peek.draw);
   }
   document.body.classList.toggle("embedded", Boolean(only));
+  if (only) followSite();
   app.panels.push(...shown.map(([, panel]) => panel.draw), announce(app, announcement));
   addEventListener("resize", () => app.set({}));
   listen(app, compute, strip?.step);
@@ -87,6 +88,17 @@ function start(payload) {
     const wrong = `✗ the logits differ from minigpt's by ${difference.toPrecision(2)}: do not trust this page`;
     setText(check, difference < MAX_DIFFERENCE ? right + (points === "0.0" ? "" : rounded) : wrong);
   }
+}
+
+/** Tell the page around this frame how high it is, and take its theme. */
+function followSite() {
+  const tell = () => parent.postMessage({ height: document.body.offsetHeight }, "*");
+  new ResizeObserver(tell).observe(document.body);
+  addEventListener("message", ({ data }) => {
+    if (typeof data?.isDark !== "boolean") return;
+    document.documentElement.dataset.theme = data.isDark ? "dark" : "light";
+    dispatchEvent(new Event("resize"));
+  });
 }
 
 /** @param {App} app */
