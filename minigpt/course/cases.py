@@ -3,7 +3,6 @@
 Letters in shapes: B batch, T time, C width, H heads, D head size, V vocabulary.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,25 +13,14 @@ from torch import Tensor, nn
 
 from minigpt.course import letters
 from minigpt.course.by_hand import W_K, W_Q, X
-from minigpt.course.comparison import Case, Mistake, load
-from minigpt.course.recorder import BATCH, Recorder, V, check_rate, check_training
-from minigpt.course.small_models import small_config
-from minigpt.interpret.extract import ablate_heads, extract
-from minigpt.model.gpt import GPT, Attention, Block, attention_weights, causal_mask, rope_cos_sin
+from minigpt.course.comparison import EXCHANGED, Case
+from minigpt.course.gpt_cases import block, heads, learned, yours
+from minigpt.course.recorder import check_rate, check_training
+from minigpt.course.small_models import randn
+from minigpt.model.gpt import attention_weights, causal_mask, rope_cos_sin
 from minigpt.model.kernels import apply_rope
-from minigpt.model.load import load_transformer
-from minigpt.paths import RUNS, is_run
-from minigpt.storage.checkpoint import load_checkpoint
 
-CLASSIC: dict[str, Any] = {"n_embd": 8, "context": 16, "position": "rotary", "bias": True}
-"""The shape of a small `classic` model, for `small_config`."""
-YOUR_RUN = "course-9"
 TEXT = 'She says: "I am Ada from Maporo."'
-
-
-def randn(*shape: int) -> Tensor:
-    """Return the same random numbers for the same shape."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def guess(my: Any) -> Iterator[Case]:
@@ -84,9 +72,6 @@ def average(my: Any) -> Iterator[Case]:
     }
     expected = (mask / mask.sum(1, keepdim=True)) @ values
     yield Case("average_past(values)", lambda: my.average_past(values), expected, mistakes)
-
-
-EXCHANGED = "queries and keys look exchanged"
 
 
 def score(my: Any) -> Iterator[Case]:
@@ -166,216 +151,6 @@ def positions(my: Any) -> Iterator[Case]:
         "it pairs neighbors, not the two halves": of_neighbors,
     }
     yield Case("rope(x)", lambda: my.rope(x), apply_rope(x, torch.stack((cos, sin))), mistakes)
-
-
-def heads(my: Any) -> Iterator[Case]:
-    """Check chapter 7."""
-    x, ours, theirs = randn(2, 6, 8), Attention(small_config(**CLASSIC)), my.Attention(8, 4)
-    cos_sin = rope_cos_sin(6, 2)
-    q, k, v = ours.queries_keys_values(x, cos_sin)
-    output, swapped = (weights @ v for weights in (attention_weights(q, k), attention_weights(k, q)))  # (B, H, T, D)
-    unmoved = ours.proj(output.reshape(2, 6, 8))
-    mistakes = {
-        "the heads are not moved behind the letters before they are put side by side": unmoved,
-        EXCHANGED: ours.proj(swapped.transpose(1, 2).flatten(2)),
-        "the output is not multiplied by proj": output.transpose(1, 2).flatten(2),
-        "queries and keys have no RoPE": ours(x),
-        "the values have RoPE too": ours.proj(
-            (attention_weights(q, k) @ apply_rope(v, cos_sin)).transpose(1, 2).flatten(2)
-        ),
-    }
-    yield Case("Attention(8, 4)(x)", lambda: load(theirs, ours)(x), ours(x, cos_sin), mistakes)
-
-
-def classic(seed: int = 2) -> GPT:
-    """Return a small `classic` model with large random weights, so that each part matters."""
-    torch.manual_seed(seed)
-    model = GPT(small_config(**CLASSIC), 9).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return model
-
-
-def block(my: Any) -> Iterator[Case]:
-    """Check chapter 8."""
-    ours, theirs, x, cos_sin = classic().blocks[0], my.Block(8, 4), randn(2, 6, 8), rope_cos_sin(6, 2)
-    assert isinstance(ours, Block)
-    yield Case("Block(8, 4)", lambda: isinstance(load(theirs, ours), nn.Module), True)
-    hidden = ours.mlp.up(x)
-    mistakes = {
-        'GELU has no approximate="tanh"': ours.mlp.down(F.gelu(hidden)),
-        "it has ReLU, not GELU": ours.mlp.down(hidden.relu()),
-        "the activation is missing": ours.mlp.down(hidden),
-    }
-    yield Case("Block(8, 4).mlp(x)", lambda: theirs.mlp(x), ours.mlp(x), mistakes)
-    attended = ours.attention(ours.norm1(x), cos_sin)
-    middle, after = x + attended, ours.norm1(x + ours.attention(x, cos_sin))
-    mistakes = {
-        "the norms come after the parts, not before them": ours.norm2(after + ours.mlp(after)),
-        "x is not added to the output of the attention": attended + ours.mlp(ours.norm2(attended)),
-        "x is not added to the output of the MLP": ours.mlp(ours.norm2(middle)),
-        "the MLP does not see the output of the attention": middle + ours.mlp(ours.norm2(x)),
-    }
-    yield Case("Block(8, 4)(x)", lambda: theirs(x), ours(x, cos_sin), mistakes)
-
-
-def yours(my: Any) -> Iterator[Case]:
-    """Check chapter 9, and the trained model of `minigpt course run 9` if there is one."""
-    ours, theirs = classic(), my.GPT(9, 16, n_layer=2, n_head=4, C=8)
-    ids, name = torch.arange(12).view(2, 6) % 9, "GPT(9, 16, n_layer=2, n_head=4, C=8)"
-
-    def is_small() -> bool:
-        for name, parameter in my.GPT(99, 16, n_layer=1, n_head=4, C=64).named_parameters():
-            if parameter.ndim == 2 and not 0.015 < parameter.std() < 0.025:
-                raise Mistake(f"starts {name} with a standard deviation of {parameter.std():.3f}, expected 0.020")
-        return True
-
-    yield Case("GPT(99, 16, n_layer=1, n_head=4, C=64)", is_small, True)
-    yield Case(name, lambda: isinstance(load(theirs, ours), nn.Module), True)
-    embedded, stack = ours.embed(ids), nn.Sequential(*ours.blocks)
-    mistakes = {
-        "the last norm is missing": _logits(ours, ids, norm=False),
-        "only the first block is used": _logits(ours, ids, blocks=1),
-        "the blocks are left out": ours.unembed(embedded),
-        "queries and keys have no RoPE": ours.unembed(stack(embedded)),
-    }
-    yield Case(f"{name}(ids)", lambda: theirs(ids), ours(ids), mistakes)
-    yield from _generation(my, theirs)
-    yield from _optimizer(my)
-    call = partial(
-        lambda: check_training(lambda model, ids, steps, context, batch: my.train_gpt(model, ids, steps, batch))
-    )
-    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", call, True)
-    yield Case("train_gpt(gpt, ids, steps=2, at=at)", partial(_moments, my), [0, 1, 2])
-    if is_run(RUNS / YOUR_RUN):
-        checkpoint = load_checkpoint(YOUR_RUN, "last")
-        network, config = load_transformer(checkpoint), checkpoint.config.model
-        prompt = torch.from_numpy(checkpoint.tokenizer.encode(letters.PROMPT[: config.context]))[None]
-        shape = checkpoint.tokenizer.vocab_size, config.context, config.n_layer, config.n_head, config.n_embd
-        reader = load(my.GPT(*shape), network)
-        yield Case(f"the logits of {RUNS.name}/{YOUR_RUN}", lambda: reader(prompt), network(prompt))
-
-
-def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = None) -> Tensor:
-    x, cos_sin = model.embed(ids), rope_cos_sin(ids.size(1), 2)
-    for layer in list(model.blocks)[:blocks]:
-        x = layer(x, cos_sin)
-    return model.unembed(x) if norm else x @ model.token_embedding.weight.T
-
-
-def _optimizer(my: Any) -> Iterator[Case]:
-    """Check `AdamW`, `rate_at` and `clip`."""
-
-    def steps(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **changes: Any) -> Tensor:
-        weight = nn.Parameter(randn(4, 3))
-        settings = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, **changes}
-        minimizer = optimizer([weight], **settings)
-        for step in range(3):
-            weight.grad = randn(4, 3).roll(step)
-            minimizer.step()
-        return weight.detach()
-
-    def theirs() -> Tensor:
-        weight = nn.Parameter(randn(4, 3))
-        optimizer = my.AdamW([weight])
-        for step in range(3):
-            weight.grad = randn(4, 3).roll(step)
-            optimizer.step(0.1)
-        return weight.detach()
-
-    mistakes = {
-        "the weight decay is missing": steps(weight_decay=0),
-        "the weight decay is added to the gradient": steps(torch.optim.Adam),
-        "beta2 is 0.999, not 0.99": steps(betas=(0.9, 0.999)),
-    }
-    yield Case("three steps of AdamW([weight])", theirs, steps(), mistakes)
-    rates = torch.tensor([0.02, 1, 0.8891352, 0.4434590, 0.0022173])
-    steps_at = (0, 49, 99, 300, 499)
-    call = partial(lambda: torch.tensor([float(my.rate_at(step, 500, 1.0)) for step in steps_at]))
-    yield Case("rate_at(step, 500, 1.0) at steps 0, 49, 99, 300 and 499", call, rates)
-    for size, name in ((10.0, "a long gradient"), (0.1, "a short gradient")):
-        gradients = [size * randn(3, 2), size * randn(4)]
-        clipped = [gradient.clone() for gradient in gradients]
-        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        expected = torch.cat([gradient.flatten() for gradient in gradients]) * (1 / norm).clamp(max=1)
-
-        def clip(clipped: list[Tensor] = clipped) -> Tensor:
-            my.clip(clipped)
-            return torch.cat([gradient.flatten() for gradient in clipped])
-
-        mistakes = {"it lengthens short gradients": expected / expected.norm()} if size < 1 else {}
-        yield Case(f"clip(gradients) of {name}", clip, expected, mistakes)
-
-
-def _moments(my: Any) -> list[int]:
-    """Return at which steps `train_gpt` calls `at`."""
-    found: list[int] = []
-    my.train_gpt(Recorder(), torch.arange(V), 2, batch=BATCH, at=found.append)
-    return found
-
-
-def _generation(my: Any, theirs: nn.Module) -> Iterator[Case]:
-    """Check `generate` past the context: with a model that is certain of each letter, then with one that knows none."""
-    certain, ignorant = classic(seed=28), classic()  # with this seed, each mistake changes the letters
-    prompt = torch.arange(12) % 9
-    with torch.no_grad():
-        certain.norm.weight.mul_(1000)
-        for model, name in ((certain, "norm.bias"), (ignorant, "norm.weight"), (ignorant, "norm.bias")):
-            model.get_parameter(name).zero_()
-
-    @torch.no_grad()
-    def continuation(first: int | None = -16, last: int | None = None, position: int = -1, sign: int = 1) -> Tensor:
-        ids = prompt
-        for _ in range(10):
-            probabilities = _logits(certain, ids[None, first:last])[0, position].softmax(-1)
-            ids = torch.cat((ids, (sign * probabilities).argmax()[None]))
-        return ids
-
-    mistakes = {
-        "the logits are those of the first position, not of the last": continuation(position=0),
-        "it takes the least probable letter": continuation(sign=-1),
-        "it keeps the first letters of the context, not the last": continuation(first=None, last=16),
-        "the model sees only the last letter": continuation(first=-1),
-        "the model sees more letters than its context": continuation(first=None),
-    }
-    yield Case(
-        "generate(gpt, ids, 10) past the context",
-        lambda: my.generate(load(theirs, certain), prompt, 10),
-        continuation(),
-        mistakes,
-    )
-
-    def is_random() -> bool:
-        if len(set(my.generate(load(theirs, ignorant), prompt[:1], 15)[1:].tolist())) == 1:
-            raise Mistake("always takes the most probable letter; it should sample")
-        return True
-
-    yield Case("generate(gpt, ids, 15) samples", is_random, True)
-
-
-def learned(my: Any) -> Iterator[Case]:
-    """Check chapter 10."""
-    ours, ids = classic(), torch.arange(6)[None]
-    theirs = load(my.GPT(9, 16, n_layer=2, n_head=4, C=8), ours)
-    weights = extract(ours, ids[0].numpy()).weights[:, None]  # (L, 1, H, T, T)
-    for layer in (0, 1):
-        call = partial(my.weights_of, theirs, ids, layer=layer)
-        mistakes = {f"they are those of layer {1 - layer}": weights[1 - layer]}
-        yield Case(f"weights_of(gpt, ids, layer={layer})", call, weights[layer], mistakes)
-    rows = copy.deepcopy(ours)
-    rows.get_parameter("blocks.1.attention.proj.weight").data[4:6] = 0
-    for layer, head in ((1, 2), (0, 1)):
-        with ablate_heads(ours, {(layer, head)}):
-            expected = ours(ids)
-        mistakes = {"the rows of proj.weight are zero, not the columns": rows(ids), "no head is removed": ours(ids)}
-        yield Case(
-            f"without_head(gpt, layer={layer}, head={head})(ids)",
-            partial(lambda layer, head: my.without_head(theirs, layer, head)(ids), layer, head),
-            expected,
-            mistakes,
-        )
-        mistakes = {"without_head has changed the model that it was given": expected}
-        yield Case("gpt(ids) is as before", lambda: theirs(ids), ours(ids), mistakes)
 
 
 def replaced(my: Any) -> Iterator[Case]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE = 1e-4
+EXCHANGED = "queries and keys look exchanged"
 
 
 class Mistake(Exception):

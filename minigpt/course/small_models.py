@@ -22,6 +22,11 @@ EXACT = 1e-12
 M = TypeVar("M", bound=nn.Module)
 
 
+def randn(*shape: int) -> Tensor:
+    """Return the same random numbers for the same shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 def normal(*shape: int, claim: int, part: str = "numbers") -> Tensor:
     """Return standard normal values that depend only on the shape, the claim and the part."""
     generator = torch.Generator().manual_seed(mix_seed("claim", claim, part))
