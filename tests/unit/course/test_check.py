@@ -111,7 +111,7 @@ assert sys.stdin.read() == ""
     started = time.monotonic()
     passed = check(1, file)
     assert time.monotonic() - started < 120
-    assert {chapter: len(names) for chapter, names in passed.items()} == {1: 4}
+    assert {chapter: len(names) for chapter, names in passed.items()} == {1: 6}
     out, err = capfd.readouterr()
     assert out == ""
     assert "written" in err
