@@ -47,32 +47,35 @@ def _number(name: str, chapter: Chapter) -> str:
     return number.show(statistics.fmean(values)) if key == name else number.show_range(values)
 
 
+MODELS = (
+    ("pairs", 1, "pairs", "A pairs"),
+    ("average and last letter", 2, "both", "A average"),
+    ("one head", 5, "trained", "A head"),
+    ("with RoPE", 6, "mine rope", "A rope"),
+    ("four heads", 7, "mine heads", "A heads"),
+    ("three blocks", 8, "mine blocks", "A blocks"),
+    ("your GPT", 9, "gpt", "A gpt"),
+)
+"""The reader's models, with the chapter and the names of their loss and their probability of "A"."""
+
+
 def bars(recorded: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
     """Return the data of the figures whose numbers are in recorded.json: the mean of each bar."""
 
+    def mean(chapter: int, name: str) -> float:
+        return round(statistics.fmean(recorded[str(chapter)][name]), 4)
+
     def series(title: str, chapter: int, labels: Mapping[str, str]) -> dict[str, Any]:
-        values = recorded[str(chapter)]
-        return {"name": title, "rows": [[label, round(statistics.fmean(values[k]), 4)] for k, label in labels.items()]}
+        return {"name": title, "rows": [[label, mean(chapter, name)] for name, label in labels.items()]}
 
     kinds = {"rotary": "RoPE", "learned": "learned", "none": "none"}
     layers = range(networks.LAYERS)
     loss_of_heads = series("loss", 7, {f"heads {n}": f"{n} head{'s' * (n > 1)}" for n in networks.HEADS})
     four = dict(loss_of_heads["rows"])["4 heads"]
-    small = {"6": "rope", "7": "heads", "8": "blocks"}
-    names = {"1": "pairs", "2": "both", "5": "trained", **{n: f"mine {name}" for n, name in small.items()}, "9": "gpt"}
-    chances = {"1": "pairs", "2": "average", "5": "head", **small, "9": "gpt"}
-    models = ("pairs", "average and last letter", "one head", "with RoPE", "four heads", "three blocks", "your GPT")
-
-    def growth(title: str, keys: Mapping[str, str]) -> dict[str, Any]:
-        rows = [
-            series("", int(n), {key: model})["rows"][0] for (n, key), model in zip(keys.items(), models, strict=True)
-        ]
-        return {"name": title, "rows": rows}
-
     return {
         "training": [
-            growth("loss", names),
-            growth("probability of A", {n: f"A {name}" for n, name in chances.items()}),
+            {"name": "loss", "rows": [[model, mean(chapter, loss)] for model, chapter, loss, _ in MODELS]},
+            {"name": "probability of A", "rows": [[model, mean(chapter, name)] for model, chapter, _, name in MODELS]},
         ],
         "positions": [
             series("four layers", 6, kinds),

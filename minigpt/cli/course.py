@@ -60,6 +60,7 @@ def text(
 
     check_writable(out, force=force)
     write("".join(stories(*STORIES)), out)
+    notice(f"wrote {escape(out)}; you need it beside mygpt.py")
 
 
 @course_app.command()

@@ -68,13 +68,9 @@ def inspect(
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
     moments = _moments(loaded, steps, [out])
-    limit = most_moments(loaded.weights, [model.weights for model in compared], exact)
-    if len(moments) > 1 and limit < 2:
-        notice("no film: the weights of another step do not fit into the page")
-    if steps is not None and len(moments) > max(1, limit):
-        raise UserError(
-            f"--steps: the page has room for {limit} steps, with the opened one, and {len(moments)} are named"
-        )
+    _check_room(
+        moments, most_moments(loaded.weights, [model.weights for model in compared], exact), is_named=bool(steps)
+    )
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
     page = build_page(
         loaded,
@@ -123,6 +119,16 @@ def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list[
     if len(saved) == 1 and not loaded.metadata.imported:
         notice("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
     return moments
+
+
+def _check_room(moments: list["Checkpoint"], limit: int, is_named: bool) -> None:
+    """Say that the page has no room for a film. Refuse more moments than `limit` if the user named them."""
+    if len(moments) > 1 and limit < 2:
+        notice("no film: the weights of another step do not fit into the page")
+    if is_named and len(moments) > max(1, limit):
+        raise UserError(
+            f"--steps: the page has room for {limit} steps, with the opened one, and {len(moments)} are named"
+        )
 
 
 def _integers(option: str, value: str) -> list[int]:

@@ -49,14 +49,14 @@ def guess(my: Any) -> Iterator[Case]:
         "it is the sum, not the mean": losses.sum(),
         "it is the loss of one window": losses[:5].mean(),
     }
-    name = "evaluate(model, ids, context=5)"
-    yield Case(name, lambda: my.evaluate(lambda ids: logits[ids], ids, context=5), losses.mean(), mistakes)
+    call = partial(my.evaluate, lambda ids: logits[ids], ids, context=5)
+    yield Case("evaluate(model, ids, context=5)", call, losses.mean(), mistakes)
     prompt, shares = "I am Ada", logits[ids[TEXT.index("Ada") + 2]].softmax(-1)
     mistakes = {
         "it is that of the first position": logits[ids[TEXT.index("I")]].softmax(-1)[alphabet.index("m")],
         "it is the logit, without a softmax": logits[ids[TEXT.index("Ada") + 2]][alphabet.index("m")],
     }
-    call = partial(lambda *given: my.chance(*given), lambda ids: logits[ids], prompt, "m", alphabet)
+    call = partial(my.chance, lambda ids: logits[ids], prompt, "m", alphabet)
     yield Case('chance(model, text, "m", letters)', call, shares[alphabet.index("m")], mistakes)
 
 

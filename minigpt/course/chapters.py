@@ -68,12 +68,15 @@ def book_range(values: list[float]) -> tuple[float, float]:
 
 
 SHARE = ".1%"
-A = 'probability of "A" after `"I am `: '
+CHANCE = 'probability of "A" after `"I am `: '
 
 
 def small(name: str, what: str) -> dict[str, Number]:
     """Return the numbers of `letters.small`."""
-    return {f"mine {name}": Number(f"loss of {what}, trained as in this chapter"), f"A {name}": Number(A + what, SHARE)}
+    return {
+        f"mine {name}": Number(f"loss of {what}, trained as in this chapter"),
+        f"A {name}": Number(CHANCE + what, SHARE),
+    }
 
 
 CHAPTERS = (
@@ -86,8 +89,8 @@ CHAPTERS = (
             "frequencies": Number("loss if you know how often each letter occurs"),
             "pairs": Number("loss of the table of pairs"),
             "triples": Number("loss of the table of triples"),
-            "A pairs": Number(A + "the table of pairs", SHARE),
-            "A triples": Number(A + "the table of triples", SHARE),
+            "A pairs": Number(CHANCE + "the table of pairs", SHARE),
+            "A triples": Number(CHANCE + "the table of triples", SHARE),
             "cells": Number("cells in the table of triples", ",.0f"),
             "seen": Number("share of these cells that occur in the text", SHARE),
             "e after H": Number('probability of "e" after "H"', SHARE),
@@ -101,7 +104,7 @@ CHAPTERS = (
             "pairs": Number("loss of the table of pairs"),
             "average": Number("loss of the average of all earlier letters"),
             "both": Number("loss of both together"),
-            "A average": Number(A + "both together", SHARE),
+            "A average": Number(CHANCE + "both together", SHARE),
         },
         letters.average,
     ),
@@ -136,7 +139,7 @@ CHAPTERS = (
             "trained": Number("loss at step 1,000"),
             "frozen": Number("loss at step 1,000 if W_V stays random"),
             "speech": Number('share of weight on I, :, and " after `"I am `', SHARE),
-            "A head": Number(A + "the head", SHARE),
+            "A head": Number(CHANCE + "the head", SHARE),
         },
         letters.one_head,
     ),
@@ -187,9 +190,9 @@ CHAPTERS = (
         "Your GPT",
         {
             "gpt": Number("loss of the GPT"),
-            "A gpt": Number(A + "the GPT", SHARE),
+            "A gpt": Number(CHANCE + "the GPT", SHARE),
             "share": Number('largest share of a head on the "A" of Anna', SHARE),
-            "without": Number(A + "the GPT without this head", SHARE),
+            "without": Number(CHANCE + "the GPT without this head", SHARE),
         },
         networks.yours,
     ),

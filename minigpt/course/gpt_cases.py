@@ -4,7 +4,7 @@ Letters in shapes: B batch, T time, C width, H heads, D head size, V vocabulary.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -102,11 +102,12 @@ def yours(my: Any) -> Iterator[Case]:
     yield Case(f"{name}(ids)", lambda: theirs(ids), ours(ids), mistakes)
     yield from _generation(my, theirs)
     yield from _optimizer(my)
-    call = partial(
-        lambda: check_training(lambda model, ids, steps, context, batch: my.train_gpt(model, ids, steps, batch))
-    )
-    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", call, True)
-    yield Case("train_gpt(gpt, ids, steps=2, at=at)", partial(_moments, my), [0, 1, 2])
+
+    def train(model: nn.Module, ids: Tensor, steps: int, context: int, batch: int) -> Any:
+        return my.train_gpt(model, ids, steps, batch)
+
+    yield Case("train_gpt(gpt, ids, steps=30, batch=4)", lambda: check_training(train), True)
+    yield Case("train_gpt(gpt, ids, steps=2, at=at)", lambda: _moments(my), [0, 1, 2])
     if is_run(RUNS / YOUR_RUN):
         checkpoint = load_checkpoint(YOUR_RUN, "last")
         network, config = load_transformer(checkpoint), checkpoint.config.model
@@ -126,45 +127,39 @@ def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = Non
 def _optimizer(my: Any) -> Iterator[Case]:
     """Check `AdamW`, `rate_at` and `clip`."""
 
-    def steps(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **changes: Any) -> Tensor:
+    def updated(make: Callable[[nn.Parameter], Callable[[], object]]) -> Tensor:
+        """Return a weight after three calls of the step that `make` returns for it."""
         weight = nn.Parameter(randn(4, 3))
-        settings = {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.1, **changes}
-        minimizer = optimizer([weight], **settings)
+        update = make(weight)
         for step in range(3):
             weight.grad = randn(4, 3).roll(step)
-            minimizer.step()
+            update()
         return weight.detach()
 
-    def theirs() -> Tensor:
-        weight = nn.Parameter(randn(4, 3))
-        optimizer = my.AdamW([weight])
-        for step in range(3):
-            weight.grad = randn(4, 3).roll(step)
-            optimizer.step(0.1)
-        return weight.detach()
+    def torch_step(weight: nn.Parameter, beta2: float = 0.99, decay: float = 0.1, couples: bool = False) -> Any:
+        kind = torch.optim.Adam if couples else torch.optim.AdamW
+        return kind([weight], lr=0.1, betas=(0.9, beta2), weight_decay=decay).step
 
     mistakes = {
-        "the weight decay is missing": steps(weight_decay=0),
-        "the weight decay is added to the gradient": steps(torch.optim.Adam),
-        "beta2 is 0.999, not 0.99": steps(betas=(0.9, 0.999)),
+        "the weight decay is missing": updated(partial(torch_step, decay=0.0)),
+        "the weight decay is added to the gradient": updated(partial(torch_step, couples=True)),
+        "beta2 is 0.999, not 0.99": updated(partial(torch_step, beta2=0.999)),
     }
-    yield Case("three steps of AdamW([weight])", theirs, steps(), mistakes)
-    rates = torch.tensor([0.02, 1, 0.8891352, 0.4434590, 0.0022173])
-    steps_at = (0, 49, 99, 300, 499)
-    call = partial(lambda: torch.tensor([float(my.rate_at(step, 500, 1.0)) for step in steps_at]))
-    yield Case("rate_at(step, 500, 1.0) at steps 0, 49, 99, 300 and 499", call, rates)
-    for size, name in ((10.0, "a long gradient"), (0.1, "a short gradient")):
-        gradients = [size * randn(3, 2), size * randn(4)]
-        clipped = [gradient.clone() for gradient in gradients]
-        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        expected = torch.cat([gradient.flatten() for gradient in gradients]) * (1 / norm).clamp(max=1)
+    call = partial(updated, lambda weight: partial(my.AdamW([weight]).step, 0.1))
+    yield Case("three steps of AdamW([weight])", call, updated(torch_step), mistakes)
+    rates = torch.tensor([min((step + 1) / 50, (500 - step) / 451) for step in range(500)])
+    name = "[rate_at(step, 500, peak=1) for step in range(500)]"
+    yield Case(name, lambda: torch.tensor([float(my.rate_at(step, 500, peak=1)) for step in range(500)]), rates)
+    direction = F.normalize(randn(10), dim=0)
+    for length in (10.0, 0.1):
+        parts = list((length * direction).split((6, 4)))
 
-        def clip(clipped: list[Tensor] = clipped) -> Tensor:
-            my.clip(clipped)
-            return torch.cat([gradient.flatten() for gradient in clipped])
+        def clip(parts: list[Tensor] = parts) -> Tensor:
+            my.clip(parts)
+            return torch.cat(parts)
 
-        mistakes = {"it lengthens short gradients": expected / expected.norm()} if size < 1 else {}
-        yield Case(f"clip(gradients) of {name}", clip, expected, mistakes)
+        mistakes = {"it lengthens short gradients": direction} if length < 1 else {}
+        yield Case(f"clip(gradients) of length {length:g}", clip, min(1.0, length) * direction, mistakes)
 
 
 def _moments(my: Any) -> list[int]:

@@ -199,16 +199,15 @@ def chance_of_name(model: Callable[[Tensor], Tensor]) -> float:
 class Small(nn.Module):
     """An embedding, layers, and an output: what the reader trains in chapters 7 and 8."""
 
-    def __init__(self, V: int, layers: Sequence[nn.Module], is_residual: bool) -> None:
+    def __init__(self, V: int, layers: Sequence[Attention | Block]) -> None:
         super().__init__()
         self.embedding, self.layers, self.output = nn.Embedding(V, WIDTH), nn.ModuleList(layers), nn.Linear(WIDTH, V)
-        self.is_residual = is_residual
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) for ids (B, T)."""
         x, cos_sin = self.embedding(ids), rope_cos_sin(ids.size(1), WIDTH // 4)
         for layer in self.layers:
-            x = layer(x, cos_sin) + (0 if self.is_residual else x)
+            x = layer(x, cos_sin) if isinstance(layer, Block) else x + layer(x, cos_sin)
         logits: Tensor = self.output(x)
         return logits
 
@@ -221,9 +220,9 @@ def small(name: str, seed: int) -> dict[str, float]:
     if name == "rope":
         model = OneHead(V, has_rope=True)
     elif name == "heads":
-        model = Small(V, [Attention(config)], is_residual=False)
+        model = Small(V, [Attention(config)])
     else:
-        model = Small(V, [Block(config) for _ in range(3)], is_residual=True)
+        model = Small(V, [Block(config) for _ in range(3)])
     train(model, STEPS, 0.01 if name == "rope" else 0.003)
     return {f"mine {name}": loss_of(model), f"A {name}": chance_of_name(model)}
 

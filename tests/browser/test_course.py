@@ -240,6 +240,11 @@ BEFORE: dict[str, Callable[[Any], None]] = {"hot": warm, "cut": cut_first_line}
 """What to change before a number is read."""
 
 
+def is_as_high_as_its_content(frame: Any) -> str:
+    """Return whether the site has given the frame the height that its page asks for: "True" or "False"."""
+    return str(frame.evaluate("Math.abs(innerHeight - document.body.offsetHeight) < 4"))
+
+
 def wait_for(frame: Any, measure: Callable[[Any], str], claimed: str) -> None:
     end = time.monotonic() + 15  # the model may still compute
     while (found := measure(frame)) != claimed:
@@ -265,6 +270,7 @@ def test_chapters_say_what_the_live_model_shows(browser: Any, site: Path) -> Non
             frame = element.element_handle().content_frame()
             frame.wait_for_selector(".ghost, .bars .value, .looks:has-text('%')")
             frame.wait_for_function("document.querySelector('footer').textContent.includes('same logits')")
+            wait_for(frame, is_as_high_as_its_content, "True")
             is_measured = place == len(panels(chapter))  # the film of chapter 10 comes before its heads
             for name, measure in MEASURED[number].items() if is_measured else ():
                 if name in BEFORE:

@@ -34,7 +34,7 @@ def test_a_number_outside_the_book_is_marked(cli: Cli, tmp_path: Path, monkeypat
 
 def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cli("course", "text")
+    assert cli("course", "text").err.startswith("wrote stories.txt")
     own, theirs = (cli("data", "info", text, "--json").json for text in ("stories.txt", "builtin:stories"))
     assert own["fingerprint"] == theirs["fingerprint"]
     assert "it exists; to replace it, add --force" in cli("course", "text").error

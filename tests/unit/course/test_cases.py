@@ -115,7 +115,7 @@ WRONG: dict[str, Patch] = {
         "decay is missing",
     ),
     "no correction": (9, "m / (1 - self.beta1**self.t)", "m", "three steps of AdamW([weight]) is"),
-    "no warm-up": (9, "min((step + 1) / warmup, ", "min(1, ", "rate_at(step, 500, 1.0) at steps"),
+    "no warm-up": (9, "min((step + 1) / warmup, ", "min(1, ", "[rate_at(step, 500, peak=1) for step in range(500)] is"),
     "short gradients": (9, "(limit / length).clamp(max=1)", "limit / length", "it lengthens short gradients"),
     "old gradients": (9, "            p.grad = None\n", "", "zero_grad is missing"),
     "changed in place": (10, "gpt = copy.deepcopy(gpt)", "pass", "changed the model that it was given"),

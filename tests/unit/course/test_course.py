@@ -21,6 +21,8 @@ from minigpt.interpret.extract import ablate_heads
 from minigpt.model.gpt import GPT
 from minigpt.model.load import load_transformer
 from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.text.sources import STORIES
+from minigpt.text.stories import stories
 from minigpt.training.evaluate import evaluate
 from minigpt.training.loop import Training
 
@@ -61,6 +63,37 @@ def test_solutions_run(mygpt: Path, chapter: Chapter, monkeypatch: pytest.Monkey
         monkeypatch.delitem(sys.modules, mygpt.stem, raising=False)
         with torch.random.fork_rng(devices=[]):
             exec(compile(code, chapter.page, "exec"), {})  # noqa: S102
+
+
+EXPERIMENTS = [chapter for chapter in CHAPTERS if blocks(page(chapter), f"try{chapter.number}.py")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # they leave stories.txt to Python to close
+@pytest.mark.parametrize("chapter", EXPERIMENTS, ids=lambda chapter: str(chapter.number))
+def test_experiments_run(
+    mygpt: Path, chapter: Chapter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They train for 12 steps here, and write 9 letters."""
+    (code,) = blocks(page(chapter), f"try{chapter.number}.py")
+    code = re.sub(r"(steps(?:=|, film = ))\d+", r"\g<1>12", code).replace(", 300)", ", 9)")
+    mygpt.with_name("stories.txt").write_text("".join(stories(*STORIES)), encoding="utf-8")
+    monkeypatch.syspath_prepend(mygpt.parent)
+    monkeypatch.delitem(sys.modules, mygpt.stem, raising=False)
+    with torch.random.fork_rng(devices=[]):
+        exec(compile(code, chapter.page, "exec"), {})  # noqa: S102
+    printed = capsys.readouterr().out
+    assert re.search(r"\d", printed), printed
+    assert "nan" not in printed
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_what_needs_no_training_is_as_recorded(number: int) -> None:
+    chapter = CHAPTERS[number - 1]
+    expected = {name: values[0] for name, values in chapter.recorded().items()}
+    assert chapter.measure(SEEDS[0]) == pytest.approx(expected, rel=1e-3)
 
 
 def test_numbers_have_the_values_of_five_seeds() -> None:
