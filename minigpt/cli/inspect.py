@@ -81,6 +81,11 @@ def inspect(
         start=Start(layer, head, at_end=text is not None or file is not None),
         exact=exact,
     ).encode()
+    _write_page(page, out, force, open_)
+
+
+def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
+    """Write a page of at most `MAX_SIZE`, or of any size with `force`, and say so. Open it with `open_`."""
     size = f"{len(page) / 1e6:.2f} MB"
     if len(page) > MAX_SIZE and not force:
         raise UserError(
