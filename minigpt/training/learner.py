@@ -1,10 +1,9 @@
-"""The tensors of a run, and what one step does with them: gradients, and an update.
+"""The tensors of a run, and what one step does with them.
 
 A learner knows no folder, no clock and no metrics. Methods marked "collective" must be called by every process.
 """
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -104,33 +103,38 @@ class Learner:
             logits = self.model(x)  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
-    def backward(self, tokens: Ids, step: int) -> tuple[float, float]:
-        """Compute the gradients of the mean loss over the batch of a step (collective).
-
-        All processes have the same gradients. With FSDP2, each process has its rows of the gradients.
+    def step(self, tokens: Ids, number: int, lr_factor: float) -> Tensor:
+        """Make one step (collective).
 
         Args:
             tokens: The training text (N,).
-            step: The number of steps before this step. It decides the batch and the dropout masks.
+            number: The number of steps before this step. It decides the batch and the dropout masks.
+            lr_factor: The learning rate as a fraction of its peak.
 
         Returns:
-            The mean loss in nats, and the norm of all gradients before clipping.
+            The mean loss in nats and the norm of all gradients before clipping (2,), on the device: reading them waits
+            for it. If one is not finite, the weights are lost.
+        """
+        loss = self.compute_gradients(tokens, number)
+        return torch.stack((loss, self.update(number, lr_factor)))
+
+    def compute_gradients(self, tokens: Ids, number: int) -> Tensor:
+        """Compute the gradients of the mean loss over the batch of a step, and return the loss (collective).
+
+        All processes have the same gradients. With FSDP2, each process has its rows of the gradients.
         """
         train, processes = self.config.train, self.processes
         shards, shard_size = processes.shards(train.shards), train.batch_size // train.shards  # sequences in a shard
         part = slice(shards.start * shard_size, shards.stop * shard_size)
-        batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, step, part=part)
+        batch = batch_at(tokens, self.config.model.context, train.batch_size, train.seed, number, part=part)
         xs, ys = (ids.to(self.runtime.device).split(shard_size) for ids in batch)  # for each shard
 
         def shard_backward(shard: int) -> Tensor:
-            reseed(self.runtime, mix_seed(train.seed, "dropout", step, shard))
+            reseed(self.runtime, mix_seed(train.seed, "dropout", number, shard))
             return self._accumulate(xs[shard - shards.start], ys[shard - shards.start])
 
         self.optimizer.zero_grad()
-        loss = self._fsdp_sum(shards, shard_backward) if self.is_fsdp else self._tree_sum(shards, shard_backward)
-        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
-        loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the only wait for the device in a step
-        return loss_value, norm_value
+        return self._fsdp_sum(shards, shard_backward) if self.is_fsdp else self._tree_sum(shards, shard_backward)
 
     def _accumulate(self, x: Tensor, y: Tensor) -> Tensor:
         """Add the gradients of a shard, one micro-batch at a time. Return the shard's part of the mean loss."""
@@ -169,19 +173,16 @@ class Learner:
         self.processes.sum([loss])
         return loss
 
-    def update(self, lr_factor: float, gradient_norm: float, step: int) -> bool:
-        """Clip the gradients, update the weights and their average, and return whether it clipped (collective).
-
-        `lr_factor` is the learning rate as a fraction of its peak. `step` counts this step.
-        """
-        max_norm = self.config.optim.grad_clip or math.inf
-        is_clipped = gradient_norm > max_norm
-        if is_clipped:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), max_norm, torch.tensor(gradient_norm))
+    def update(self, number: int, lr_factor: float) -> Tensor:
+        """Clip the gradients, update the weights and their average, and return the norm before (collective)."""
+        parameters = list(self.optimizer.names)
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if max_norm := self.config.optim.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         self.optimizer.step(lr_factor)
         if self.average is not None:
-            decay = min(self.config.train.ema, step / (step + 9))  # faster at first, when the weights move far
+            decay = min(self.config.train.ema, (number + 1) / (number + 10))  # faster at first: the weights move far
             with torch.no_grad():
                 averages, weights = (list(map(local, model.parameters())) for model in (self.average, self.model))
                 torch._foreach_lerp_(averages, weights, 1 - decay)
-        return is_clipped
+        return norm

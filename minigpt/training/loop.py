@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from minigpt.config.resolve import flatten
 from minigpt.config.schema import RunConfig
 from minigpt.errors import DivergedError, escape
@@ -32,6 +35,8 @@ from minigpt.training.schedule import Clock, eval_steps, frame_steps, lr_factor,
 from minigpt.training.signals import Interrupts
 from minigpt.training.snapshot import make_learner
 
+MOST_UNREAD = {"cpu": 1}
+"""Steps after which a process reads their losses at the latest, 100 on other devices: reading waits for a GPU."""
 Probe = Callable[[int, Model, Metrics], None]
 """Looks at the model at each evaluation, as `probe(step, model, metrics)`. It must not change the model."""
 
@@ -102,7 +107,9 @@ class Training:
         self.steps, self.clock = run_steps(config, len(data.train)), Clock(self.state.seconds)
         self.eval_steps = eval_steps(config, self.steps, len(data.validation))
         self.frame_steps = frame_steps(config, self.steps, self.learner.parameters, self.learner.flops_per_token)
-        self.lr_factor, self.gradient_norm, self.matmul_speed = 0.0, 0.0, math.nan
+        self.unread: list[Tensor] = []
+        """The loss and gradient norm (2,) of the latest steps, on the device."""
+        self.gradient_norm, self.matmul_speed = 0.0, math.nan
         self.logged_seconds, self.logged_tokens = 0.0, 0
         """Seconds of training and tokens at the last log line."""
         self.speed = ""
@@ -161,25 +168,48 @@ class Training:
         return Outcome(state, None if is_done else signal, is_early)
 
     def step(self) -> None:
-        """Make one update (collective). Raises DivergedError if it is not finite. The weights are then as before."""
+        """Make one step (collective). Raises DivergedError if `read` does."""
         state = self.state
-        self.lr_factor = lr_factor((state.step + 0.5) / self.steps, self.config.optim)  # the middle of the step
-        loss, self.gradient_norm = self.learner.backward(self.data.train, state.step)
+        self.unread.append(self.learner.step(self.data.train, state.step, self.lr_factor(state.step)))
         state.step += 1
         state.tokens_seen += self.config.tokens_per_step
-        if not math.isfinite(loss + self.gradient_norm):
-            raise self.diverged(f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite")
-        state.clipped_count += self.learner.update(self.lr_factor, self.gradient_norm, state.step)
-        state.loss_sum += loss
-        state.loss_count += 1
+        if len(self.unread) >= MOST_UNREAD.get(self.learner.runtime.device, 100):
+            self.read()
+
+    def read(self) -> None:
+        """Read the losses and norms of the latest steps, and wait for them.
+
+        Whatever uses the weights calls this first, because a step that is not finite has spoiled them.
+
+        Raises:
+            DivergedError: A loss or a norm is not finite. `state` is then that of the first such step.
+        """
+        state, max_norm = self.state, self.config.optim.grad_clip or math.inf
+        unread, self.unread = self.unread, []
+        results = torch.stack(unread).tolist() if unread else []
+        for step, (loss, norm) in enumerate(results, state.step - len(unread) + 1):
+            self.gradient_norm = norm
+            if not math.isfinite(loss + norm):
+                problem = f"the loss is {loss:g}" if not math.isfinite(loss) else "the gradient is not finite"
+                state.step = step
+                raise self.diverged(problem)
+            state.clipped_count += norm > max_norm
+            state.loss_sum += loss
+            state.loss_count += 1
+
+    def lr_factor(self, step: int) -> float:
+        """Return the learning rate of the step after `step` steps as a fraction of its peak: that of its middle."""
+        return lr_factor((step + 0.5) / self.steps, self.config.optim)
 
     @property
     def rates(self) -> dict[str, float]:
         """The learning rates of the last step by name."""
-        return {name: peak * self.lr_factor for name, peak in self.learner.optimizer.peak_rates.items()}
+        factor = self.lr_factor(max(0, self.state.step - 1))
+        return {name: peak * factor for name, peak in self.learner.optimizer.peak_rates.items()}
 
     def log(self) -> None:
         """Write the mean loss and the throughput since the last log line."""
+        self.read()
         state, learner = self.state, self.learner
         seconds, tokens = self.clock.training - self.logged_seconds, state.tokens_seen - self.logged_tokens
         self.logged_seconds, self.logged_tokens = self.clock.training, state.tokens_seen
@@ -205,6 +235,7 @@ class Training:
 
     def evaluate(self, probes: Sequence[Probe] = ()) -> bool:
         """Measure the validation loss, call the probes, and return whether the loss is the best so far (collective)."""
+        self.read()
         state, started, seconds = self.state, self.clock.session, self.clock.total
         self._show_progress("evaluating")
         model, data, autocast = self.learner.evaluated_model, self.data, self.learner.runtime.autocast
@@ -236,6 +267,7 @@ class Training:
             self._publish(is_frame=True)
 
     def _publish(self, is_frame: bool = False) -> None:
+        self.read()
         self.state.seconds = self.clock.total
         self.metrics.flush()
         metadata = Metadata(

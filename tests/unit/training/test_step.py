@@ -1,14 +1,16 @@
 """One update: batch, gradient, clipping, average, and what happens when it is not finite."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from small_runs import disturb, make_config, make_data, same
+from small_runs import disturb, make_config, make_data
 from torch import Tensor
 
 from minigpt.errors import TrainingError
-from minigpt.training import optim
+from minigpt.training import loop, optim
 from minigpt.training.loop import Training
 
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
@@ -73,24 +75,49 @@ def test_the_average_follows_its_formula(tmp_path: Path) -> None:
     torch.testing.assert_close(learner.average.token_embedding.weight, expected, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("unread", [1, 100])
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [("nan", "the loss is nan"), ("inf", "the loss is inf"), ("gradient", "the gradient is not finite")],
 )
-def test_an_update_that_is_not_finite_changes_no_weight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str
+def test_a_step_that_is_not_finite_is_named_before_anything_uses_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, problem: str, unread: int
 ) -> None:
-    """Neither the optimizer state nor the average nor the logged mean changes. No loop is needed."""
+    """A CPU reads each step. A GPU reads steps together, so later steps also follow the bad one."""
+    monkeypatch.setitem(loop.MOST_UNREAD, "cpu", unread)
     disturb(monkeypatch, {3: kind})
     training = Training(make_config(train__ema=0.9), tmp_path, make_data())
-    training.step()
-    training.step()
-    learner = training.learner
-    parts = (learner.model, learner.average, learner.optimizer)
-    before = [{key: value.clone() for key, value in part.state_dict().items()} for part in parts if part]
-    sums = (training.state.loss_sum, training.state.loss_count, training.state.clipped_count)
-    with pytest.raises(TrainingError, match=rf"step 3: {problem} \(learning rate .*float32\)") as error:
+    healthy = Training(make_config(train__ema=0.9), tmp_path, make_data())
+    for _ in range(2):
         training.step()
+        healthy.step()
+    healthy.read()
+
+    def train_and_save() -> None:
+        for _ in range(4):
+            training.step()
+        training.save()
+
+    with pytest.raises(TrainingError, match=rf"step 3: {problem} \(learning rate .*float32\)") as error:
+        train_and_save()
     assert error.value.saved_step is None
-    assert all(same(part.state_dict(), old) for part, old in zip(parts, before, strict=True) if part)
-    assert (training.state.loss_sum, training.state.loss_count, training.state.clipped_count) == sums
+    assert not list(tmp_path.iterdir())
+    state = training.state
+    assert (state.step, state.loss_sum, state.loss_count, state.clipped_count) == (
+        3, healthy.state.loss_sum, 2, healthy.state.clipped_count,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("use", [Training.log, Training.evaluate, Training.save])
+def test_steps_read_together_are_as_if_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Training], object]
+) -> None:
+    states = []
+    for unread in (1, 100):
+        monkeypatch.setitem(loop.MOST_UNREAD, "cpu", unread)
+        training = Training(make_config(), tmp_path / str(unread), make_data())
+        for _ in range(5):
+            training.step()
+        use(training)
+        states.append(replace(training.state, seconds=0.0))
+    assert states[0] == states[1]
