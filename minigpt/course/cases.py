@@ -49,7 +49,7 @@ def guess(my: Any) -> Iterator[Case]:
         "it is the sum, not the mean": losses.sum(),
         "it is the loss of one window": losses[:5].mean(),
     }
-    call = partial(my.evaluate, lambda ids: logits[ids], ids, context=5)
+    call = partial(my.evaluate, lambda ids: logits[ids] * ids.size(1) / 5, ids, context=5)
     yield Case("evaluate(model, ids, context=5)", call, losses.mean(), mistakes)
     prompt, shares = "I am Ada", logits[ids[TEXT.index("Ada") + 2]].softmax(-1)
     mistakes = {
@@ -62,13 +62,13 @@ def guess(my: Any) -> Iterator[Case]:
 
 def average(my: Any) -> Iterator[Case]:
     """Check chapter 2."""
-    values, mask = randn(6, 4), causal_mask(6, 6, torch.device("cpu"))
+    values, mask = randn(2, 6, 4), causal_mask(6, 6, torch.device("cpu"))
     mistakes = {"it is true for later letters, not for earlier ones": mask.T, "a letter must see itself": mask.tril(-1)}
     yield Case("may_see(6)", lambda: my.may_see(6), mask, mistakes)
     mistakes = {
         "each column of the weights sums to 1, not each row": (mask / mask.sum(0)) @ values,
         "each row is divided by T, not by its sum": (mask / 6) @ values,
-        "it averages later letters too": values.mean(0).expand(6, 4),
+        "it averages later letters too": values.mean(1, keepdim=True).expand(2, 6, 4),
     }
     expected = (mask / mask.sum(1, keepdim=True)) @ values
     yield Case("average_past(values)", lambda: my.average_past(values), expected, mistakes)
@@ -145,10 +145,12 @@ def positions(my: Any) -> Iterator[Case]:
     """Check chapter 6."""
     x, (cos, sin) = randn(2, 6, 8), rope_cos_sin(6, 8)
     neighbors = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-    of_neighbors = apply_rope(x[..., neighbors], torch.stack((cos, sin)))[..., neighbors.argsort()]
+    of_neighbors = apply_rope(x[..., neighbors], torch.stack((cos, sin)))
     mistakes = {
         "it rotates backward": apply_rope(x, torch.stack((cos, -sin))),
         "it pairs neighbors, not the two halves": of_neighbors,
+        "it pairs neighbors, and leaves them in place": of_neighbors[..., neighbors.argsort()],
+        "the first position is 1, not 0": apply_rope(F.pad(x, (0, 0, 1, 0)), rope_cos_sin(7, 8))[:, 1:],
     }
     yield Case("rope(x)", lambda: my.rope(x), apply_rope(x, torch.stack((cos, sin))), mistakes)
 

@@ -45,6 +45,8 @@ def difference(actual: Any, expected: Any) -> str:
     wanted = f"expected a tensor of shape {tuple(expected.shape)}"
     if not isinstance(actual, Tensor):
         return f"is {_short(actual)}, {wanted}"
+    if expected.dtype == torch.bool != actual.dtype:
+        return f"has {actual.dtype}, expected torch.bool"
     if actual.shape != expected.shape:
         return f"has shape {tuple(actual.shape)}, {wanted}"
     a, b = actual.detach().cpu().double(), expected.detach().double()
@@ -73,7 +75,8 @@ def load(reader: nn.Module, model: nn.Module) -> nn.Module:
     theirs, ours = (dict(module.named_parameters()) for module in (reader, model))
     for name in (*ours, *theirs):
         if name not in theirs:
-            raise Mistake(f"has no parameter {name}")
+            is_list = isinstance(getattr(reader, name.partition(".")[0], None), list)
+            raise Mistake(f"has no parameter {name}" + ": its list of blocks is no nn.ModuleList" * is_list)
         if name not in ours:
             raise Mistake(f"has a parameter {name}, which is not in the chapter")
         if theirs[name].shape != ours[name].shape:

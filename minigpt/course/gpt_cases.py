@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,9 @@ def block(my: Any) -> Iterator[Case]:
     attended = ours.attention(ours.norm1(x), cos_sin)
     middle, after = x + attended, ours.norm1(x + ours.attention(x, cos_sin))
     mistakes = {
+        "norm1 is missing": x + ours.attention(x, cos_sin) + ours.mlp(ours.norm2(x + ours.attention(x, cos_sin))),
+        "norm2 is missing": middle + ours.mlp(middle),
+        "norm1 is used twice": middle + ours.mlp(ours.norm1(middle)),
         "the norms come after the parts, not before them": ours.norm2(after + ours.mlp(after)),
         "x is not added to the output of the attention": attended + ours.mlp(ours.norm2(attended)),
         "x is not added to the output of the MLP": ours.mlp(ours.norm2(middle)),
@@ -85,9 +89,12 @@ def yours(my: Any) -> Iterator[Case]:
     ids, name = torch.arange(12).view(2, 6) % 9, "GPT(9, 16, n_layer=2, n_head=4, C=8)"
 
     def is_small() -> bool:
-        for name, parameter in my.GPT(99, 16, n_layer=1, n_head=4, C=64).named_parameters():
-            if parameter.ndim == 2 and not 0.015 < parameter.std() < 0.025:
+        gpt = my.GPT(99, 16, n_layer=1, n_head=4, C=64)
+        for name, parameter in gpt.named_parameters():
+            if parameter.ndim == 2 and not 0.013 < parameter.std() < 0.025:  # GPT-2 divides by the root of 2 n_layer
                 raise Mistake(f"starts {name} with a standard deviation of {parameter.std():.3f}, expected 0.020")
+        if any(isinstance(module, nn.LayerNorm) and (module.weight != 1).any() for module in gpt.modules()):
+            raise Mistake("changes the gains of its norms: only matrices start with a standard deviation of 0.02")
         return True
 
     yield Case("GPT(99, 16, n_layer=1, n_head=4, C=64)", is_small, True)
@@ -127,26 +134,32 @@ def _logits(model: GPT, ids: Tensor, norm: bool = True, blocks: int | None = Non
 def _optimizer(my: Any) -> Iterator[Case]:
     """Check `AdamW`, `rate_at` and `clip`."""
 
-    def updated(make: Callable[[nn.Parameter], Callable[[], object]]) -> Tensor:
-        """Return a weight after three calls of the step that `make` returns for it."""
-        weight = nn.Parameter(randn(4, 3))
-        update = make(weight)
+    def updated(make: Callable[[list[nn.Parameter]], Callable[[], object]]) -> Tensor:
+        """Return a matrix and a vector after three calls of the step that `make` returns for them."""
+        parameters = [nn.Parameter(randn(4, 3)), nn.Parameter(randn(3))]
+        update = make(parameters)
         for step in range(3):
-            weight.grad = randn(4, 3).roll(step)
+            for parameter in parameters:
+                parameter.grad = randn(*parameter.shape).roll(step)
             update()
-        return weight.detach()
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
-    def torch_step(weight: nn.Parameter, beta2: float = 0.99, decay: float = 0.1, couples: bool = False) -> Any:
-        kind = torch.optim.Adam if couples else torch.optim.AdamW
-        return kind([weight], lr=0.1, betas=(0.9, beta2), weight_decay=decay).step
+    def torch_step(
+        parameters: list[nn.Parameter], beta2: float = 0.99, decay: float = 0.1, bias_decay: float = 0.0,
+        couples: bool = False,
+    ) -> Any:  # fmt: skip
+        decays = (decay, bias_decay)
+        groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
+        return (torch.optim.Adam if couples else torch.optim.AdamW)(groups, lr=0.1, betas=(0.9, beta2)).step
 
     mistakes = {
         "the weight decay is missing": updated(partial(torch_step, decay=0.0)),
+        "vectors have weight decay too": updated(partial(torch_step, bias_decay=0.1)),
         "the weight decay is added to the gradient": updated(partial(torch_step, couples=True)),
         "beta2 is 0.999, not 0.99": updated(partial(torch_step, beta2=0.999)),
     }
-    call = partial(updated, lambda weight: partial(my.AdamW([weight]).step, 0.1))
-    yield Case("three steps of AdamW([weight])", call, updated(torch_step), mistakes)
+    call = partial(updated, lambda parameters: partial(my.AdamW(parameters).step, 0.1))
+    yield Case("three steps of AdamW([matrix, vector])", call, updated(torch_step), mistakes)
     rates = torch.tensor([min((step + 1) / 50, (500 - step) / 451) for step in range(500)])
     name = "[rate_at(step, 500, peak=1) for step in range(500)]"
     yield Case(name, lambda: torch.tensor([float(my.rate_at(step, 500, peak=1)) for step in range(500)]), rates)
@@ -163,9 +176,16 @@ def _optimizer(my: Any) -> Iterator[Case]:
 
 
 def _moments(my: Any) -> list[int]:
-    """Return at which steps `train_gpt` calls `at`."""
+    """Return at which steps `train_gpt` calls `at`. Raise Mistake if it does not use `clip` and `rate_at`."""
     found: list[int] = []
-    my.train_gpt(Recorder(), torch.arange(V), 2, batch=BATCH, at=found.append)
+    with (
+        mock.patch.object(my, "clip", wraps=my.clip) as clip,
+        mock.patch.object(my, "rate_at", wraps=my.rate_at) as rate,
+    ):
+        my.train_gpt(Recorder(), torch.arange(V), 2, batch=BATCH, at=found.append)
+    for function, name in ((clip, "clip"), (rate, "rate_at")):
+        if not function.called:
+            raise Mistake(f"never calls {name}")
     return found
 
 

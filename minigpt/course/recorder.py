@@ -57,7 +57,7 @@ def check_training(train: Callable[..., Any]) -> bool:
     if (starts == starts[:, :1]).all():
         raise Mistake("trains on a batch of equal windows")
     if recorder.accumulates:
-        raise Mistake("adds the gradients of all steps: zero_grad is missing")
+        raise Mistake("adds the gradients of all steps: zero_grad, or p.grad = None, is missing")
     if not recorder.table.any():
         raise Mistake("leaves the parameters as they were: is optimizer.step missing, or zero_grad after backward?")
     if not isinstance(returned, float | int | Tensor):

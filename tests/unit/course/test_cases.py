@@ -21,7 +21,7 @@ WRONG: dict[str, Patch] = {
         "windows[:, :-1].flatten()",
         "train(model, ids, steps=30, context=4, batch=4): learns to predict the letter that the model sees",
     ),
-    "no zero_grad": (5, "        optimizer.zero_grad()\n", "", "zero_grad is missing"),
+    "no zero_grad": (5, "        optimizer.zero_grad()\n", "", "zero_grad, or p.grad = None, is missing"),
     "the first window": (
         5,
         "torch.randint(len(ids) - context, (batch, 1))",
@@ -114,10 +114,22 @@ WRONG: dict[str, Patch] = {
         "                pass\n",
         "decay is missing",
     ),
-    "no correction": (9, "m / (1 - self.beta1**self.t)", "m", "three steps of AdamW([weight]) is"),
+    "no correction": (9, "m / (1 - self.beta1**self.t)", "m", "three steps of AdamW([matrix, vector]) is"),
     "no warm-up": (9, "min((step + 1) / warmup, ", "min(1, ", "[rate_at(step, 500, peak=1) for step in range(500)] is"),
     "short gradients": (9, "(limit / length).clamp(max=1)", "limit / length", "it lengthens short gradients"),
-    "old gradients": (9, "            p.grad = None\n", "", "zero_grad is missing"),
+    "old gradients": (9, "            p.grad = None\n", "", "zero_grad, or p.grad = None, is missing"),
+    "small gains": (
+        9,
+        "            if parameter.ndim == 2:\n                nn.init",
+        "            nn.init",
+        "gains of its norms",
+    ),
+    "decayed biases": (9, "            if p.ndim == 2:\n    ", "", "vectors have weight decay too"),
+    "unused clip": (9, "        clip([parameter.grad for parameter in gpt.parameters()])\n", "", "never calls clip"),
+    "unused rate": (9, "rate_at(step, steps, peak))\n", "peak)\n", "never calls rate_at"),
+    "one long window": (1, "view(count, context)", "view(1, count * context)", "evaluate(model, ids, context=5) is"),
+    "float mask": (2, ".tril().bool()", ".tril()", "has torch.float32, expected torch.bool"),
+    "first dimension": (2, "values.size(-2)", "values.size(0)", "average_past(values)"),
     "changed in place": (10, "gpt = copy.deepcopy(gpt)", "pass", "changed the model that it was given"),
     "cell state not kept": (11, "h, c = lstm_step", "h, _ = lstm_step", "lstm(x, W, U, b) is"),
     "columns": (1, "counts.sum(1, keepdim=True)", "counts.sum(0)", "each column sums to 1, not each row"),
@@ -142,13 +154,21 @@ WRONG: dict[str, Patch] = {
         6,
         "a, b = x.chunk(2, dim=-1)",
         "a, b = x[..., ::2], x[..., 1::2]",
-        "rope(x) is",  # the halves of the result stay side by side
+        "it pairs neighbors, not the two halves",
     ),
     "backward": (
         6,
         "a * angle.cos() - b * angle.sin(), a * angle.sin() + b",
         "a * angle.cos() + b * angle.sin(), b",
         "",
+    ),
+    "positions from 1": (6, "torch.arange(T)[:, None]", "torch.arange(1, T + 1)[:, None]", "the first position is 1"),
+    "one norm": (8, "self.mlp(self.norm2(x))", "self.mlp(x)", "norm2 is missing"),
+    "a list": (
+        9,
+        "nn.ModuleList(Block(C, n_head) for _ in range(n_layer))",
+        "[Block(C, n_head)]",
+        "is no nn.ModuleList",
     ),
     "reshape": (7, ".transpose(1, 2).flatten(2)", ".reshape(x.shape)", "the heads are not moved behind the letters"),
     "norm after": (
@@ -208,6 +228,18 @@ RIGHT: dict[str, tuple[int, str, str]] = {
         7,
         "self.n_head = n_head\n",
         'self.n_head = n_head\n        self.register_buffer("mask", torch.ones(9, 9).tril())\n',
+    ),
+    "GPT-2's start": (
+        9,
+        (
+            "for parameter in self.parameters():\n            if parameter.ndim == 2:\n"
+            "                nn.init.normal_(parameter, std=0.02)"
+        ),
+        (
+            "for name, parameter in self.named_parameters():\n            if parameter.ndim == 2:\n"
+            "                scale = (2 * n_layer) ** -0.5 if '.proj' in name or '.down' in name else 1\n"
+            "                nn.init.normal_(parameter, std=0.02 * scale)"
+        ),
     ),
     "a tied layer": (
         9,
