@@ -151,7 +151,7 @@ Predict first. Then compute, or change the code.
 
 <details markdown><summary>Solutions</summary>
 
-1. Only those of "fox", because no other word looks for colors. They become
+1. Only those of "fox": no other word looks for colors, and "brown" sees no animal. They become
    {without_color}: "quick" and "brown" now have the same vector.
 2. All but that of "fox". It is the last word and sees the others anyway.
 3. To fewer: "brown" gets {unscaled} instead of {brown_weight}. Large scores make the softmax sharper.

@@ -78,7 +78,12 @@ def run(
     from minigpt.course.chapters import CHAPTERS
 
     chapter = CHAPTERS[chapter_number - 1]
-    values, recorded = chapter.measure(seed), chapter.recorded()
+    recorded = chapter.recorded()
+    try:
+        values = chapter.measure(seed)
+    except KeyboardInterrupt:
+        notice(f"to go on: minigpt course run {chapter_number}{f' --seed {seed}' if seed != 1 else ''}")
+        raise
     if as_json:
         write(json_text({"chapter": chapter_number, "seed": seed, "yours": values, "book": recorded}))
         return
@@ -109,7 +114,7 @@ def check(
     from minigpt.course.check import check as compare
 
     if not file.is_file():
-        raise UserError(f"{escape(file)} is not a file; to check another file: minigpt course check {number} FILE")
+        raise UserError(f"no file {escape(file)} here; go to its folder, or type minigpt course check {number} FILE")
     passed = compare(number, file)
     if as_json:
         write(json_text(passed))

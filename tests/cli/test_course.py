@@ -1,11 +1,13 @@
 """`minigpt course`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Cli
 
 from minigpt.cli.course import LAST_CHAPTER
+from minigpt.course import chapters
 from minigpt.course.chapters import CHAPTERS
 
 
@@ -17,7 +19,7 @@ def test_the_chapters_are_listed_measured_and_checked(
     ran = cli("course", "run", "3").out
     assert 'score of "fox" and "brown"' in ran
     assert "outside" not in ran
-    assert "none.py is not a file" in cli("course", "check", "1", "none.py").error
+    assert "no file none.py here; go to its folder" in cli("course", "check", "1", "none.py").error
     Path("mygpt.py").write_text("def vocabulary(text): return sorted(set(text))\n")
     assert "chapter 1: mygpt.py has no encode" in cli("course", "check", "1").error
 
@@ -30,6 +32,21 @@ def test_a_number_outside_the_book_is_marked(cli: Cli, tmp_path: Path, monkeypat
     result = cli("course", "run", "3")
     assert result.out.count("outside") == 3  # the score of "fox" and itself stays 0
     assert "3 of 4 outside the range of the book" in result.err
+
+
+def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chapters, "CHAPTERS", [replace(CHAPTERS[9], measure=interrupt)] * LAST_CHAPTER)
+    assert cli("course", "run", "10", "--seed", "2").err == (
+        "to go on: minigpt course run 10 --seed 2\nminigpt: stopped by Ctrl-C\n"
+    )
+
+
+def test_a_run_of_a_chapter_is_trained_by_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("inspect", "course-10").error.endswith("to train it: minigpt course run 10")
 
 
 def test_the_text_is_that_of_the_models(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
