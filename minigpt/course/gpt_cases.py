@@ -70,9 +70,10 @@ def block(my: Any) -> Iterator[Case]:
     }
     yield Case("Block(8, 4).mlp(x)", lambda: theirs.mlp(x), ours.mlp(x), mistakes)
     attended = ours.attention(ours.norm1(x), cos_sin)
-    middle, after = x + attended, ours.norm1(x + ours.attention(x, cos_sin))
+    middle, unnormed = x + attended, x + ours.attention(x, cos_sin)
+    after = ours.norm1(unnormed)
     mistakes = {
-        "norm1 is missing": x + ours.attention(x, cos_sin) + ours.mlp(ours.norm2(x + ours.attention(x, cos_sin))),
+        "norm1 is missing": unnormed + ours.mlp(ours.norm2(unnormed)),
         "norm2 is missing": middle + ours.mlp(middle),
         "norm1 is used twice": middle + ours.mlp(ours.norm1(middle)),
         "the norms come after the parts, not before them": ours.norm2(after + ours.mlp(after)),
