@@ -15,7 +15,7 @@ LONGEST = 5
 """Tokens of the longest n-gram."""
 Counts = NDArray[Any]
 MIX = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose multiples spread over 64 bits. Two of 10^7 n-grams then share a key once in 400,000 texts."""
+"""An odd number whose multiples spread over 64 bits, to hash n-grams."""
 
 
 def simple_losses(train: Ids, validation: Ids, tokenizer: Tokenizer) -> dict[str, float]:
@@ -42,22 +42,29 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
     tokens: Counts = np.asarray(train[-MOST_TOKENS:], np.uint64)
     scored: Counts = np.concatenate((tokens[-LONGEST:], np.asarray(validation, np.uint64)))
     first = len(scored) - len(validation) + 1
+    last: Counts = np.uint64((1 << (vocab_size - 1).bit_length()) - 1)
+    """The bits of a key that hold the last token. The others hold a hash of the tokens before it."""
     contexts: Counts = np.zeros_like(tokens)
     scored_contexts: Counts = np.zeros_like(scored)
     probability: Counts = np.full(len(validation) - 1, 1 / vocab_size)
     losses = []
     for _ in range(LONGEST):
-        grams, scored_grams = (c * MIX + t + np.uint64(1) for c, t in ((contexts, tokens), (scored_contexts, scored)))
-        kinds, at, counts = np.unique(grams, return_index=True, return_counts=True)
+        grams, scored_grams = contexts | tokens, scored_contexts | scored
+        kinds, counts = np.unique(grams, return_counts=True)  # n-grams with the same context are neighbors
+        before, starts, kinds_after = np.unique(kinds & ~last, return_index=True, return_counts=True)
         seen = _lookup(kinds, counts, scored_grams[first:])
-        followed = _lookup(*np.unique(contexts, return_counts=True), scored_contexts[first:])
-        different = _lookup(*np.unique(contexts[at], return_counts=True), scored_contexts[first:])
+        followed = _lookup(before, np.add.reduceat(counts, starts), scored_contexts[first:])
+        different = _lookup(before, kinds_after, scored_contexts[first:])
         mixed = (seen + different * probability) / np.maximum(1, followed + different)
         probability = np.where(followed > 0, mixed, probability)
         losses.append(float(0.0 - np.log(probability).mean()))  # not -0.0
-        contexts, tokens = grams[:-1], tokens[1:]
-        scored_contexts[1:] = scored_grams[:-1]
+        contexts, tokens = _hash(grams[:-1]) & ~last, tokens[1:]
+        scored_contexts[1:] = _hash(scored_grams[:-1]) & ~last
     return losses
+
+
+def _hash(keys: Counts) -> Counts:
+    return (keys + np.uint64(1)) * MIX
 
 
 def _lookup(keys: Counts, counts: Counts, wanted: Counts) -> Counts:
