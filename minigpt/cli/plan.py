@@ -35,7 +35,8 @@ def plan(
 ) -> None:
     """Show the memory, operations and time of a run before it starts.
 
-    With TEXT, plan `minigpt train TEXT`. Without, read no text. Measure a few steps.
+    Plan what `minigpt train` with these arguments does. With --config and without TEXT, read no text. Measure a few
+    steps.
 
     Examples:
       minigpt plan my.txt --minutes 10
@@ -73,9 +74,9 @@ def plan(
 def _settings(
     text: list[str], config: str | None, assignments: list[str], processes: int, minutes: float | None
 ) -> tuple["RunConfig", int | None, "StepTime | None", int | None]:
-    """Return the settings of a run, and its vocabulary size, times and program's memory, if known.
+    """Return the settings of a run, and its vocabulary size, times and program's memory, if a text was read.
 
-    A text turns epochs into steps.
+    The text turns epochs into steps.
     """
     from minigpt.config.presets import read_preset
     from minigpt.config.resolve import parse_overrides, resolve
@@ -85,9 +86,7 @@ def _settings(
     from minigpt.training.setup import describe, prepare_run
 
     check_minutes(minutes, assignments)
-    if minutes and not text:
-        raise UserError("--minutes needs a text: minigpt plan TEXT --minutes N")
-    if text:
+    if text or config is None:
         prepared = prepare_run(text, config, assignments, processes=processes)
         program = peak_memory()
         if minutes:
@@ -98,9 +97,10 @@ def _settings(
         length = {"steps": run_steps(prepared.config, len(prepared.data.train)), "epochs": None}
         settings = prepared.config.model_copy(update={"train": prepared.config.train.model_copy(update=length)})
         return settings, prepared.data.tokenizer.vocab_size, prepared.step_time, program
-    sources = read_preset("quickstart", only_shipped=True) if config is None else read_preset(config)
+    if minutes:
+        raise UserError("--minutes needs a text: minigpt plan TEXT --minutes N")
     shards = ("processes", {"train.shards": processes})  # as in `minigpt train --processes`
-    resolved = resolve(shards, *sources, parse_overrides(assignments))
+    resolved = resolve(shards, *read_preset(config), parse_overrides(assignments))
     notice(*resolved.notices)
     return resolved.config, None, None, None
 

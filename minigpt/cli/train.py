@@ -99,7 +99,7 @@ def train(
 ) -> None:
     """Train a model on TEXT, with settings that fit its size and the time.
 
-    Without --minutes, train for one or two minutes. Without TEXT, train on a built-in text with the quickstart preset.
+    Without --minutes, train for one or two minutes. Without TEXT, train on the source code of Python's library.
     Ctrl-C saves and stops.
 
     Examples:

@@ -64,9 +64,9 @@ class PreparedRun:
 
     @property
     def is_only_text(self) -> bool:
-        """Whether the user gave nothing but texts that can be read again, and perhaps a time for training."""
+        """Whether the user gave at most texts that can be read again, and a time for training."""
         chosen = {key for _, values in self.layers[1:] for key in values}
-        return self.is_fitted and chosen == {"data.source"} and "-" not in self.config.data.source
+        return self.is_fitted and chosen <= {"data.source"} and "-" not in self.config.data.source
 
 
 def prepare_run(
@@ -76,7 +76,9 @@ def prepare_run(
     start: Checkpoint | None = None,
     processes: int = 1,
 ) -> PreparedRun:
-    """Prepare a new run on `text`, or on the text of a preset. Without a preset, fit the settings to the text.
+    """Prepare a new run on `text`, on the text of a preset, or on `builtin:python`.
+
+    Without a preset, fit the settings to the text.
 
     Args:
         text: Sources of text.
@@ -99,7 +101,7 @@ def prepare_run(
     if resolved.sources["train.shards"] == f"{processes} processes":
         line = f"train.shards={processes}, one for each process: the run cannot be resumed on more processes"
         notices = (line, *notices)
-    stem = name_stem(preset or (text[0] if text else "quickstart"))
+    stem = name_stem(preset or (text or resolved.config.data.source)[0])
     prepared = PreparedRun(resolved.config, data, stem, notices, start=start, layers=layers)
     prepared = _fit_new(prepared) if prepared.is_fitted else with_layers(prepared, layers)
     warnings = _warn_of_text(prepared.data)
@@ -113,9 +115,7 @@ def _gather(
     text: Sequence[str], preset: str | None, assignments: Sequence[str], start: Checkpoint | None, processes: int
 ) -> tuple[ConfigSource, ...]:
     """Return what the settings of a new run come from. If they should fit the text, the first layer is still empty."""
-    layers: list[ConfigSource] = [(FITTED, {})]
-    if preset is not None or not text:
-        layers = [*presets.read_preset("quickstart" if preset is None else preset, only_shipped=preset is None)]
+    layers: list[ConfigSource] = [(FITTED, {})] if preset is None else [*presets.read_preset(preset)]
     if text:
         layers.append(("command line", {"data.source": list(text)}))
     layers.append(resolve.parse_overrides(assignments))

@@ -62,7 +62,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments:
         ("train binary", "binary"),
         ("train latin.txt", "byte 3"),
         ("train builtin:pyhton", "python"),
-        ("train -c quikstart", "quickstart"),
+        ("train -c speedrum", "speedrun"),
         ("train -c latin.txt", "latin.txt"),
         ("train -s model.n_layr=2", r"model\.n_layer"),
         ("train -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),

@@ -19,7 +19,7 @@ def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_and_the_time(cli: Cli) -> None:
-    done = cli("plan", *SMALL)
+    done = cli("plan", "-c", "tiny", *SMALL)
     head, *rows = done.out.splitlines()
     assert head.split() == ["memory", "of", "a", "process", "size"]
     assert [row.split("  ")[0] for row in rows if "B" in row][:2] == ["program", "weights"]
@@ -28,17 +28,17 @@ def test_a_table_and_the_time(cli: Cli) -> None:
 
 
 def test_the_vocabulary_size_is_assumed(cli: Cli) -> None:
-    assert "vocabulary of 65 (assumed" in cli("plan", *SMALL).err
-    assert cli("plan", *SMALL, "-s", "data.tokenizer=byte", "--json").json["vocab_size"] == 256
+    assert "vocabulary of 65 (assumed" in cli("plan", "-c", "tiny", *SMALL).err
+    assert cli("plan", "-c", "tiny", *SMALL, "-s", "data.tokenizer=byte", "--json").json["vocab_size"] == 256
 
 
 def test_json_has_numbers_for_each_kind(cli: Cli) -> None:
     shards = ("-s", "train.shards=2", "--processes", "2")
-    found = cli("plan", *SMALL, *shards, "--json").json
+    found = cli("plan", "-c", "tiny", *SMALL, *shards, "--json").json
     assert set(found["parallel"]) == {"data", "fsdp"}
     assert found["parallel"]["fsdp"]["weights"] == found["parallel"]["data"]["weights"] // 2
     assert found["seconds"] == 4 * found["seconds_per_step"]
-    out = cli("plan", *SMALL, *shards).out
+    out = cli("plan", "-c", "tiny", *SMALL, *shards).out
     assert "data  " in out.splitlines()[0]
     assert out.endswith("not measured: communication between processes\n")
 
@@ -48,6 +48,12 @@ def test_a_length_in_epochs(cli: Cli) -> None:
     assert cli(*base, "-s", "train.epochs=2").json["seconds"] is None
     said = cli(*base[:-1], "-s", "train.epochs=2").err.splitlines()[-1]
     assert said == "the steps of train.epochs depend on the text, which was not read; to read it, add builtin:pydoc"
+
+
+def test_without_a_text_it_plans_what_train_does(cli: Cli) -> None:
+    said = cli("plan", "-s", "data.source=builtin:stories").err
+    assert said.startswith("fitted settings: ")
+    assert "a vocabulary of 52, on" in said
 
 
 def test_a_text_gives_the_steps_the_vocabulary_and_fitted_settings(cli: Cli) -> None:
@@ -89,7 +95,7 @@ def test_a_plan_shows_what_minutes_would_choose(cli: Cli, monkeypatch: pytest.Mo
     for wrong in ("0", "-1", "nan", "1e9"):
         assert "--minutes must be more than 0" in cli(*base, wrong).error
     assert "--minutes and --set train.epochs=2 both give the duration" in cli(*base, "5", "-s", "train.epochs=2").error
-    assert cli("plan", "--minutes", "5").error.startswith("--minutes needs a text")
+    assert cli("plan", "-c", "tiny", "--minutes", "5").error.startswith("--minutes needs a text")
 
 
 def test_a_recurrent_model_is_not_split(cli: Cli) -> None:
@@ -104,7 +110,7 @@ def test_a_device_that_is_not_here_has_no_time(cli: Cli) -> None:
 
 
 def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("plan", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
+    arguments = ("plan", "-c", "tiny", *SMALL, "-s", "model.context=256", "-s", "train.batch_size=64")
     peak = cli(*arguments, "--json").json["parallel"]["data"]["peak"]
     monkeypatch.setattr(planning, "free_memory_bytes", lambda device: peak - 1)
     assert re.search(r"data does not fit; try --set train\.micro_batch_size=\d+\n$", cli(*arguments).out)
@@ -118,7 +124,7 @@ def test_a_run_that_does_not_fit_says_what_to_type(cli: Cli, monkeypatch: pytest
         ("-c nosuch", "nosuch"),
         ("nosuch.txt", "nosuch.txt"),
         ("-s model.n_layr=2", r"model\.n_layer"),
-        ("--processes 3", "3 processes cannot divide train.shards=3|must be a multiple"),
+        ("-c tiny --processes 3", "3 processes cannot divide train.shards=3|must be a multiple"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, arguments: str, problem: str) -> None:

@@ -147,6 +147,6 @@ def test_an_installed_wheel_works_far_from_the_checkout(wheel: Path, tmp_path: P
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "quickstart" in printed("config", "list")
+    assert "speedrun" in printed("config", "list")
     printed("import", "stories")
     assert "stories-1" in printed("runs")

@@ -65,7 +65,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file that the pages name, and the runs `my-1` and `quickstart-1`."""
+    """A folder with every file that the pages name, and the runs `my-1` and `python-1`."""
     folder = tmp_path_factory.mktemp("trained")
     for name in ("my.txt", "other.txt", "notes/a.txt", "poems/b.txt", "start.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "more.gz").write_bytes(gzip.compress(TEXT.encode()))
     (folder / "my.yaml").write_text("data:\n  source: my.txt\n", encoding="utf-8")
     called(folder, "train", "my.txt", "--name", "my-1", "-s", "train.steps=2", *SHORT)
-    shutil.copytree(folder / "runs/my-1", folder / "runs/quickstart-1")
+    shutil.copytree(folder / "runs/my-1", folder / "runs/python-1")
     return folder
 
 

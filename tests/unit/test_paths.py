@@ -26,5 +26,5 @@ def test_the_cache_is_in_the_users_cache_by_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_packaged_files_are_found() -> None:
-    assert resource_path("configs", "quickstart.yaml").is_file()
+    assert resource_path("configs", "speedrun.yaml").is_file()
     assert resource_path("data", "registry.yaml").is_file()

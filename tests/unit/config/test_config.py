@@ -248,7 +248,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path, text: str) -> None:
     ("name", "expected"),
     [
         ("tinny", "no preset or file is named 'tinny'; did you mean tiny?"),
-        ("zzz.yaml", "presets: nanogpt, quickstart"),
+        ("zzz.yaml", "presets: nanogpt, shakespeare"),
         ("a\0b", "cannot read 'a\\x00b'"),
         ("x" * 5000, "xxxxx"),
         (".", "cannot read '.': "),
@@ -333,7 +333,7 @@ def test_a_preset_says_no_more_about_its_text_than_is_left_out_for_another(name:
 
 
 def test_what_the_user_says_of_a_text_stays_with_the_preset_of_another(tmp_path: Path) -> None:
-    mine = read_preset(file(tmp_path, "preset: quickstart\ndata: {source: a.txt, val_fraction: 0.2}"))
+    mine = read_preset(file(tmp_path, "preset: stories\ndata: {source: a.txt, val_fraction: 0.2}"))
     for last, expected in ({}, 0.2), ({"data.source": "b.txt"}, 0.2), ({"data.val_fraction": 0.3}, 0.3):
         resolved = resolve(*mine, ("command line", last))
         assert (resolved.config.data.val_fraction, resolved.config.sample.prompt) == (expected, "\n")

@@ -121,12 +121,12 @@ def test_an_unknown_name_is_one_line_with_the_names_of_runs(name: str) -> None:
     with pytest.raises(RunNotFoundError) as error:
         find_run(name)
     assert error.value.names == ()
-    make_run("runs/quickstart-1", touched=3e8)
+    make_run("runs/python-1", touched=3e8)
     make_run("runs/shakespeare", (5,), touched=4e8)
     with pytest.raises(RunNotFoundError, match="no run is named '") as error:
         find_run(name)
     assert "\n" not in str(error.value)
-    assert error.value.names == ("quickstart-1", "shakespeare")
+    assert error.value.names == ("python-1", "shakespeare")
 
 
 def test_a_checkpoint_is_not_a_run() -> None:

@@ -28,7 +28,7 @@ def test_epochs_become_steps(epochs: float, tokens: int, steps: int) -> None:
         (2000, 1000, 100),  # 20 evaluations
         (2000, 100_000, 200),  # 12 would take 5% of the time
         (2000, 1_000_000, 500),  # 5 take more
-        (500, 60_392, 100),  # the quickstart preset
+        (500, 60_392, 100),
         (10**12, 1000, 5 * 10**10),
         (11, 1000, 2),
         (3, 10**9, 1),

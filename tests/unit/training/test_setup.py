@@ -86,13 +86,13 @@ def test_little_text_gives_one_warning(size: int, settings: list[str], expected:
 
 def test_the_validation_split_of_a_preset_stays_with_its_text() -> None:
     Path("a.txt").write_text(VERSE * 3, encoding="utf-8")
-    Path("my.yaml").write_text("preset: quickstart\ndata: {source: a.txt}", encoding="utf-8")
+    Path("my.yaml").write_text("preset: stories\ndata: {source: a.txt}", encoding="utf-8")
     Path("own.yaml").write_text("data: {source: b.txt, val_fraction: 0.3}", encoding="utf-8")
-    line = "left out of preset quickstart, because they fit only its own text: data.val_fraction=0.005, "
+    line = "left out of preset stories, because they fit only its own text: data.val_fraction=0.02"
     texts: list[tuple[list[str], str, list[str]]] = [
-        (["a.txt"], "quickstart", []),
+        (["a.txt"], "stories", []),
         ([], "my.yaml", []),
-        ([], "quickstart", ["data.source=a.txt"]),
+        ([], "stories", ["data.source=a.txt"]),
     ]
     for text, preset, settings in texts:
         prepared = prepare_run(text, preset, settings)
