@@ -42,8 +42,8 @@ def ngram_losses(train: Ids, validation: Ids, vocab_size: int) -> list[float]:
     tokens: Counts = np.asarray(train[-MOST_TOKENS:], np.uint64)
     scored: Counts = np.concatenate((tokens[-LONGEST:], np.asarray(validation, np.uint64)))
     first = len(scored) - len(validation) + 1
-    last: Counts = np.uint64((1 << (vocab_size - 1).bit_length()) - 1)
-    """The bits of a key that hold the last token. The others hold a hash of the tokens before it."""
+    # The bits of a key that hold the last token. The others hold a hash of the tokens before it.
+    last = np.uint64((1 << (vocab_size - 1).bit_length()) - 1)
     contexts: Counts = np.zeros_like(tokens)
     scored_contexts: Counts = np.zeros_like(scored)
     probability: Counts = np.full(len(validation) - 1, 1 / vocab_size)
