@@ -8,7 +8,7 @@ from typer import Argument, BadParameter, Option
 
 from minigpt.cli.options import GROUP, ForceOption, JsonOption
 from minigpt.cli.output import check_writable, json_text, notice, table, write
-from minigpt.errors import escape
+from minigpt.errors import UserError, escape
 
 course_app = typer.Typer(**{**GROUP, "no_args_is_help": False})
 LAST_CHAPTER = 11
@@ -113,6 +113,8 @@ def check(
     """
     from minigpt.course.check import check as compare
 
+    if not file.is_file():
+        raise UserError(f"no file {escape(file)} here; go to its folder, or type minigpt course check {number} FILE")
     passed = compare(number, file)
     if as_json:
         write(json_text(passed))

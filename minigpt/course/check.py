@@ -25,7 +25,7 @@ def check(chapter: int, path: Path, time_limit: float = TIME_LIMIT) -> dict[int,
             first difference.
     """
     if not path.is_file():
-        raise UserError(f"no file {escape(path)} here; go to its folder, or type minigpt course check {chapter} FILE")
+        raise UserError(f"{escape(path)} is not a file")
     if path.suffix != ".py":
         raise UserError(f"{escape(path)} is not named as Python code: rename it to {escape(path.stem)}.py")
     with (
