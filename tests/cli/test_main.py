@@ -65,7 +65,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, run: Path, arguments:
         ("train -c speedrum", "speedrun"),
         ("train -c latin.txt", "latin.txt"),
         ("train -s model.n_layr=2", r"model\.n_layer"),
-        ("train -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),
+        ("train -c tiny -s model.n_layr=2 -s train.steps=x -s model.n_embd=30", "3 problems"),
         ("train -s train.steps=1 -s train.epochs=1", r"train\.steps.*train\.epochs"),
         ("train good.txt -s runtime.device=cuda:77", "cuda:77"),
         ("train good.txt --name ../x", "x"),
