@@ -132,6 +132,8 @@ class GPT(nn.Module):
     cos_sin: Tensor | None
     checkpoints_activations = False
     """Recompute each block in the backward pass instead of keeping its activations (Chen et al. 2016)."""
+    run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = staticmethod(nn.Module.__call__)
+    """Apply a block to its input (B, T, C). `compile_loss` compiles this function."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -174,9 +176,9 @@ class GPT(nn.Module):
         cos_sin = None if self.cos_sin is None else self.cos_sin[:, :T]  # (2, T, D / 2)
         for block in self.blocks:
             if self.checkpoints_activations and self.training:
-                x = checkpoint(block, x, cos_sin, use_reentrant=False)
+                x = checkpoint(self.run_block, block, x, cos_sin, use_reentrant=False)
             else:
-                x = block(x, cos_sin)
+                x = self.run_block(block, x, cos_sin)
         return self.unembed(x)
 
     def embed(self, ids: Tensor) -> Tensor:

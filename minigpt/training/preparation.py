@@ -68,6 +68,6 @@ def choose_loss(learner: Learner, tokens: Ids, step: int, log: Log) -> Loss:
     if is_recorded:
         return record_loss(learner.mean_loss, learner.model, example)
     is_optional = config.runtime.compile == "auto" and step == 0
-    loss = compile_loss(learner.mean_loss, example, is_optional=is_optional, log=log)
+    loss = compile_loss(learner.mean_loss, learner.model, example, is_optional=is_optional, log=log)
     learner.optimizer.zero_grad()  # compiling ran a backward pass
     return loss if all(learner.processes.gather(loss != learner.mean_loss)) else learner.mean_loss

@@ -55,7 +55,7 @@ def test_a_run_that_started_from_another_needs_that_one(cli: Cli) -> None:
 
 
 def test_a_run_is_replayed_as_it_was_computed_if_compiling_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "compile_loss", lambda loss, example, **options: loss)
+    monkeypatch.setattr(preparation, "compile_loss", lambda loss, *_, **__: loss)
     train(cli, "a", "-s", "runtime.compile=true")
     assert cli("runs", "--replay", "a").out == SAME.format("a")
 

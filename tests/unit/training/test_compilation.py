@@ -3,6 +3,7 @@
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from small_runs import make_config, make_data, same, tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.errors import UserError
 from minigpt.model import device
 from minigpt.model.device import Runtime
+from minigpt.model.gpt import GPT, eval_mode
 from minigpt.storage.checkpoint import load_checkpoint
 from minigpt.training import compilation, preparation
 from minigpt.training.compilation import Loss, compile_loss, is_recordable, record_loss
@@ -52,7 +54,9 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return ((x * weight - y) ** 2).sum()
 
-    assert compile_loss(loss, (torch.ones(2), torch.ones(2)), is_optional=True, log=messages.append) is loss
+    assert (
+        compile_loss(loss, nn.Module(), (torch.ones(2), torch.ones(2)), is_optional=True, log=messages.append) is loss
+    )
     (warning,) = (line for line in messages if "failed" in line)
     assert "no such instruction" in warning
     assert "\n" not in warning
@@ -77,11 +81,11 @@ def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
         return now
 
     def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-        def compile(loss: Loss) -> Loss:
-            def compiled(x: Tensor, y: Tensor) -> Tensor:
+        def compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def compiled(*inputs: Any) -> Tensor:
                 nonlocal now
                 now += 0.3
-                return loss(x, y)
+                return function(*inputs)
 
             return compiled
 
@@ -100,7 +104,41 @@ def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch, "compile", lambda loss: exhausted)
     with pytest.raises(torch.OutOfMemoryError):
-        compile_loss(exhausted, (torch.ones(2), torch.ones(2)), is_optional=False, log=print)
+        compile_loss(exhausted, nn.Module(), (torch.ones(2), torch.ones(2)), is_optional=False, log=print)
+
+
+@pytest.mark.parametrize("family", ["modern", "classic"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_blocks_share_one_compiled_function(family: str, checkpoints: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes as long for many layers as for one. Evaluations, of other shapes, do not compile again."""
+    graphs, compile = [], torch.compile
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=backend))
+    learner = Training(make_config(model__family=family, model__n_layer=3), Path(), make_data()).learner
+    model = learner.model
+    assert isinstance(model, GPT)
+    model.checkpoints_activations = checkpoints
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))  # blocks start as the identity
+    x, y = torch.randint(5, (2, 4, 8))
+    compiled, gradients = compile_loss(learner.mean_loss, model, (x, y), is_optional=False, log=print), []
+    for loss in (learner.mean_loss, compiled, compiled):
+        learner.optimizer.zero_grad()
+        loss(x, y).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1:], [gradients[0]] * 2)
+    assert len(graphs) == 1
+    with pytest.raises(ValueError, match="batch_size"):
+        compiled(x, y[:2])
+    with eval_mode(model), torch.no_grad():
+        model(x[:1, :3])
+    assert len(graphs) == 1, "a failed loss leaves the model as it was"
 
 
 # --- recording ---------------------------------------------------------------------------------------
@@ -195,7 +233,7 @@ def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.Monke
     monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
 
     def slow(loss: Loss) -> Loss:
-        assert messages.get(timeout=60).startswith("compiling the network: 15 to 45 s")
+        assert messages.get(timeout=60).startswith("compiling the network: 10 to 30 s")
 
         def compiled(x: Tensor, y: Tensor) -> Tensor:
             assert messages.get(timeout=60).startswith("still compiling after ")
@@ -205,5 +243,6 @@ def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch, "compile", slow)
     weight = torch.ones(2, requires_grad=True)
-    compile_loss(lambda x, y: (x * weight - y).sum(), (torch.ones(2),) * 2, is_optional=False, log=messages.put)
+    example = torch.ones(2), torch.ones(2)
+    compile_loss(lambda x, y: (x * weight - y).sum(), nn.Module(), example, is_optional=False, log=messages.put)
     assert not [thread for thread in threading.enumerate() if thread.name == "compiling"]

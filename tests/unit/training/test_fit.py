@@ -275,8 +275,8 @@ def test_a_device_that_is_not_there_is_an_error(prepared: Any) -> None:
 
 
 def test_the_error_counts_the_time_of_compiling(prepared: Any) -> None:
-    with pytest.raises(UserError, match=r"a step, two evaluations and compiling take 4\d s here"):
-        fit_time(prepared("runtime.compile=true"), 36.0)
+    with pytest.raises(UserError, match=r"a step, two evaluations and compiling take 2\d s here"):
+        fit_time(prepared("runtime.compile=true"), 18.0)
 
 
 def test_more_time_than_the_text_needs_is_not_used(prepared: Any) -> None:
@@ -304,4 +304,4 @@ def test_a_text_shorter_than_a_context_shrinks_it(prepared: Any, tmp_path: Path)
 def test_a_compiled_run_leaves_time_for_compiling(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = fit_time(prepared("runtime.compile=false"), 100.0).config.train.steps
     compiled = fit_time(prepared("runtime.compile=true"), 100.0).config.train.steps
-    assert 0.5 < compiled / plain < 0.8
+    assert 0.7 < compiled / plain < 0.95
