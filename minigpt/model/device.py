@@ -32,7 +32,7 @@ from minigpt.world import available_cores
 SHARED = 0.8
 """Speed of threads that share a multiplication, as a fraction of the sum of their own: 137 / 171 GFLOP/s on 2 cores."""
 COMPILE_FROM_SECONDS = 120.0
-"""On a CPU, compile runs of at least this length: compiling takes up to 25 s, and saves at least 13% of the time."""
+"""On a CPU, compile runs of at least this length: compiling takes 10 to 40 s, and saves at least 13% of the time."""
 
 PRECISION = "high"
 """How a GPU multiplies float32 matrices: in TF32."""

@@ -31,7 +31,7 @@ def compile_loss(
 
     The passes of an `example`, inputs and targets (B, T), show failures here. `log` receives a line for each decision.
     """
-    log("compiling the network: 10 to 30 s, longer on a busy machine (runtime.compile=false skips this)")
+    log("compiling the network: 10 to 40 s, longer on a busy machine (runtime.compile=false skips this)")
     on_cpu = example[0].device.type == "cpu"
     compiled = with_compiled_blocks(loss, model) if on_cpu and isinstance(model, GPT) else torch.compile(loss)
     try:

@@ -271,7 +271,7 @@ def test_a_terminal_wraps_a_message_between_words_but_not_a_command(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "20")
     with Metrics(tmp_path) as metrics:
-        metrics.message("compiling the network: 10 to 30 s")
+        metrics.message("compiling the network: 10 to 40 s")
         metrics.message("to resume: minigpt train --resume stories-1")
-    lines = "compiling the\nnetwork: 10 to 30 s\n", "to resume: minigpt train --resume stories-1\n"
+    lines = "compiling the\nnetwork: 10 to 40 s\n", "to resume: minigpt train --resume stories-1\n"
     assert stream.getvalue() == "".join(lines)
