@@ -351,11 +351,15 @@ def test_a_strange_lock_file_is_shown_in_one_printable_line(content: bytes) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["config.yaml", "metrics.jsonl", "validation", "events.out.tfevents.1", "checkpoints", "checkpoints/x", LOCK],
+    [
+        *("config.yaml", "metrics.jsonl", "validation", "events.out.tfevents.1", LOCK),
+        *("checkpoints", "checkpoints/x", "frames", "frames/step-00000001"),
+    ],
 )
 def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: str) -> None:
     run, outside = make_run("runs/a", (5,)), tmp_path / "outside"
     shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
     (run / name).symlink_to(outside)
     with pytest.raises(UserError, match="is neither a file nor a folder"):
         try_lock(run)

@@ -10,6 +10,7 @@ import pytest
 from small_runs import ending, make_config, make_data, stop_at
 
 import minigpt.training.learner as learner
+import minigpt.training.snapshot as snapshot
 from minigpt.config.schema import RunConfig
 from minigpt.errors import RunMovedError
 from minigpt.model.device import Runtime, has_compiler
@@ -106,6 +107,22 @@ def test_killed_and_resumed_from_the_last_checkpoint(tmp_path: Path, step: int, 
         file.write(f'{{"step": {step}, "ti')
     go_on(config, tmp_path / "killed")
     assert ending(tmp_path / "killed") == ending(tmp_path / "untouched")
+
+
+def test_a_run_that_another_process_takes_over_during_a_save_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arrays = snapshot.write_arrays
+
+    def taken_over(folder: Path, **arrays: Any) -> None:
+        write_arrays(folder, **arrays)
+        (tmp_path / LOCK).unlink()
+        (tmp_path / LOCK).touch()
+
+    monkeypatch.setattr(snapshot, "write_arrays", taken_over)
+    with lock(tmp_path), pytest.raises(RunMovedError):
+        train(make_config(), tmp_path, make_data())
+    assert checkpoint_steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("what", ["moved", "removed", "replaced", "unlocked", "without its parent"])

@@ -19,6 +19,14 @@ def test_moments_around_an_event_are_chosen() -> None:
     assert {0, 3, 11, 12, 19} <= {*chosen}
 
 
+def test_one_letter_that_is_learned_counts_more_than_many_that_drift() -> None:
+    """By squares, the drift of 40 letters between moments 3 and 4 would count twice as much as the learned letter."""
+    chances = torch.full((6, 41), 0.1)
+    chances[2:, 0] = 0.9
+    chances[4:, 1:] = 0.3
+    assert choose_moments(list(chances), 4, opened=0) == [0, 1, 2, 5]
+
+
 def test_a_short_film_is_whole() -> None:
     assert choose_moments([torch.rand(5)] * 3, 12, opened=2) == [0, 1, 2]
     assert choose_moments([torch.rand(5)] * 9, 2, opened=0) == [0, 8]
