@@ -56,6 +56,12 @@ def run(*command: "str | Path") -> int:
     return _call(*command)
 
 
+def output(*command: "str | Path") -> "tuple[int, str]":
+    """Run a command in the root of the checkout. Return its exit code, and the command with what it printed."""
+    done = subprocess.run(command, cwd=ROOT, env=_env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, f"$ {_shown(command)}\n{done.stdout.decode(errors='replace')}"
+
+
 def step(*command: "str | Path") -> None:
     """Run a command. If it fails, end the script with its exit code."""
     code = run(*command)
