@@ -151,6 +151,11 @@ test("a continuation is the most likely token each time, up to the end of the co
   assert.equal(more.length, 32);
 });
 
+test("a continuation comes after the look", async () => {
+  const found = await replies([MODEL], [LOOK, { ...LOOK, id: 2, kind: "write" }], 2);
+  assert.deepEqual(found.map(({ kind }) => kind), ["look", "write"]);
+});
+
 test("a film comes after effects, in the order of its requests, until a new look", async () => {
   const film = [2, 1].map((model) => ({ ...LOOK, id: model + 10, kind: "film", model }));
   const found = await replies([MODEL, MODEL, MODEL], [...film, LOOK, ...film, { ...LOOK, id: 5, kind: "effects" }], 4);
