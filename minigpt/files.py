@@ -44,7 +44,7 @@ def withdraw(folder: Path) -> None:
     """Hide a folder, then remove it, so that no other process sees it partly removed."""
     if folder.is_dir():
         hidden = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
-        folder.rename(hidden)
+        os.rename(folder, hidden)
         sync(folder.parent)  # otherwise a power cut could restore the name without the files
         remove(hidden)
 
