@@ -8,31 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from command_line import HANG
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def skip(reason: str) -> None:
-    """Skip the test if a tool is missing, but fail in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError:
-        skip("playwright is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     root = hasattr(os, "geteuid") and os.geteuid() == 0
-    with sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         options: dict[str, Any] = {"executable_path": found} if found else {"channel": "chrome"}
         try:
             launched = playwright.chromium.launch(**options, args=["--no-sandbox"] if root else [])
-        except Error as error:
-            skip(f"found none of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
+        except sync_api.Error as error:
+            pytest.skip(f"needs one of {', '.join(BROWSERS)}: {error.message.splitlines()[0]}")
         yield launched
         launched.close()
 
@@ -51,7 +42,7 @@ class Shown:
 
     def until(self, script: str) -> None:
         """Wait until a script returns true. The security policy forbids Playwright's own way."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + HANG
         while not self.ask(script):
             assert time.monotonic() < end, script
             self.tab.wait_for_timeout(20)
@@ -82,7 +73,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     def open_page(content: str, wait: str = ".bars", fragment: str = "", script: str = "", **options: Any) -> Shown:
         context = browser.new_context(offline=True, **{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(1000 * HANG)
         file = folder / f"{len(contexts)}.html"
         file.write_text(content, encoding="utf-8", newline="")
         tab = context.new_page()

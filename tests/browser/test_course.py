@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import HANG
 
 pytestmark = pytest.mark.slow
 
@@ -246,7 +247,7 @@ def is_as_high_as_its_content(frame: Any) -> str:
 
 
 def wait_for(frame: Any, measure: Callable[[Any], str], claimed: str) -> None:
-    end = time.monotonic() + 15  # the model may still compute
+    end = time.monotonic() + HANG  # the model may still compute
     while (found := measure(frame)) != claimed:
         assert time.monotonic() < end, (found, claimed)
         frame.page.wait_for_timeout(50)

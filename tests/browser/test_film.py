@@ -108,8 +108,13 @@ def test_keys_go_through_the_film(page: Any, moments: list[Checkpoint]) -> None:
 
 
 def test_it_plays_once_and_pauses(moments: list[Checkpoint], opened: Opener) -> None:
-    fast = "const wait = setInterval; window.setInterval = (call, time) => wait(call, time / 4);"
-    page = opened(page_of(moments), script=fast + "window.seen = []; window.stop = '';")
+    script = """
+        window.seen = []; window.stop = ''; window.timers = new Set();
+        const [start, end] = [setInterval, clearInterval];
+        window.setInterval = (call, time) => { const id = start(call, time / 4); timers.add(id); return id; };
+        window.clearInterval = (id) => { end(id); timers.delete(id); };
+    """
+    page = opened(page_of(moments), script=script)
     page.ask(
         """() => new MutationObserver(() => {
             seen.push(document.querySelector('.strip b').textContent);
@@ -122,8 +127,8 @@ def test_it_plays_once_and_pauses(moments: list[Checkpoint], opened: Opener) -> 
     page.ask("() => { window.stop = 'step 20 of 400'; }")
     page.tab.click(".play")
     page.until("() => document.querySelector('.play').textContent === '▶' && seen.length >= 6")
-    page.tab.wait_for_timeout(300)
     assert page.ask(STEP) == "step 20 of 400"
+    assert page.ask("() => timers.size") == 0
     page.assert_quiet()
 
 

@@ -206,9 +206,8 @@ def test_notices_stay_and_move_nothing(page: Any) -> None:
     page.until(f"() => document.querySelector('#text').value === {START + 'a'!r}")
     assert "never seen “é”" in notice.inner_text()
     page.tab.keyboard.type("speak " * 60)
-    page.tab.wait_for_timeout(200)
-    paper, selected = (page.tab.locator(name).bounding_box() for name in (".paper", ".drawn .selected"))
-    assert paper["y"] < selected["y"] < paper["y"] + paper["height"] - selected["height"]  # it has scrolled
+    boxes = "['.paper', '.drawn .selected'].map((name) => document.querySelector(name).getBoundingClientRect())"
+    page.until(f"() => {{ const [paper, at] = {boxes}; return paper.top < at.top && at.bottom < paper.bottom; }}")
     page.press("ArrowLeft", "ArrowLeft")
     page.until("() => document.querySelector('.next .note').textContent.includes('replaces the rest')")
     page.tab.click(".bars li:nth-child(2) button")
@@ -568,10 +567,10 @@ def test_many_letters_do_not_fill_the_memory(page: Any) -> None:
     page.press("End")
     heap = "() => performance.memory.usedJSHeapSize"
     page.tab.keyboard.type("speak again ")
-    page.tab.wait_for_timeout(500)
+    settle(page)
     before, nodes = page.ask(heap), page.ask("() => document.querySelectorAll('*').length")
     page.tab.keyboard.type("speak again and again " * 10)
-    page.tab.wait_for_timeout(500)
+    settle(page)
     assert page.ask("() => document.querySelectorAll('*').length") <= nodes + 70  # a span for each letter in the window
     assert page.ask(heap) < before + 50e6
 

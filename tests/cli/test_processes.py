@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import SMALL, VERSE, Cli, environment, process
+from command_line import HANG, SMALL, VERSE, Cli, environment, process, wait_until
 from several import Job, at_step, file_limit, little_memory, other_argument, own_steps, together
 from small_runs import ending
 
@@ -23,7 +22,7 @@ from minigpt.errors import CheckpointError
 from minigpt.storage.checkpoint import load_checkpoint, load_optimizer
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")]
 
 TRAIN = (
     "train", "verse.txt", "--resume", "auto", *SMALL, "-s", "train.steps=6", "-s", "train.batch_size=16",
@@ -61,7 +60,7 @@ def succeed(folder: Path, name: str, *more: str, size: int) -> dict[str, Any]:
 def test_processes_agree_that_a_lost_best_checkpoint_is_forgotten(folder: Path) -> None:
     """Otherwise one of them saves a new best, and waits for the others in vain."""
     more = ["-s", "optim.lr=5", "-s", "optim.schedule=constant", "-s", "train.steps=8", "-s", "train.save_every=5"]
-    more += ["-s", "train.eval_every=2", "-s", "runtime.timeout=10"]
+    more += ["-s", "train.eval_every=2"]
     succeed(folder, "run", *more, size=2)
     run = folder / "runs/run"
     state = load_checkpoint(step_folder(run, 5)).metadata.state
@@ -223,8 +222,8 @@ def test_a_killed_process_ends_the_others_with_one_line(folder: Path, victim: in
 
 
 def test_a_process_that_hangs_ends_the_others_within_the_timeout(folder: Path) -> None:
-    job = Job(folder, *TRAIN, "--name", "run", "-s", "runtime.timeout=3", setup=at_step, argument=(1, 3, "SIGSTOP"))
-    job.processes[0].join(30)
+    job = Job(folder, *TRAIN, "--name", "run", "-s", "runtime.timeout=10", setup=at_step, argument=(1, 3, "SIGSTOP"))
+    job.processes[0].join(HANG)
     job.kill(1, signal.SIGKILL)
     main, _ = job.wait()
     assert main.code == 1
@@ -237,9 +236,7 @@ def test_a_process_that_hangs_ends_the_others_within_the_timeout(folder: Path) -
 @pytest.mark.parametrize("receivers", [(0, 1), (1,)])
 def test_sigterm_to_one_or_all_saves_the_same_step(folder: Path, receivers: tuple[int, ...]) -> None:
     job = Job(folder, *TRAIN, "--name", "run", "-s", "train.steps=100000")
-    end = time.monotonic() + 30
-    while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: checkpoint_steps(folder / "runs/run")[1:])
     for rank in receivers:
         job.kill(rank, signal.SIGTERM)
     main, other = job.wait()
@@ -344,16 +341,19 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(folder: Path, number:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+
+    def listens() -> bool:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
     variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with subprocess.Popen(
         [sys.executable, "-m", "minigpt", *TRAIN], cwd=folder, env=environment() | variables
     ) as waits:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-                break
+        wait_until(listens)
         waits.send_signal(number)
-        assert waits.wait(10) == -number
+        assert waits.wait(HANG) == -number
 
 
 # --- the launcher ------------------------------------------------------------------------------------
@@ -368,17 +368,15 @@ def test_processes_are_started_by_the_option(folder: Path) -> None:
     assert "2 processes, each on cpu (1 thread" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_the_launcher_stops_all_and_saves(folder: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_a_signal_to_the_launcher_stops_all_and_saves(folder: Path, name: str) -> None:
     command = [sys.executable, "-m", "minigpt", *TRAIN, "--name", "run", "-s", "train.steps=100000", "--processes", "2"]
     environ = environment() | {"RANK": "1"}  # without WORLD_SIZE it means nothing
     with subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True) as running:
-        end = time.monotonic() + 60
-        while not checkpoint_steps(folder / "runs/run")[1:] and time.monotonic() < end:
-            time.sleep(0.1)
-        running.send_signal(number)
-        _, err = running.communicate(timeout=60)  # until the workers have ended, too
-    assert running.returncode == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[number]
+        wait_until(lambda: checkpoint_steps(folder / "runs/run")[1:])
+        running.send_signal(number := signal.Signals[name])
+        _, err = running.communicate(timeout=HANG)  # until the workers have ended, too
+    assert running.returncode == {"SIGINT": 130, "SIGKILL": -number}[name]
     assert "Traceback" not in err
     assert "2 processes, each on cpu" in err
     assert err.count("Everything is saved in runs/run.") == 1

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, VERSE, Cli, Done, environment
+from command_line import HANG, SMALL, VERSE, Cli, Done, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minigpt.errors import UserError
@@ -424,7 +424,7 @@ def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, 
         seen = [next(line for line in running.stderr if line.startswith("step 2:"))]
         os.killpg(running.pid, number)  # Ctrl-C in a terminal reaches the whole process group
         seen += running.stderr.readlines()
-        assert running.wait(30) == 128 + number
+        assert running.wait(HANG) == 128 + number
     stopped = Done(128 + number, "", "".join(seen))
     (step,) = checkpoint_steps(Path("runs/verse-1"))[-1:]
     assert f"Stopped{' by SIGTERM' * (number == signal.SIGTERM)} at step {step}." in stopped.err

@@ -37,6 +37,6 @@ def failing(how: str, log: Log) -> Workload:
     return measure, {"about": "a test"}
 
 
-def sleeping(log: Log) -> Workload:
-    """Build a side whose rounds take a minute."""
-    return lambda: time.sleep(60) or {}, {"pid": os.getpid()}
+def waiting(log: Log) -> Workload:
+    """Build a side that waits for a request."""
+    return dict, {}

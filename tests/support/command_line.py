@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ SMALL = [
     *("-s", "sample.preview=5", "-s", "runtime.device=cpu"),
     *("-s", "runtime.dtype=float32", "-s", "runtime.compile=false"),
 ]
+HANG = 300.0
+"""Seconds after which a test fails, because something hangs. Even a slow and busy machine takes far less."""
 VERSE = "Rough winds do shake the darling buds of May,\nand summer's lease hath all too short a date.\n" * 20
 
 
@@ -69,3 +72,11 @@ def environment() -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     root = str(Path(__file__).resolve().parents[2])
     return {**inherited, "PYTHONPATH": root, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.02)

@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bench.report import report
 from bench.sides import measure_interleaved, start_side
+from command_line import HANG
 
 from minigpt.errors import InsufficientMemoryError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.alone
 
 
 def is_running(pid: int) -> bool:
@@ -26,13 +24,6 @@ def is_running(pid: int) -> bool:
         return False
     status = Path(f"/proc/{pid}/stat")  # a zombie still has a pid
     return not (status.exists() and ") Z" in status.read_text())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_sides_have_processes_of_their_own_and_work_one_at_a_time() -> None:
@@ -63,7 +54,7 @@ def test_sides_have_processes_of_their_own_and_work_one_at_a_time() -> None:
         ("bug", RuntimeError, "Traceback(.|\n)*KeyError"),
         pytest.param(
             *("killed", UserError, r"the process of a exited \(SIGKILL\)"),
-            marks=pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"),
+            marks=pytest.mark.skipif(os.name == "nt", reason="needs POSIX"),
         ),
     ],
 )
@@ -75,22 +66,22 @@ def test_the_parent_raises_the_exception_of_a_side(how: str, raised: type[Except
 
 def test_a_side_that_was_killed_while_it_waited_is_an_error() -> None:
     """The pipe is then broken, but a BrokenPipeError would look like an output that nobody reads."""
-    with start_side("a", "bench_sides.sleeping", log=print) as side:
+    with start_side("a", "bench_sides.waiting", log=print) as side:
         side.process.kill()
         side.process.join()
         with pytest.raises(UserError, match="the process of a exited"):
             side.measure()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
 def test_a_side_ends_silently_with_its_parent(name: str) -> None:
     code = f"""
 import sys
 sys.path += {[str(ROOT / "tests/support"), str(ROOT / "scripts")]!r}
 from bench.sides import start_side
-with start_side("a", "bench_sides.sleeping", log=print) as side:
-    print(side.facts["pid"], flush=True)
+with start_side("a", "bench_sides.waiting", log=print) as side:
+    print(flush=True)
     sys.stdin.read()
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -100,11 +91,10 @@ with start_side("a", "bench_sides.sleeping", log=print) as side:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as parent:  # fmt: skip
         assert parent.stdout
-        assert parent.stderr
-        pid = int(parent.stdout.readline())
+        parent.stdout.readline()
         if number == signal.SIGINT:
             os.killpg(parent.pid, number)
         else:
             parent.kill()
-        wait_until(lambda: not is_running(pid))
-        assert parent.stderr.read().count("Traceback") == (number == signal.SIGINT)  # of the parent alone
+        _, err = parent.communicate(timeout=HANG)  # returns when the side no longer holds the inherited pipe
+        assert err.count("Traceback") == (number == signal.SIGINT)  # of the parent, not of the side

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from command_line import HANG
 from lab_scripts import LAB, script
 
 from minigpt.config.resolve import flatten
@@ -196,7 +197,7 @@ def test_workers_end_if_their_parent_is_killed(tmp_path: Path) -> None:
         assert run.stderr is not None
         assert run.stderr.readline().startswith("short, seed 1: ")  # so the other worker has started as well
         run.kill()
-        run.communicate(timeout=20)  # returns when no worker holds the inherited pipe
+        run.communicate(timeout=HANG)  # returns when no worker holds the inherited pipe
 
 
 def test_an_unknown_variant_is_refused(results: tuple[Path, Lines]) -> None:

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,27 +91,6 @@ def test_bfloat16_is_chosen_if_the_hardware_has_it_and_is_faster(
     monkeypatch.setattr(device, "measure_product", lambda kind, dtype: speed[dtype])
     monkeypatch.setattr(device, "has_fast_bfloat16", device.has_fast_bfloat16.__wrapped__)
     assert choose_runtime(config()).dtype == expected
-
-
-@contextmanager
-def busy_machine() -> Iterator[None]:
-    """Within the block, twice as many processes as cores compute."""
-    with ExitStack() as others:
-        for _ in range(2 * (os.cpu_count() or 1)):
-            other = others.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            others.callback(other.kill)
-        yield
-
-
-@pytest.mark.alone
-def test_a_busy_machine_measures_the_same_speed() -> None:
-    """It decides the shape of a model, and whether to compile."""
-    with busy_machine():
-        speeds = []
-        for _ in range(5):
-            device.measure_product.cache_clear()
-            speeds.append(device.measure_matmul(Runtime("cpu", "float32", False, os.cpu_count() or 1)))
-    assert max(speeds) < 1.4 * min(speeds), "with its neighbors, a virtual machine differs by 20%"
 
 
 def test_compilation_is_chosen_if_it_saves_more_than_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:

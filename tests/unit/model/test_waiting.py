@@ -1,7 +1,6 @@
 """Threads spin on an idle machine and sleep on a busy one."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ import pytest
 from command_line import environment
 
 from minigpt.model import waiting
-from minigpt.model.device import available_cores
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
 
@@ -91,38 +89,3 @@ def test_users_who_set_openmp_keep_their_choice(variables: dict[str, str], is_wa
     done = subprocess.run([sys.executable, "-c", code], env=inherited | variables, capture_output=True, check=True)
     count = variables.get("GOMP_SPINCOUNT", None if variables else "10000")
     assert json.loads(done.stdout) == [is_watched, count]
-
-
-BUSY_STEPS = """
-import json, subprocess, sys, time, torch
-from minigpt.model.device import Runtime, configure_torch
-
-configure_torch(Runtime("cpu", "float32", False, 2))
-a = torch.ones(96, 4096)
-
-def seconds():
-    started = time.perf_counter()
-    for _ in range(300):
-        a.add(1).mul(2).sum()
-    return time.perf_counter() - started
-
-seconds()
-idle = min(seconds() for _ in range(5))
-with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-    end = time.perf_counter() + 1.5
-    while time.perf_counter() < end:
-        seconds()
-    busy = [seconds() for _ in range(5)]
-    other.kill()
-print(json.dumps(sorted(busy)[2] / idle))
-"""
-
-
-@pytest.mark.alone
-@LINUX
-@pytest.mark.skipif(available_cores() != 2, reason="one other program makes two cores busy")
-def test_one_busy_program_costs_its_share() -> None:
-    """Without sleeping threads the ratio is 20 and more. The best possible is near 2."""
-    env = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
-    done = subprocess.run([sys.executable, "-c", BUSY_STEPS], env=env, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) < 6

@@ -104,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_silent(self) -> None:
         self.start(len(BODY))
-        Handler.released.wait(10)
+        Handler.released.wait()
 
     def send_garbage(self) -> None:
         self.wfile.write(b"\x00\x01 this is no HTTP\r\n\r\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import HANG
 from small_runs import make_config, make_data, same, tensors
 from torch import Tensor, nn
 
@@ -233,10 +234,10 @@ def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.Monke
     monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
 
     def slow(loss: Loss) -> Loss:
-        assert messages.get(timeout=60).startswith("compiling the network: 10 to 40 s")
+        assert messages.get(timeout=HANG).startswith("compiling the network: 10 to 40 s")
 
         def compiled(x: Tensor, y: Tensor) -> Tensor:
-            assert messages.get(timeout=60).startswith("still compiling after ")
+            assert messages.get(timeout=HANG).startswith("still compiling after ")
             return loss(x, y)
 
         return compiled

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Cli, environment
+from command_line import HANG, Cli, environment
 from forgery import MODEL, STEPS, TEXT, TOKENIZER, forge
 from safetensors.torch import load, save
 
@@ -230,7 +230,7 @@ def test_a_signal_in_an_import_waits_for_its_end(
     handle(getattr(signal, name))
     module = importlib.import_module(f"swallows_{name}")
     with pytest.raises(error):
-        threading.Event().wait(10)
+        threading.Event().wait(HANG)
     assert module.signal is signal
 
 
@@ -262,7 +262,7 @@ def train_at_a_terminal_that_closes(folder: Path, prefix: str, steps: int) -> in
         assert piece, shown
         shown += piece
     os.close(terminal)
-    return running.wait(120)
+    return running.wait(HANG)
 
 
 def test_the_first_ctrl_c_is_answered_at_once_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_the_reader_of_the_output_may_exit(tmp_path: Path) -> None:
         assert process.stderr
         assert "characters" in next(process.stderr)
         process.stderr.close()
-        assert process.wait(60) == 0
+        assert process.wait(HANG) == 0
     assert checkpoint_steps(tmp_path / "runs/r")[-1] == 20
 
 
@@ -311,9 +311,6 @@ def test_a_full_disk_neither_ends_the_process_nor_closes_stderr(monkeypatch: pyt
     assert os.path.samestat(os.fstat(2), kept)
 
 
-"""Functions that return a descriptor to read from and one to write to."""
-
-
 # ---- a stderr that nobody reads ----
 
 ENDS = {"pipe": os.pipe, "terminal": getattr(os, "openpty", os.pipe)}
@@ -325,7 +322,7 @@ def test_writes_to_a_stderr_that_nobody_reads_do_not_block(kind: str) -> None:
     write = "for n in range(3000): STDERR.write('\u2588' * (n * 7 % 301) + '\\n' * (n % 3))"
     read, end = ENDS[kind]()
     command = [sys.executable, "-c", f"from minigpt.training.signals import STDERR\n{write}"]
-    subprocess.run(command, env=environment(), stderr=end, timeout=60, check=True)
+    subprocess.run(command, env=environment(), stderr=end, timeout=HANG, check=True)
     os.close(end)
     os.close(read)
 
