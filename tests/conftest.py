@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import minigpt.model.device as device  # isort: skip - sets OpenMP's variables before PyTorch is imported
 import hypothesis
@@ -21,6 +22,12 @@ from minigpt.cli.main import main
 from minigpt.storage.runs import checkpoint_steps
 
 ROOT = Path(__file__).resolve().parents[1]
+SKIPS = (
+    *("needs Linux", "needs POSIX", "needs a GPU", "needs a newer PyTorch", "needs Python 3.11"),
+    *("needs Tiny Shakespeare", "needs MINIGPT_TRAIN_COURSE", "could not import 'llama_cpp'"),
+    *["could not import 'onnxruntime'"] * (sys.version_info < (3, 11)),
+)
+"""How the reasons start for which CI may skip a test. Other skips fail there."""
 
 # In CI Hypothesis tries the same examples each time, so that only a change can make them fail.
 hypothesis.settings.register_profile("minigpt", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -31,6 +38,18 @@ hypothesis.settings.load_profile("minigpt")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: Any) -> None:
+    """Let a skip fail in CI, unless its reason is one of `SKIPS`."""
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(SKIPS):
+            report.outcome, report.longrepr = "failed", f"CI may not skip this test: {reason}"
+
+
+pytest_collectreport = pytest_runtest_logreport  # modules can be skipped, too
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +91,7 @@ def shakespeare() -> Path:
     named = os.environ.get("MINIGPT_SHAKESPEARE")
     path = Path(named) if named else ROOT / "../shared/data/tinyshakespeare.txt"
     if not path.is_file():
-        pytest.skip("Tiny Shakespeare is missing; set MINIGPT_SHAKESPEARE to the file")
+        pytest.skip("needs Tiny Shakespeare; set MINIGPT_SHAKESPEARE to the file")
     return path.resolve()
 
 

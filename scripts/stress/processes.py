@@ -140,7 +140,7 @@ class Launcher:
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / "faults.so"
         if sys.platform != "linux" or not shutil.which("cc"):
-            raise UnavailableError("needs Linux and a C compiler (cc)")
+            raise UnavailableError("needs a C compiler (cc) on Linux")
         command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
         compiled = subprocess.run(command, capture_output=True, text=True, check=False)
         if compiled.returncode:

@@ -20,7 +20,7 @@ CHAPTERS = sorted((ROOT / "docs/course").glob("[0-9][0-9]-*.md"))
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sys.version_info < (3, 11):
-        pytest.skip("the packages of MkDocs need Python 3.11")
+        pytest.skip("needs Python 3.11")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

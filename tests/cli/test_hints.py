@@ -87,7 +87,7 @@ def test_the_hinted_command_works(cli: Cli, run: Path, arguments: str) -> None:
     ],
     ids=repr,
 )
-@pytest.mark.skipif("os.name == 'nt'", reason="Windows quotes in another way")
+@pytest.mark.skipif("os.name == 'nt'", reason="needs POSIX")
 def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> None:
     assert hint(error, command) == expected
 
@@ -109,7 +109,7 @@ def test_the_hint_of_an_error(error: UserError, command: str, expected: str) -> 
         ),
     ],
 )
-@pytest.mark.skipif("os.name == 'nt'", reason="Windows writes paths in another way")
+@pytest.mark.skipif("os.name == 'nt'", reason="needs POSIX")
 def test_a_run_is_told_from_a_text(cli: Cli, run: Path, arguments: str, line: str) -> None:
     assert cli(*arguments.split()).error.endswith(line)
 

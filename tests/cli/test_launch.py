@@ -55,21 +55,21 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(launch: Launch, codes: 
     assert launch(CODES.format(codes)) == expected
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_after_a_worker_was_killed_the_others_are_too(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "PATIENCE", 0.1)
     victim = "os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)"
     assert launch(f"import os, signal, time; {victim}; time.sleep(60)") == 137
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_launcher_reaches_the_workers(launch: Launch, name: str) -> None:
     number = signal.Signals[name]
     assert launch(f"import os; os.kill(os.getppid(), {number}); {LISTEN}") == 128 + number
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_workers_notice_that_the_launcher_was_killed(tmp_path: Path) -> None:
     """Both workers write a file when the pipe closes."""
     worker = "import os; print(flush=True); os.read(0, 1); open(os.environ['RANK'], 'w').close()"

@@ -250,7 +250,7 @@ finally: open("imports", "w").write(" ".join(dict.fromkeys(names)))
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize(
     ("arguments", "module"),
     [
@@ -267,7 +267,7 @@ def test_ctrl_c_in_an_import_is_one_line(home: Path, tmp_path: Path, arguments: 
 # ---- streams ----
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no shell that closes streams")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
 def test_a_closed_stream_stops_nothing(closed: str) -> None:
     """Python replaces a closed stream with None."""
@@ -277,7 +277,7 @@ def test_a_closed_stream_stops_nothing(closed: str) -> None:
     assert bool(done.stdout) == ("1>&-" not in closed)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe as another error")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize("arguments", [["config", "show"], ["train", "--help"], ["--version"]], ids=" ".join)
 def test_a_closed_pipe_is_silent(arguments: list[str]) -> None:
     """As in `minigpt config show | head -1`."""
@@ -289,7 +289,7 @@ def test_a_closed_pipe_is_silent(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "minigpt", "config", "show"]

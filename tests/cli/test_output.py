@@ -97,7 +97,7 @@ def test_json_never_contains_a_number_that_is_not_finite() -> None:
         json_text({"loss": [math.nan]})
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a limit on the size of files")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_a_file_that_cannot_be_completed_keeps_its_old_content(at_home: Path, tmp_path: Path) -> None:
     """As on a full disk."""
     import resource
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_completed_keeps_its_old_content(at_home: Path, tm
     assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("sample.txt", "old")]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs links and permissions")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_the_target_of_a_link_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
@@ -128,7 +128,7 @@ def test_the_target_of_a_link_is_replaced_and_keeps_its_permissions(tmp_path: Pa
     assert target.stat().st_ino != before
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="this system has no /dev/stdout")
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="needs POSIX")
 def test_a_device_or_a_pipe_is_written_directly(cli: Cli, at_home: Path) -> None:
     write_bytes(b"x", Path(os.devnull))
     assert not Path(os.devnull).is_file()

@@ -67,7 +67,7 @@ def test_without_arguments_it_trains_on_the_library_of_python(cli: Cli) -> None:
     assert 'source:\n  - "builtin:python"' in Path("runs/python-1/config.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are Unicode there")
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="needs Linux")
 def test_a_text_may_have_a_name_that_is_not_unicode(cli: Cli) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text(VERSE, encoding="utf-8")
@@ -412,7 +412,7 @@ def test_a_device_that_is_not_here_is_an_error_before_all_else(cli: Cli, verse: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends signals in another way")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_prints_a_command_that_resumes(cli: Cli, verse: str, number: signal.Signals) -> None:
     arguments = ["train", verse, *SMALL, "-s", "train.steps=1000000", "-s", "train.patience=0"]
@@ -463,7 +463,7 @@ def test_a_diverged_run_keeps_its_curves(cli: Cli, run: Path) -> None:
     assert [row["name"] for row in cli("runs", "--json").json] == ["verse-1", "up"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="free memory is known on Linux only")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(
     cli: Cli, verse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ if sys.platform != "win32":
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="needs the limits, links and pipes of POSIX"),
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX"),
     pytest.mark.usefixtures("empty_folder", "quick_and_clean"),
 ]
 

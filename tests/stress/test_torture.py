@@ -27,7 +27,7 @@ def tortured(tmp_path_factory: pytest.TempPathFactory) -> Tortured:
     command = [sys.executable, str(ROOT / "scripts/stress/torture"), *SHORT, "--keep", str(folder)]
     done = subprocess.run([*command, "--json", str(folder) + ".json"], capture_output=True, text=True, check=False)
     if done.returncode == 2 and done.stderr.startswith("torture: "):
-        pytest.skip(done.stderr.strip())
+        pytest.skip(done.stderr.removeprefix("torture: ").strip())
     return folder, done
 
 

@@ -27,7 +27,7 @@ from minigpt.files import (
     write_atomically,
 )
 
-POSIX = pytest.mark.skipif(os.name != "posix", reason="needs links and pipes as on POSIX")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 
 
 def names(folder: Path) -> list[str]:
@@ -70,7 +70,7 @@ def test_a_folder_is_published_completely_or_not_at_all(tmp_path: Path) -> None:
     assert (names(tmp_path), names(path)) == (["folder"], ["new"])
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs permissions of POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.touch(mode=0o600)

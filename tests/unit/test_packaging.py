@@ -24,7 +24,7 @@ PACKAGE = ROOT / "minigpt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no executable bit")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_scripts_are_executable() -> None:
     files = [file for file in (ROOT / "scripts").rglob("*") if file.is_file()]
     scripts = [file for file in [*files, ROOT / ".ci/run"] if file.read_bytes()[:2] == b"#!"]

@@ -15,7 +15,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert cache_folder() == expected
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sets a home folder as on POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_the_cache_is_in_the_users_cache_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MINIGPT_CACHE", "")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -18,7 +18,7 @@ from minigpt.errors import UserError
 
 FIRST = "\n\n".join(blocks(page(CHAPTERS[0]), "mygpt.py"))
 """The code of chapter 1."""
-POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
+POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 UNPRINTABLE = """
 class Strange(Exception):
     def __str__(self): raise self

@@ -91,9 +91,7 @@ def test_experiments_run(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as above
-@pytest.mark.skipif(
-    not os.environ.get("MINIGPT_TRAIN_COURSE"), reason="trains for 25 minutes; set MINIGPT_TRAIN_COURSE"
-)
+@pytest.mark.skipif(not os.environ.get("MINIGPT_TRAIN_COURSE"), reason="needs MINIGPT_TRAIN_COURSE, and 25 minutes")
 @pytest.mark.parametrize("seed", [1, 2, 6])
 def test_the_readers_gpt_has_the_printed_loss(
     mygpt: Path, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

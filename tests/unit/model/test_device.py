@@ -239,7 +239,7 @@ print(resident() / full)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_freed_memory_stays_with_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", RESIDENT_SHARE], capture_output=True, text=True, check=True)
     assert float(done.stdout) > 0.95

@@ -208,7 +208,7 @@ def test_training_sees_no_later_token(family: str, chosen: Kernels, dtype: torch
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by the compiler
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 def test_a_compiled_model_sees_no_later_token() -> None:
     model = random_model("modern", n_layer=1, context=2 * BLOCK + 7).train()
     assert_causal(torch.compile(model), 2 * BLOCK + 7, torch.bfloat16)

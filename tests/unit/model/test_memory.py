@@ -36,7 +36,7 @@ def test_free_memory_is_known_on_linux() -> None:
     assert free_memory_bytes("mps") is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize(
     ("limit", "free"), [("4000000", 3_800_000), ("max", 8_000_000), ("9000000000", 8_000_000), (None, 8_000_000)]
 )
@@ -68,7 +68,7 @@ def test_processes_of_a_machine_share_its_memory(
     assert free_memory_bytes("cpu") == 8_000 // share
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="not reported on this system")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_peak_memory_includes_what_was_freed() -> None:
     """In a process of its own, because this one may have used more before."""
     program = (

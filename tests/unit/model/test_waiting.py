@@ -12,7 +12,7 @@ from command_line import environment
 
 from minigpt.model import waiting
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 class Stop(Exception):

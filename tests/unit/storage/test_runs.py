@@ -366,7 +366,7 @@ def test_training_does_not_follow_a_link_out_of_the_run(tmp_path: Path, name: st
     assert not outside.exists()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="Windows has no named pipes in folders")
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 def test_a_pipe_instead_of_the_lock_is_refused() -> None:
     run = make_run("runs/a")
     os.mkfifo(run / LOCK)

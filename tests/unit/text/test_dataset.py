@@ -142,7 +142,7 @@ def test_files_of_killed_processes_leave_the_cache_a_day_later(tmp_path: Path, c
     assert (new.exists(), old.exists()) == (True, False), "another process may still write a new file"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no such modes there")
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX")
 def test_files_in_the_cache_have_the_usual_permissions(tmp_path: Path, cache: Path) -> None:
     """Several users may share a cache."""
     before = os.umask(0o022)
@@ -208,7 +208,7 @@ def test_line_ends_of_any_system_give_the_same_dataset(tmp_path: Path) -> None:
     assert found[1].tokenizer.decode(found[1].train).startswith("ab\nab\n")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_a_file_in_both_texts_is_refused(tmp_path: Path) -> None:
     """The loss on training text says nothing about new text. An older run with such texts can be resumed."""
     sources = (write(tmp_path, "abcabc", "a.txt"), write(tmp_path, "bcabca", "b.txt"))

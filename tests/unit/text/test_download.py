@@ -238,7 +238,7 @@ def test_a_cache_that_cannot_be_a_folder(registry: Path, tmp_path: Path) -> None
         download("whole")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_a_full_disk(registry: Path) -> None:
     import resource
 

@@ -8,7 +8,7 @@ import pytest
 from minigpt.config.schema import DataConfig
 from minigpt.text import dataset as data
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 def resident(path: Path) -> int:

@@ -233,7 +233,7 @@ def test_a_folder_skips_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert text("notes") == "text"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_links_in_a_folder_are_skipped_with_a_notice(folder: Path) -> None:
     """A link could lead out of the folder or form a cycle. A link that the user names is read."""
     (folder / "notes/sub").mkdir(parents=True)
@@ -353,7 +353,7 @@ def test_a_damaged_gz_is_an_error(keep: int) -> None:
     assert error("b.gz").startswith("the compressed file b.gz is damaged or incomplete")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such files")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 @pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/0"])
 def test_standard_input_has_one_name(name: str) -> None:
     """A file on standard input would be read once for each of its names, and a resumed run could not find it."""
@@ -394,7 +394,7 @@ def test_standard_input_can_be_read_twice_and_its_copy_is_deleted(folder: Path) 
     assert b"standard input: the text is empty" in read_in_a_process("-", typed=b"").stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals, no named pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_terminals_and_pipes_are_refused() -> None:
     ours, theirs = os.openpty()
     try:

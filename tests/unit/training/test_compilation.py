@@ -212,7 +212,7 @@ def test_recorded_graphs_are_freed_with_the_loss(monkeypatch: pytest.MonkeyPatch
     assert modules[0]() is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("family", ["modern", "classic", "lstm"])
 def test_a_gpu_repeats_a_run_bit_for_bit_recorded_or_not(tmp_path: Path, family: str) -> None:
     runtime = {"runtime__device": "cuda", "runtime__dtype": "bfloat16", "runtime__compile": "auto"}

@@ -213,7 +213,7 @@ def full_at(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 def test_lines_wait_for_a_full_disk_and_the_board_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Metrics(tmp_path) as metrics:
         metrics.log(1, 1.0, {"a": 0.5})

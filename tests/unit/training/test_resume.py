@@ -232,10 +232,9 @@ def test_other_intervals_after_a_resume_change_no_weight(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 def test_compiled_as_well(tmp_path: Path) -> None:
     """By default, compiled kernels add the sums of threads in any order. minigpt makes them deterministic."""
-    if not has_compiler():
-        pytest.skip("no C++ compiler here")
     small = {"model__n_layer": 1, "train__steps": 6, "train__save_every": 3, "model__dropout": 0.2}
     config = make_config(**small, runtime__threads=2, runtime__compile=True)
     train_and_copy(config, tmp_path / "untouched", tmp_path / "killed", step=3)

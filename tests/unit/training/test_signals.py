@@ -34,7 +34,7 @@ from minigpt.training import signals
 from minigpt.training.signals import STDERR, Interrupts, Stderr, handle
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals as POSIX has them"),
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX"),
     pytest.mark.usefixtures("empty_folder"),
 ]
 
