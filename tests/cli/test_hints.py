@@ -143,21 +143,6 @@ def test_what_was_withdrawn_names_its_replacement(cli: Cli, name: str) -> None:
         assert [option for option in options if option not in usage] == []
 
 
-def test_suggested_commands_name_the_run() -> None:
-    """Without a run, a command uses the newest one."""
-    pattern = re.compile(r"(?<!`)minigpt (inspect|sample|attention|eval|claims|export|compare|train --resume) ")
-    suggestions = [
-        (path.name, line[found.end() :])
-        for path in (ROOT / "minigpt").rglob("*")
-        if path.suffix in (".py", ".js", ".html") and "node_modules" not in path.parts
-        for line in path.read_text(encoding="utf-8").splitlines()
-        for found in pattern.finditer(line)
-        if line[: found.start()].strip()  # not an example in a docstring
-    ]
-    assert len(suggestions) >= 10
-    assert [one for one in suggestions if not one[1].startswith(("{", "${page.argument}", "last"))] == []
-
-
 def test_an_error_is_one_line_and_a_bug_none() -> None:
     assert error_line(UserError("a\nb"), "train") == r"minigpt: a\nb"
     assert error_line(OSError(28, "No space left on device", "x"), "train") == "minigpt: x: No space left on device"

@@ -174,23 +174,28 @@ def test_shells_complete_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_these_commands_start_without_torch(home: Path) -> None:
-    """Importing torch takes a second."""
+    """Importing torch takes a second, and the other modules a tenth each."""
     commands = [
         *["--help", "--version", "train --help", "sample --help", "runs", "runs --json", "data list"],
-        *["config list", "config show -c tiny", "config schema", "data info verse.txt", "data get nonsense"],
-        *["train --minutes -1", "train --resume auto", "train --processes 2 --minutes -1"],
+        *["config list", "config show -c tiny", "config schema", "data info verse.txt"],
+        *["train --minutes -1", "train --resume auto", "train --processes 2 --minutes -1", "sample -l 3"],
     ]
     code = f"""
 import sys
+import minigpt
 from minigpt.cli.main import main
+slow = {{"torch", "tensorboard", "tqdm", "matplotlib", "asyncio", "multiprocessing", "numpy.random"}}
 for command in {commands!r}:
     sys.argv = ["minigpt", *command.split()]
     try:
         main()
     except SystemExit:
         pass
-    if "torch" in sys.modules:
-        sys.exit(f"minigpt {{command}} imported torch")
+    if slow & {{*sys.modules}}:
+        sys.exit(f"minigpt {{command}} imported {{slow & {{*sys.modules}}}}")
+minigpt.load("verse-1").generate("May", length=5)
+if slow & {{*sys.modules}}:
+    sys.exit("minigpt.load imported a slow module")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment(), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-300:]

@@ -180,13 +180,3 @@ def test_the_numbers_on_the_page_are_the_records() -> None:
         run = runs_of(name)[0]
         facts = (f"{run['parameters']:,}", f"{run['rate']:g}", f"{run['steps']:,}", f"{seconds(name):.0f}")
         assert (name, cells) == (expected, " | ".join(facts))
-    text = " ".join(PAGE.split())
-    (longer,) = RECORD["longer"]
-    assert f"At 16 letters, it reverses {share('LSTM', 16)} of the words, and {longer['accuracy']['16']:.0%} if" in text
-    at_20 = (share(name, 20) for name in ("transformer", "LSTM", "LSTM with attention"))
-    assert (
-        "At 20 letters, it reverses {}. The LSTM without attention gets {}, and the one with attention {}.".format(
-            *at_20
-        )
-        in text
-    )

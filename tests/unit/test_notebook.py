@@ -2,16 +2,12 @@
 
 import math
 import re
-import subprocess
-import sys
 from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command_line import environment
 from random_models import checkpoint
 
 from minigpt.errors import ConfigError, TextError, UnknownCharacterError
@@ -105,11 +101,3 @@ def test_results_are_html_without_scripts_and_escaped() -> None:
     strengths = [float(found) for found in re.findall(r"213,94,0,([\d.]+)", loss)]
     shares = np.minimum(1, model.loss(text).losses / model.loss(text).uniform)
     assert strengths == pytest.approx(0.8 * np.nan_to_num(shares), abs=0.006)
-
-
-def test_load_and_generate_do_not_import_torch(finished_run: Path) -> None:
-    code = "import minigpt, sys; text = minigpt.load(sys.argv[1]).generate('a', length=5); "
-    code += "print(len(text.text), {'torch', 'matplotlib'} & {*sys.modules})"
-    command = [sys.executable, "-c", code, str(finished_run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    assert done.stdout == "5 set()\n"

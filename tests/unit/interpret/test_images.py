@@ -1,8 +1,5 @@
 """Images show the weights, readable in gray."""
 
-import subprocess
-import sys
-
 import numpy as np
 import torch
 from random_models import cells
@@ -42,10 +39,3 @@ def test_letters_that_would_overlap_are_positions() -> None:
     for tokens in (["a"] * 300, ["\\xC3"] * 60):
         figure = images.draw(torch.eye(len(tokens))[None, None], [0], [0], tokens, "a")
         assert not {label.get_text() for label in figure.axes[0].get_xticklabels()} & {*tokens}
-
-
-def test_only_drawing_imports_matplotlib() -> None:
-    code = "import sys, minigpt.interpret.charts, minigpt.interpret.probe, minigpt.viewer.page, minigpt.notebook\n"
-    code += "print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

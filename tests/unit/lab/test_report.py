@@ -1,9 +1,7 @@
 """The comparison of recorded runs, and the pages and figures of the lab notebook."""
 
 import json
-import math
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -66,44 +64,6 @@ def questions_of(page: str) -> list[str]:
     """Return the questions that a page names in the command `scripts/lab/report QUESTION...`."""
     commands = re.findall(r"scripts/lab/report ([^-\[\n#][^\n#]*)", page)
     return [name for names in commands for name in names.split()]
-
-
-def lead(section: str) -> str:
-    """Return the first paragraph of a section, which sums up its answer."""
-    return section.split("\n\n")[1]
-
-
-def figures(text: str) -> list[str]:
-    """Return the numbers with three or four decimals."""
-    return re.findall(r"(?<![\d.])\d\.\d{3,4}(?!\d)", text)
-
-
-def test_the_figures_in_lead_paragraphs_are_those_of_the_recorded_runs() -> None:
-    recorded, shown = records.read(), 0
-    for name, section in SECTIONS.items():
-        known: list[float] = []
-        for question in questions_of(section):
-            found = report.variants(recorded[question])
-            for variant, runs in found.items():
-                loss, pairs = statistics.fmean(run["loss"] for run in runs.values()), report.differences(found, variant)
-                lowest = statistics.fmean(run["best"] for run in runs.values())
-                known += [loss, loss / math.log(2), lowest, *([abs(statistics.fmean(pairs))] if pairs else [])]
-        for figure in figures(lead(section)) if known else ():
-            assert any(f"{value:.{len(figure) - 2}f}" == figure for value in known), f"{name}: {figure}"
-            shown += 1
-    assert shown > 8
-
-
-def test_the_index_agrees_with_the_pages_and_the_recorded_runs() -> None:
-    index = (records.LAB / "index.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[.+?\]\((.+?)\.md\) \| (.+) \|$", index, re.MULTILINE)
-    assert {page for page, _ in rows} == {path.stem for path in PAGES} - {"index"}
-    recorded = records.read()
-    counts = f"{sum(map(len, recorded.values()))} recorded training runs, which answer {len(recorded)} questions"
-    assert counts in " ".join(index.split())
-    for page, finding in rows:
-        leads = "".join(lead(section) for name, section in SECTIONS.items() if name.startswith(f"{page}#"))
-        assert not {*figures(finding)} - {*figures(leads)}, page
 
 
 def test_the_tables_of_the_notebook_show_the_recorded_runs() -> None:

@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, VERSE, Cli, called, environment
+from command_line import SMALL, VERSE, Cli, called
 from small_runs import ending
 
 from minigpt.errors import ConfigAsTextError, UserError
@@ -272,19 +270,6 @@ def test_a_run_in_use_is_refused_in_one_line_and_untouched(cli: Cli, run: Path, 
             assert cli(*reading).code == 0, "the lock does not stop readers"
     assert contents(run) == before
     assert cli("train", "--resume", "stopped", *GO_ON).code == 0
-
-
-def test_a_real_second_process_is_refused_and_a_kill_frees_the_run(run: Path) -> None:
-    command = [sys.executable, "-m", "minigpt", "train", "--resume", "stopped", "-s", "train.steps=1000000"]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:
-        assert first.stderr
-        next(line for line in first.stderr if line.startswith("resuming at step 6"))
-        with pytest.raises(UserError, match=rf"run stopped is in use by process {first.pid} on "), lock(run):
-            pass
-        first.kill()
-        first.stderr.read()
-    with lock(run):
-        assert newest_intact(run)[0].metadata.state.step >= 6
 
 
 def test_settings_for_a_mac_are_those_for_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,7 @@ from minigpt.config.presets import presets, read_preset
 from minigpt.config.resolve import resolve
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import UserError, ViewError
-from minigpt.interpret.effects import CLEAR
-from minigpt.interpret.extract import ablate_heads, extract
-from minigpt.interpret.scores import are_letters
+from minigpt.interpret.extract import ablate_heads
 from minigpt.model.load import load_model, load_transformer
 from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.metadata import Origin
@@ -66,33 +64,18 @@ def test_the_page_has_the_weights_and_minigpts_own_logits(exact: bool) -> None:
     assert (change == 0) == exact
 
 
-@pytest.mark.parametrize("threshold", [CLEAR, 0.0])
-def test_the_page_starts_where_a_head_matters_most(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigpt.interpret.effects.CLEAR", threshold)
+def test_the_page_says_how_many_predictions_each_head_breaks() -> None:
     loaded = checkpoint(layers=2, heads=3, width=48)
     data = page_data(build_page(loaded, excerpt(loaded)))
     ids, model = loaded.tokenizer.encode(data["text"]).tolist(), load_transformer(rounded(loaded))
-    usual, likeliest = probabilities(model, ids).max(-1)
-    weights = extract(model, np.array(ids)).weights
-    late = range(len(ids) // 2, len(ids) - 1)
-    drops = {}
+    likeliest = probabilities(model, ids).argmax(-1)
     for layer in range(2):
         for head in range(3):
             with ablate_heads(model, {(layer, head)}):
                 without = probabilities(model, ids)
             broken = (without.argmax(-1) != likeliest)[len(ids) // 2 :].double().mean().item()
             assert data["models"][0]["heads"][layer][head]["breaks"] == pytest.approx(broken)
-            for at in late:
-                drop = usual[at] - without[at, likeliest[at]]
-                focus, key = weights[layer, head, at].max(-1)
-                word_starts = data["text"][at] == " "
-                drops[at, (layer, head)] = (drop * focus * (at - key) ** 0.5 * (1 + word_starts)).item()
-    clear = {at for at in late if usual[at] >= threshold}
-    letters = {at for at in clear if are_letters(data["text"][at + 1])[0] and data["text"][at] != "\n"}
-    chosen = letters or clear or set(late)
-    assert (data["selected"], tuple(data["head"])) == max(
-        (key for key in drops if key[0] in chosen), key=lambda key: drops[key]
-    )
+    assert len(ids) // 2 <= data["selected"] < len(ids) - 1
 
 
 @pytest.mark.parametrize("text", ["Spe", "ear", "men", "All", "we ", "any"])
@@ -257,13 +240,6 @@ def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
     ]  # fmt: skip
     links = [value or "" for _, a in elements.tags for name, value in a.items() if name in ("src", "href")]
     assert all(address.startswith("data:") for address in links)
-
-
-def test_the_script_never_parses_text_as_markup_or_code() -> None:
-    script = (document.HERE / "page.js").read_text(encoding="utf-8")
-    assert "</script" not in script
-    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"):
-        assert name not in script, name
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
