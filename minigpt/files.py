@@ -1,6 +1,7 @@
 """Write files that are either complete or absent, even after a crash, and read untrusted files safely."""
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -102,8 +103,12 @@ def make_folders(folder: Path) -> None:
         sync(folder.parent)
 
 
-def open_within(path: Path, folder: Path) -> BinaryIO:
-    """Open a file for reading. Raise UserError if it is outside `folder`, not a regular file, or cannot be opened."""
+def open_within(path: Path, folder: Path, limit: int | None = None) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        UserError: It is outside `folder`, not a regular file, larger than `limit` bytes, or cannot be opened.
+    """
     try:
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             raise UserError(f"{escape(path)} is a link that leads out of its folder")
@@ -111,27 +116,39 @@ def open_within(path: Path, folder: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    is_regular = stat.S_ISREG(status.st_mode)
+    if not is_regular or (limit is not None and status.st_size > limit):
         os.close(descriptor)
-        raise UserError(f"{escape(path)} is not a regular file")
+        raise UserError(f"{escape(path)} is {f'larger than {limit:,} bytes' if is_regular else 'not a regular file'}")
     return os.fdopen(descriptor, "rb")
 
 
-def read_within(path: Path, folder: Path, limit: int | None = None) -> bytes:
-    """Return the contents of a file of at most `limit` bytes, opened with `open_within`. Raises UserError.
+def read_within(path: Path, folder: Path, limit: int) -> bytes:
+    """Return the contents of a file, opened with `open_within`. Raises UserError.
 
-    Without a limit, raise MemoryError if the file and the arrays in it do not fit into free memory.
+    Raise MemoryError if the file and what is parsed from it do not fit into free memory.
     """
-    with open_within(path, folder) as file:
+    with open_within(path, folder, limit) as file:
         size = os.fstat(file.fileno()).st_size
-        if limit is not None and size > limit:
-            raise UserError(f"{escape(path)} is larger than {limit:,} bytes")
-        if limit is None and 2 * size > (free_memory() or 2 * size):
+        if 2 * size > (free_memory() or 2 * size):
             raise MemoryError
         try:
             return file.read(size)
         except OSError as error:
             raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
+
+
+def hash_within(path: Path, folder: Path, limit: int) -> str:
+    """Return the SHA-256 of a file, opened with `open_within`, of which only a block is in memory. Raises UserError."""
+    hashed = hashlib.sha256()
+    with open_within(path, folder, limit) as file:
+        try:
+            while block := file.read(1 << 20):
+                hashed.update(block)
+        except OSError as error:
+            raise UserError(f"cannot read {escape(path)}: {reason(error)}") from error
+    return hashed.hexdigest()
 
 
 def decode(content: bytes, path: Path) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from minigpt.config import yaml
 from minigpt.config.schema import MOST_STEPS, MOST_THREADS
 from minigpt.errors import CheckpointError, escape
-from minigpt.files import read_within
+from minigpt.files import hash_within, read_within
 
 METADATA, MODEL, OPTIMIZER = "metadata.json", "model.safetensors", "optimizer.safetensors"
 TEXTS = ("config.yaml", "tokenizer.json")
@@ -194,9 +194,7 @@ def read_metadata(checkpoint: Path) -> Metadata:
 
 def read_checked(checkpoint: Path, name: str, metadata: Metadata) -> bytes:
     """Return the content of a file of a checkpoint. Raise UserError if it is missing, too large or changed."""
-    if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
-        raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
-    content = read_within(checkpoint / name, checkpoint, LIMITS.get(name))
+    content = read_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata))
     if hashlib.sha256(content).hexdigest() != metadata.sha256.get(name):
         raise _changed(checkpoint, name)
     return content
@@ -206,8 +204,21 @@ def verify(checkpoint: Path) -> Metadata:
     """Check each file of a checkpoint and return its metadata. Raises UserError like `read_checked`."""
     metadata = read_metadata(checkpoint)
     for name in (*array_files(MODEL, metadata), *array_files(OPTIMIZER, metadata), *TEXTS):
-        read_checked(checkpoint, name, metadata)
+        actual = hash_within(checkpoint / name, checkpoint, _limit(checkpoint, name, metadata))
+        if actual != metadata.sha256.get(name):
+            raise _changed(checkpoint, name)
     return metadata
+
+
+def _limit(checkpoint: Path, name: str, metadata: Metadata) -> int:
+    """Return the maximum size of a file in bytes. Raise CheckpointError if it is the optimizer state, and missing.
+
+    A parameter has at most four float32 values: two moments, and its raw value if the model has its average. The rest
+    is for headers.
+    """
+    if name == OPTIMIZER and not os.path.lexists(checkpoint / name):
+        raise CheckpointError(f"cannot resume from {escape(checkpoint)}: optimizer state is missing")
+    return LIMITS.get(name, 16 * metadata.parameters + (16 << 20))
 
 
 def _changed(checkpoint: Path, name: str) -> CheckpointError:

@@ -13,6 +13,7 @@ from minigpt.errors import (
     CheckpointError,
     ConfigAsTextError,
     ConfigError,
+    InsufficientMemoryError,
     NoOptimizerError,
     TextError,
     UserError,
@@ -255,6 +256,8 @@ def newest_intact(run: Path) -> tuple[Checkpoint, list[str]]:
         try:
             verify(step_folder(run, step))
             return load_checkpoint(step_folder(run, step)), notices
+        except InsufficientMemoryError:  # it is not damaged: an older one would lose steps
+            raise
         except UserError as error:
             notices.append(f"skipping the checkpoint of step {step}: {error}")
     why = f"no checkpoint is intact ({notices[0]})" if notices else "it has no checkpoint"

@@ -43,6 +43,7 @@ from minigpt.storage.metadata import (
 )
 from minigpt.storage.runs import best_step, checkpoint_steps, repair, step_folder
 from minigpt.text.tokenizer import CharTokenizer
+from minigpt.training.setup import newest_intact
 
 TOKENIZER = CharTokenizer("abc \n")
 CONFIG = configuration.resolve(
@@ -244,8 +245,10 @@ def test_a_file_larger_than_memory_is_not_read(tmp_path: Path, intact: Path, mon
     monkeypatch.setattr(files, "free_memory", lambda: 2 * path.stat().st_size - 1)
     with pytest.raises(InsufficientMemoryError, match=r"model\.safetensors does not fit in memory"):
         load_checkpoint(tmp_path / "copy")
-    with pytest.raises(MemoryError):  # not a damaged checkpoint, which a resume would skip
-        verify(tmp_path / "copy")
+    verify(tmp_path / "copy")  # it is not damaged
+    shutil.copytree(tmp_path / "copy", step_folder(tmp_path / "run", 7))
+    with pytest.raises(InsufficientMemoryError):  # a resume must not skip it
+        newest_intact(tmp_path / "run")
 
 
 def test_an_error_lists_the_other_intact_checkpoints(tmp_path: Path) -> None:
