@@ -16,10 +16,11 @@ from minigpt.cli.excerpt import (
 from minigpt.cli.input import load_other, load_run
 from minigpt.cli.options import CheckpointOption, EncodingOption, RunArgument, UnknownOption
 from minigpt.cli.output import check_writable, notice, write_bytes
-from minigpt.errors import CheckpointError, UserError, escape
+from minigpt.errors import UserError, escape
 
 if TYPE_CHECKING:
     from minigpt.storage.checkpoint import Checkpoint
+    from minigpt.viewer.film import Log
 
 MAX_SIZE = 16_000_000
 """Size of a page in bytes above which --force is required."""
@@ -67,10 +68,9 @@ def inspect(
     compared = [] if compare is None else [load_other(compare, [out])]
     for model in (loaded, *compared):
         check_size(model, exact)  # before anything is computed
-    moments = _moments(loaded, steps, [out])
-    _check_room(
-        moments, most_moments(loaded.weights, [model.weights for model in compared], exact), is_named=bool(steps)
-    )
+    limit = most_moments(loaded.weights, [model.weights for model in compared], exact)
+    log = notice if steps is None else None
+    moments = _moments(loaded, steps, limit, log)
     excerpt = choose_excerpt(loaded, text, file, val, unknown, encoding, whole_lines=True)
     page = build_page(
         loaded,
@@ -80,6 +80,7 @@ def inspect(
         split=validation_split(loaded),
         start=Start(layer, head, at_end=text is not None or file is not None),
         exact=exact,
+        log=log,
     ).encode()
     _write_page(page, out, force, open_)
 
@@ -98,42 +99,32 @@ def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
         webbrowser.open(out.absolute().as_uri())
 
 
-def _moments(loaded: "Checkpoint", steps: str | None, outs: list[Path]) -> list["Checkpoint"]:
-    """Return the moments of the run that the page may show, in order: those that `steps` names, or else all."""
+def _moments(loaded: "Checkpoint", value: str | None, limit: int, log: "Log") -> list["Checkpoint"]:
+    """Return the moments of the run that the page may show, in order: those that --steps names, or else most."""
     from minigpt.paths import run_of
     from minigpt.storage.runs import saved_steps
+    from minigpt.viewer.film import MOST_LOADED, load_moments, thin
 
-    run = run_of(loaded.path)
-    if steps == "none" or (run is None and steps is None):
+    run, opened = run_of(loaded.path), loaded.metadata.step
+    if value == "none" or (run is None and value is None):
         return []
     if run is None:
         raise UserError("--steps needs a run, not a checkpoint folder")
-    saved = saved_steps(run) | {loaded.metadata.step: loaded.path}  # it may be quarantined
-    named = sorted(saved) if steps is None else sorted({*_integers("--steps", steps), loaded.metadata.step})
-    moments: list[Checkpoint] = []
-    for step in named:
-        if step not in saved:
-            raise UserError(f"--steps: no weights of step {step}; the run has {', '.join(map(str, saved))}")
-        try:
-            is_loaded = step == loaded.metadata.step
-            moments.append(loaded if is_loaded else load_other(saved[step], outs))
-        except CheckpointError as error:
-            if steps is not None:
-                raise
-            notice(f"left out of the film: {error}")
+    saved = sorted({*saved_steps(run), opened})  # it may be quarantined
     if len(saved) == 1 and not loaded.metadata.imported:
         notice("no film: the run has the weights of only one step (train.frames keeps more, in longer runs)")
-    return moments
-
-
-def _check_room(moments: list["Checkpoint"], limit: int, is_named: bool) -> None:
-    """Say that the page has no room for a film. Refuse more moments than `limit` if the user named them."""
-    if len(moments) > 1 and limit < 2:
+    elif len(saved) > 1 and limit < 2:
         notice("no film: the weights of another step do not fit into the page")
-    if is_named and len(moments) > max(1, limit):
-        raise UserError(
-            f"--steps: the page has room for {limit} steps, with the opened one, and {len(moments)} are named"
-        )
+    if value is None:
+        chosen = {saved[0], opened, *thin(saved, MOST_LOADED)} if limit > 1 else set()
+    else:
+        chosen = {*_integers("--steps", value), opened}
+        if missing := sorted(chosen - {*saved}):
+            raise UserError(f"--steps: no weights of step {missing[0]}; the run has {', '.join(map(str, saved))}")
+        if len(chosen) > max(1, limit):
+            room = f"the page has room for {limit} steps, with the opened one"
+            raise UserError(f"--steps: {room}, and {len(chosen)} are named")
+    return load_moments(run, loaded, sorted(chosen), log)
 
 
 def _integers(option: str, value: str) -> list[int]:

@@ -134,8 +134,8 @@ def _verify_runs(folder: Path, as_json: bool) -> None:
     if problems and not as_json:
         table(("run", "checkpoint", "problem"), problems)
     if problems:
-        are = "is" if len(problems) == 1 else "are"
-        raise UserError(f"{len(problems)} of {count(len(checked), 'checkpoint')} {are} damaged")
+        have = "has" if len(problems) == 1 else "have"
+        raise UserError(f"{len(problems)} of {count(len(checked), 'checkpoint')} {have} a problem")
     if checked and not as_json:
         print(f"{count(len(checked), 'checkpoint')} of {count(len({item.run for item in checked}), 'run')} are intact")
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from minigpt.config.resolve import from_yaml, to_yaml
+from minigpt.config.resolve import changed_on_resume, from_yaml, to_yaml
 from minigpt.config.schema import RunConfig
 from minigpt.config.shapes import parameter_shapes
 from minigpt.errors import (
@@ -228,7 +228,7 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
     while True:
         path = find_checkpoint(str(run), which)
         try:
-            return _load(path)
+            return read_checkpoint(path)
         except InsufficientMemoryError:
             raise
         except UserError as error:
@@ -236,12 +236,17 @@ def load_checkpoint(run: str | Path = "last", which: str | int | None = None) ->
                 raise CheckpointError(error.problem, intact_steps(path.parent.parent)) from error
 
 
-def _load(path: Path) -> Checkpoint:
-    metadata = read_metadata(path)
-    config = read_settings(path, metadata)
-    tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
-    weights = _read_arrays(path, MODEL, metadata)
-    expected = parameter_shapes(config.model, tokenizer.vocab_size)
+def read_checkpoint(path: Path, beside: Checkpoint | None = None) -> Checkpoint:
+    """Return the checkpoint or frame in a folder, perhaps of the run of another checkpoint, `beside`.
+
+    Raises:
+        UserError: It is missing, damaged or not of this run.
+    """
+    checkpoint = read_without_weights(path)
+    if beside:
+        check_same_run(checkpoint, beside)
+    weights = _read_arrays(path, MODEL, checkpoint.metadata)
+    expected = parameter_shapes(checkpoint.config.model, checkpoint.tokenizer.vocab_size)
     actual = {name: array.shape for name, array in weights.items()}
     for name in sorted(expected | actual):
         if expected.get(name) != actual.get(name):
@@ -249,7 +254,23 @@ def _load(path: Path) -> Checkpoint:
             needs = f"expected shape {expected[name]}" if name in expected else "it is not part of the model"
             problem = f"the weights of {escape(path)} do not fit its configuration"
             raise CheckpointError(f"{problem}: {escape(name)[:80]} {has}; {needs}")
-    return Checkpoint(config, tokenizer, metadata, weights, path)
+    return replace(checkpoint, weights=weights)
+
+
+def read_without_weights(path: Path) -> Checkpoint:
+    """Return the checkpoint or frame in a folder, without its weights. Raises UserError."""
+    metadata = read_metadata(path)
+    tokenizer = from_json(_read_text(path, "tokenizer.json", metadata), str(path / "tokenizer.json"))
+    return Checkpoint(read_settings(path, metadata), tokenizer, metadata, {}, path)
+
+
+def check_same_run(checkpoint: Checkpoint, other: Checkpoint) -> None:
+    """Raise CheckpointError if two checkpoints cannot be of one run, because somebody copied one of them there."""
+    differences = changed_on_resume(other.config, checkpoint.config)
+    if checkpoint.tokenizer.to_json() != other.tokenizer.to_json():
+        differences.append("its vocabulary is different")
+    if differences:
+        raise CheckpointError(f"{escape(checkpoint.path)} is not of this run: {differences[0]}")
 
 
 def read_settings(path: Path, metadata: Metadata) -> RunConfig:

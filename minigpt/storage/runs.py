@@ -106,7 +106,8 @@ def step_folder(run: Path, step: int, kind: str = CHECKPOINTS) -> Path:
 
 def checkpoint_steps(run: Path, kind: str = CHECKPOINTS) -> list[int]:
     """Return the steps of a run's checkpoints or frames, in order."""
-    return sorted(int(name[5:]) for name in names_in(run / kind) if re.fullmatch(r"step-[0-9]{8,19}", name))
+    names = (name for name in names_in(run / kind) if re.fullmatch("step-(?!0[0-9]{8})[0-9]{8,19}", name))
+    return sorted(int(name[5:]) for name in names)
 
 
 def saved_steps(run: Path) -> dict[int, Path]:

@@ -1,4 +1,4 @@
-"""Check that the checkpoints of runs have not changed since they were written."""
+"""Check that the checkpoints of runs have not changed since they were written, nor come from another run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from minigpt.errors import UserError, reason
 from minigpt.paths import FRAMES, RUNS, is_run, names_in
+from minigpt.storage.checkpoint import check_same_run, read_without_weights
 from minigpt.storage.metadata import verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 
@@ -32,11 +33,16 @@ def verify_runs(root: Path = RUNS) -> Iterator[Checked]:
             continue
         if not checkpoints:
             yield Checked(run.name, "checkpoints", "there is no checkpoint")
-        for folder in frames + checkpoints:
+        checked, newest = list[Checked](), None
+        for folder in reversed(frames + checkpoints):
             problem = None
             try:
                 verify(folder)
+                found = read_without_weights(folder)
+                newest = newest or found
+                check_same_run(found, newest)
             except UserError as error:
                 problem = error.problem
             if problem is None or folder.exists():  # otherwise training has pruned it
-                yield Checked(run.name, f"frames/{folder.name}" if folder in frames else folder.name, problem)
+                checked.append(Checked(run.name, f"frames/{folder.name}" if folder in frames else folder.name, problem))
+        yield from reversed(checked)

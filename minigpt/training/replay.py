@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import FRAMES, is_run, run_of
-from minigpt.storage.checkpoint import Checkpoint, load_checkpoint
+from minigpt.storage.checkpoint import Checkpoint, load_checkpoint, read_checkpoint
 from minigpt.storage.records import read_starts
 from minigpt.storage.runs import checkpoint_steps, is_checkpoint, step_folder
 from minigpt.text.dataset import reload_dataset
@@ -28,7 +28,8 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     Raises:
         TextMismatchError: The text is missing or has changed.
         UserError: This machine computes other last digits, or the checkpoint was imported.
-        CheckpointError: The run started from a checkpoint that is missing or has changed.
+        CheckpointError: A frame is damaged or of another run, or the run started from a checkpoint that is missing or
+            has changed.
     """
     config, metadata = checkpoint.config, checkpoint.metadata
     if metadata.imported:
@@ -49,7 +50,8 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
         if step:
             training.step()
         if step in frames:
-            different += [f"{name} at step {step}" for name in _different(load_checkpoint(frames[step]), learner)]
+            frame = read_checkpoint(frames[step], checkpoint)
+            different += [f"{name} at step {step}" for name in _different(frame, learner)]
     return different + _different(checkpoint, learner)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt import __version__
-from minigpt.errors import UserError, ViewError, count, escape
+from minigpt.errors import CheckpointError, UserError, ViewError, count, escape
 from minigpt.interpret.descriptions import describe_heads, score_model
 from minigpt.interpret.effects import probabilities_without, strongest_effect
 from minigpt.interpret.excerpt import Excerpt, characters
@@ -26,7 +26,7 @@ from minigpt.storage.checkpoint import Checkpoint
 from minigpt.storage.records import last_start
 from minigpt.text.tokenizer import Ids, Tokenizer
 from minigpt.viewer.document import assemble
-from minigpt.viewer.film import choose_moments, loss_curve, most_moments
+from minigpt.viewer.film import Log, choose_moments, leave_out, loss_curve, most_moments
 from minigpt.viewer.packing_weights import dequantized, pack_weights, packed_size
 
 MAX_WEIGHTS = 12_000_000
@@ -57,6 +57,7 @@ def build_page(
     split: Ids | None = None,
     start: Start | None = None,
     exact: bool = False,
+    log: Log = None,
 ) -> str:
     """Return the page as HTML. The same checkpoints and texts give the same bytes.
 
@@ -68,8 +69,10 @@ def build_page(
         split: The validation split, to describe the heads. Default: the excerpt.
         start: What the page shows first.
         exact: Keep float32 weights instead of rounding them to 8 bits.
+        log: Receives a line for each moment that cannot be shown. Default: raise its error.
 
     Raises:
+        CheckpointError: A model computes numbers that are not finite.
         ViewError: The page cannot show one of the models, or its weights are too large for the page.
     """
     tokenizer = checkpoint.tokenizer
@@ -82,7 +85,9 @@ def build_page(
         selected = _end_of_character(first.ids, selected)
     models = [first.data(selected, split)]
     limit = most_moments(checkpoint.weights, [other.weights for other in others], exact)
-    models += [moment.data(selected, split) for moment in _film(first, moments, limit, ids)]
+    for moment in _film(first, moments, limit, ids, log):
+        with leave_out(moment.checkpoint.metadata.step, log):
+            models.append(moment.data(selected, split))
     film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
     for other in others:
         if other.tokenizer.to_json() != tokenizer.to_json():
@@ -108,12 +113,15 @@ def build_page(
     return assemble(data, f"{checkpoint.run_name}, step {checkpoint.metadata.step:,}")
 
 
-def _film(first: "_Shown", moments: Sequence[Checkpoint], limit: int, ids: Ids) -> list["_Shown"]:
+def _film(first: "_Shown", moments: Sequence[Checkpoint], limit: int, ids: Ids, log: Log) -> list["_Shown"]:
     """Return at most `limit - 1` other moments of a run that the page shows. Their weights are rounded."""
     if limit < 2 or not moments:
         return []
-    opened = first.checkpoint.metadata.step
-    shown = [first if moment.metadata.step == opened else _Shown(moment, ids, exact=False) for moment in moments]
+    shown = list[_Shown]()
+    for moment in moments:
+        step = moment.metadata.step
+        with leave_out(step, log):
+            shown.append(first if step == first.checkpoint.metadata.step else _Shown(moment, ids, exact=False))
     came = torch.cat([torch.from_numpy(first.ids[1:]).long(), shown[-1].probabilities[-1].argmax()[None]])
     chances = [moment.probabilities.gather(1, came[:, None])[:, 0] for moment in shown]
     return [shown[index] for index in choose_moments(chances, limit, shown.index(first)) if shown[index] is not first]
@@ -161,6 +169,8 @@ class _Shown:
             page = {name: torch.from_numpy(array) for name, array in dequantized(checkpoint.weights).items()}
             self.model.load_state_dict(page)
         self.logits = _logits(self.model, self.ids)  # (T, V)
+        if not self.logits.isfinite().all():
+            raise CheckpointError("the model's activations are not finite; an earlier checkpoint may work")
         self.probabilities = self.logits.softmax(-1)
         self.rounding = (self.probabilities - before).abs().max().item()
 

@@ -1,18 +1,37 @@
 """`minigpt inspect`."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pages
 import pytest
 from command_line import VERSE, Cli
+from forgery import MODEL, forge
+from safetensors.numpy import load, save
+
+from minigpt.paths import FRAMES
+from minigpt.storage import checkpoint as storage
+from minigpt.storage import runs
+from minigpt.storage.metadata import METADATA
+from minigpt.storage.runs import step_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
 def page_data(path: Path) -> Any:
     return pages.page_data(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Path:
+    """A copy of `verse` that a test may change: a frame of step 2, and a checkpoint of step 4."""
+    copy = Path(shutil.copytree("runs/verse", tmp_path / "copy"))
+    (copy / FRAMES).mkdir(exist_ok=True)
+    return Path(shutil.move(step_folder(copy, 2), step_folder(copy, 2, FRAMES))).parents[1]
 
 
 def test_the_same_run_gives_the_same_page(cli: Cli, tmp_path: Path) -> None:
@@ -79,14 +98,94 @@ def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
     assert steps("--steps", "4", "--exact") == [4]
 
 
-def test_a_damaged_moment_is_left_out_of_the_film(cli: Cli, tmp_path: Path) -> None:
-    run = tmp_path / "copy"
-    shutil.copytree("runs/verse", run)
-    (run / "checkpoints/step-00000002/model.safetensors").write_bytes(b"")
-    done = cli("inspect", run, "-o", tmp_path / "page.html")
-    assert "left out of the film: " in done.err
-    assert [model["step"] for model in page_data(tmp_path / "page.html")["models"]] == [4]
-    assert "model.safetensors has changed" in cli("inspect", run, "--steps", "2").error
+def put(source: str) -> Callable[[Path, Path], object]:
+    """Replace a frame by a checkpoint of another run."""
+
+    def replace(home: Path, frame: Path) -> None:
+        shutil.rmtree(frame)
+        shutil.copytree(home / source, frame)
+
+    return replace
+
+
+def make_infinite(home: Path, frame: Path) -> None:
+    """Make weights so large that what they compute is not finite."""
+    weights = {name: array * np.float32(1e20) for name, array in load((frame / MODEL).read_bytes()).items()}
+    forge(frame, {MODEL: save(weights)})
+
+
+def make_file(home: Path, frame: Path) -> None:
+    shutil.rmtree(frame)
+    frame.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda home, frame: (frame / MODEL).write_bytes(b""), "model.safetensors has changed"),
+        (lambda home, frame: (frame / METADATA).unlink(), "cannot read"),
+        (lambda home, frame: os.truncate(frame / MODEL, 1 << 40), "model.safetensors is larger than"),
+        (make_file, "cannot read"),
+        (make_infinite, "not finite"),
+        (put("runs/verse-1/checkpoints/step-00000002"), "is not of this run: model.n_layer is 2 in the run but 1 now"),
+        (
+            put("runs/cjk/checkpoints/step-00000002"),
+            "is not of this run: data.tokenizer is char in the run but byte now",
+        ),
+    ],
+)
+def test_a_moment_that_cannot_be_shown_is_left_out_of_the_film(
+    cli: Cli, home: Path, run: Path, damage: Callable[[Path, Path], object], problem: str
+) -> None:
+    damage(home, step_folder(run, 2, FRAMES))
+    done = cli("inspect", run, "-o", run / "page.html")
+    assert done.code == 0, done.err
+    assert "step 2 is left out of the film: " in done.err
+    assert problem in done.err
+    assert [model["step"] for model in page_data(run / "page.html")["models"]] == [4]
+    error = cli("inspect", run, "--steps", "2").error
+    assert problem in error
+    assert "no run is named" not in error
+
+
+def test_a_checkpoint_pruned_meanwhile_is_left_out_or_replaced_by_its_frame(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As training does while `inspect` reads the checkpoints."""
+    saved_steps = runs.saved_steps
+
+    def pruned(of: Path) -> dict[int, Path]:
+        saved = saved_steps(of)
+        for step in (2, 3):
+            shutil.rmtree(step_folder(of, step), ignore_errors=True)
+        return saved
+
+    for step in (2, 3):
+        shutil.copytree(step_folder(run, 2, FRAMES), step_folder(run, step))
+    monkeypatch.setattr(runs, "saved_steps", pruned)
+    done = cli("inspect", run, "-o", run / "page.html")
+    assert done.code == 0, done.err
+    assert "step 3 is left out of the film: " in done.err
+    assert [model["step"] for model in page_data(run / "page.html")["models"]] == [4, 2]
+
+
+def test_few_of_many_moments_are_read(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, count = storage._read_arrays, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return read(*arguments)
+
+    monkeypatch.setattr(storage, "_read_arrays", counted)
+    for step in range(5, 40):
+        shutil.copytree(step_folder(run, 2, FRAMES), step_folder(run, step, FRAMES))
+    (run / FRAMES / "step-0000000000000000001").mkdir()  # not how training writes a step
+    assert "film" not in cli("inspect", run, "-o", run / "page.html").err
+    assert 12 < count < 30
+    count = 0
+    assert "the page has room for" in cli("inspect", run, "--steps", ",".join(map(str, range(5, 30)))).error
+    assert count == 1
 
 
 def test_a_film_that_does_not_fit_is_left_out_and_says_so(

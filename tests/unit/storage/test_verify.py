@@ -10,6 +10,8 @@ from uuid import uuid4
 import pytest
 from command_line import SMALL, VERSE, Cli, called
 
+from minigpt.paths import FRAMES
+from minigpt.storage import verify as storage_verify
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.storage.verify import verify_runs
 
@@ -61,12 +63,16 @@ def test_without_runs_nothing_is_damaged(cli: Cli) -> None:
     assert done.err == f"there are no runs in {Path('runs').absolute()}\n"
 
 
-def test_a_checkpoint_pruned_meanwhile_is_not_damage(run: Path) -> None:
+def test_a_checkpoint_pruned_meanwhile_is_not_damage(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = min(checkpoint_steps(run))
-    for item in verify_runs():
-        assert item.problem is None, item
-        if item.run == "b":
-            shutil.rmtree(step_folder(run, first), ignore_errors=True)
+
+    def prune_and_check(folder: Path) -> None:
+        shutil.rmtree(step_folder(run, first), ignore_errors=True)
+        check(folder)
+
+    check = storage_verify.verify
+    monkeypatch.setattr(storage_verify, "verify", prune_and_check)
+    assert problems() == {}
     assert first not in checkpoint_steps(run)
 
 
@@ -100,11 +106,27 @@ def test_a_folder_that_cannot_be_read_is_an_error(
         assert cli("sample", "b", "-l", 1).code == 0, "one unreadable run does not close the others"
 
 
+def test_a_huge_file_and_weights_of_another_run_are_named(
+    trained: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, change in ((2, "model.n_layer=2"), (4, "data.tokenizer=byte")):
+        called(Path(), "train", str(trained / "verse.txt"), "--name", "c", *SMALL, "-s", change)
+        shutil.copytree(step_folder(Path("runs/c"), step), step_folder(run, step, FRAMES))
+        shutil.rmtree("runs/c")
+    monkeypatch.setattr("minigpt.files.free_memory", lambda: 20_000)  # hashing needs no memory for whole files
+    os.truncate(step_folder(Path("runs/a"), 2) / "model.safetensors", 1 << 40)
+    found = problems()
+    assert found.keys() == {"a step-00000002", "b frames/step-00000002", "b frames/step-00000004"}
+    assert "model.safetensors is larger than" in found["a step-00000002"]
+    assert "is not of this run: model.n_layer is 1" in found["b frames/step-00000002"]
+    assert "is not of this run: data.tokenizer is char" in found["b frames/step-00000004"]
+
+
 def test_each_damaged_checkpoint_is_named(cli: Cli, run: Path) -> None:
     flip(run / "checkpoints/step-00000002/model.safetensors")
     (run / "checkpoints/step-00000004/optimizer.safetensors").unlink()
     done = cli("runs", "--verify")
-    assert (done.code, done.err) == (1, "minigpt: 2 of 4 checkpoints are damaged\n")
+    assert (done.code, done.err) == (1, "minigpt: 2 of 4 checkpoints have a problem\n")
     first, second = done.out.splitlines()[1:]
     assert re.fullmatch(r"b +step-00000002 .*model\.safetensors has changed since it was saved", first)
     assert re.fullmatch(r"b +step-00000004 .*optimizer state is missing", second)

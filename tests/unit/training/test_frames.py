@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgery import forge
+from safetensors.numpy import load, save
 from small_runs import make_config, make_data, stop_at
 
 import minigpt.storage.checkpoint as storage
 from minigpt.errors import CheckpointError, UserError
 from minigpt.paths import FRAMES
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.storage.metadata import MODEL
+from minigpt.storage.metadata import METADATA, MODEL
 from minigpt.storage.runs import checkpoint_steps, saved_steps, step_folder
 from minigpt.storage.verify import verify_runs
 from minigpt.training import schedule
@@ -97,12 +99,20 @@ def test_replay_compares_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run, data = go(tmp_path / "run"), make_data()
     monkeypatch.setattr("minigpt.training.replay.reload_dataset", lambda *_: data)
     assert replay(load_checkpoint(run, "last")) == []
-    shutil.rmtree(step_folder(run, 2, FRAMES))
-    other = go(tmp_path / "other", train__seed=2)
-    shutil.copytree(step_folder(other, 2, FRAMES), step_folder(run, 2, FRAMES))
-    different = replay(load_checkpoint(run, "last"))
-    assert different
-    assert all(name.endswith(" at step 2") for name in different)
+    frame = step_folder(run, 2, FRAMES)
+    arrays = load((frame / MODEL).read_bytes())
+    forge(frame, {MODEL: save({**arrays, "norm.weight": -arrays["norm.weight"]})})
+    assert replay(load_checkpoint(run, "last")) == ["norm.weight at step 2"]
+    for changed in ({"model__n_layer": 3}, {"model__family": "gru"}):
+        other = go(tmp_path / "other", **changed)
+        shutil.rmtree(frame)
+        shutil.copytree(step_folder(other, 2, FRAMES), frame)
+        shutil.rmtree(other)
+        with pytest.raises(CheckpointError, match=f"is not of this run: {next(iter(changed)).replace('__', '.')}"):
+            replay(load_checkpoint(run, "last"))
+    (frame / METADATA).unlink()
+    with pytest.raises(UserError, match=r"cannot read .*step-00000002"):
+        replay(load_checkpoint(run, "last"))
 
 
 def test_a_run_goes_on_without_a_frame_that_cannot_be_saved(
