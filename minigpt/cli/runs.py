@@ -152,7 +152,7 @@ def _replay(path: Path, as_json: bool) -> None:
     if as_json:
         write(json_text({"run": run, "step": step, "different": different}))
     if different:
-        others = "; runs that changed settings or machine cannot be replayed"
+        others = "; a run that changed its machine or train.micro_batch_size cannot be replayed"
         raise UserError(f"{count(len(different), 'tensor')} of run {run} differ up to step {step:,}{others}")
     if not as_json:
         print(f"run {run}: training again gives the same weights at step {step:,}, bit for bit")

@@ -43,15 +43,18 @@ def record_start(
     environment: Environment,
     processes: int = 1,
     matmul_speed: float | None = None,
+    steps: int | None = None,
 ) -> None:
     """Append a line to environment.jsonl that records how the run was started or resumed.
 
-    `matmul_speed` is the speed of matrix products in FLOP/s, from which minigpt chose settings.
+    A resume may change the duration of the run, `steps`. `matmul_speed` is the speed of matrix products in FLOP/s, from
+    which minigpt chose settings.
     """
     path = run / "environment.jsonl"
     earlier = read_within(path, run, LIMITS[path.name]).decode("utf-8", "replace") if path.exists() else ""
     start = {
         "step": step,
+        "steps": steps,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(command),
         "processes": processes,

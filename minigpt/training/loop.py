@@ -135,7 +135,8 @@ class Training:
             masks = " and in dropout masks" if self.config.model.dropout else ""
             message(f"from this step on, results may differ in the last digits{masks}: {', '.join(changes)}")
         if self.processes.is_main:
-            record_start(self.run, self.state.step, command, environment, self.processes.size, self.matmul_speed)
+            size, speed = self.processes.size, self.matmul_speed
+            record_start(self.run, self.state.step, command, environment, size, speed, self.steps)
         self.metrics.to_tensorboard("add_text", "settings", settings_card(self.config), self.state.step)
 
     def loop(self, probes: Sequence[Probe] = ()) -> Outcome:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from minigpt.errors import CheckpointError, UserError, escape
 from minigpt.paths import FRAMES, is_run, run_of
@@ -19,8 +20,8 @@ from minigpt.training.snapshot import make_learner
 def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = iter) -> list[str]:
     """Train the run of a checkpoint again up to its step, and return the names of the tensors that differ.
 
-    Compare the frames of the run on the way. Nothing is written. The run may have been interrupted and resumed, but
-    not with other settings.
+    Compare the frames of the run on the way. Nothing is written. The run may have been interrupted, resumed and made
+    longer, but not resumed with another `train.micro_batch_size` or on another kind of machine.
 
     Args:
         steps: Wraps the steps to train, to show progress.
@@ -41,13 +42,14 @@ def replay(checkpoint: Checkpoint, steps: Callable[[range], Iterable[int]] = ite
     learner.use(choose_loss(learner, data.train, resumed, lambda line: None))
     if changes := learner.environment().changes(metadata.runtime):
         raise UserError(f"bits cannot be compared here: {escape(', '.join(changes))}")
-    _refuse_inexact_sums(checkpoint)
+    durations = _durations(checkpoint)
     training = Training(config, Path(), data, start=start, learner=learner)
     run = run_of(checkpoint.path)
     frames = {step: step_folder(run, step, FRAMES) for step in checkpoint_steps(run, FRAMES)} if run else {}
     different: list[str] = []
     for step in chain([0], steps(range(1, metadata.step + 1))):
         if step:
+            training.steps = durations.get(step - 1, training.steps)  # the learning rate depends on it
             training.step()
         if step in frames:
             frame = read_checkpoint(frames[step], checkpoint)
@@ -61,13 +63,21 @@ def _different(checkpoint: Checkpoint, learner: Learner) -> list[str]:
     return [name for name, array in checkpoint.weights.items() if array.tobytes() != weights[name].tobytes()]
 
 
-def _refuse_inexact_sums(checkpoint: Checkpoint) -> None:
-    """Raise UserError if the run was started in processes whose sums depend on their number."""
-    run = run_of(checkpoint.path)
+def _durations(checkpoint: Checkpoint) -> dict[int, int]:
+    """Return the duration that the run had from each of its starts, by step. A resume may have changed it.
+
+    Raises:
+        UserError: The run was started in processes whose sums depend on their number.
+    """
+    starts, run = dict[int, dict[str, Any]](), run_of(checkpoint.path)
     for start in read_starts(run) if run else ():
-        step, sums = start.get("step"), start.get("sums", "exact")
-        if isinstance(step, int) and step < checkpoint.metadata.step and sums != "exact":
+        if isinstance(step := start.get("step"), int) and step < checkpoint.metadata.step:
+            starts = {at: before for at, before in starts.items() if at < step} | {step: start}  # it repeats the others
+    for step, start in starts.items():
+        if (sums := start.get("sums", "exact")) != "exact":
             raise UserError(f"bits cannot be compared: {escape(sums)} added up the gradients after step {step}")
+    durations = {step: start.get("steps") for step, start in starts.items()}
+    return {step: steps for step, steps in durations.items() if isinstance(steps, int) and steps > 0}
 
 
 def _start(checkpoint: Checkpoint) -> Checkpoint | None:

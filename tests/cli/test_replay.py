@@ -77,14 +77,25 @@ def test_a_replay_that_cannot_be_compared_says_why(cli: Cli, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(device, "processor", lambda device: "abacus")
         assert "bits cannot be compared here: processor abacus instead of " in cli("runs", "--replay", "a").error
-    assert cli("train", "--resume", "a", "-s", "train.steps=6").code == 0
-    tensors = len(load_checkpoint("a").weights)
-    expected = f"{tensors} tensors of run a differ up to step 6; runs that changed settings or machine cannot be "
+    weights = load((step_folder(Path("runs/a"), 4) / MODEL).read_bytes())
+    forge(step_folder(Path("runs/a"), 4), {MODEL: save({name: array * 2 for name, array in weights.items()})})
+    tensors = sum(bool(array.any()) for array in weights.values())
+    expected = f"{tensors} tensors of run a differ up to step 4; a run that changed its machine or train.micro_batch_"
     assert expected in cli("runs", "--replay", "a").error
     done = cli("runs", "--replay", "a", "--json")
     assert (done.code, len(json.loads(done.out)["different"])) == (1, tensors)
     Path("verse.txt").write_text(VERSE[::-1], encoding="utf-8")
     assert "verse.txt is not the text that this run was trained on" in cli("runs", "--replay", "a").error
+
+
+def test_a_run_that_was_made_longer_gives_the_same_bits(cli: Cli) -> None:
+    train(cli, "a", "-s", "train.save_every=1", "-s", "train.keep_last=9")
+    for steps in (6, 5, 8):
+        for later in [step for step in checkpoint_steps(Path("runs/a")) if step > 3]:
+            shutil.rmtree(step_folder(Path("runs/a"), later))
+        assert cli("train", "--resume", "a", "-s", f"train.steps={steps}").code == 0
+    assert cli("train", "--resume", "a", "-s", "train.steps=9").code == 0
+    assert cli("runs", "--replay", "a").out == SAME.format("a").replace("4", "9")
 
 
 def test_equal_numbers_with_other_bits_differ(cli: Cli) -> None:
