@@ -94,9 +94,8 @@ def _write_page(page: bytes, out: Path, force: bool, open_: bool) -> None:
         )
     wrote = "replaced" if out.exists() else "wrote"
     write_bytes(page, out)
-    notice(f"{wrote} {escape(out)}, {size}" + ("" if open_ else "; open it in a browser"))
-    if open_:
-        webbrowser.open(out.absolute().as_uri())
+    is_open = open_ and webbrowser.open(out.absolute().as_uri())
+    notice(f"{wrote} {escape(out)}, {size}" + ("" if is_open else "; open it in a browser"))
 
 
 def _moments(loaded: "Checkpoint", value: str | None, limit: int, log: "Log") -> list["Checkpoint"]:

@@ -78,10 +78,13 @@ def test_the_page_opens_at_a_head_and_at_the_end_of_a_text(cli: Cli, tmp_path: P
 
 def test_open_shows_the_page(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
     page = tmp_path / "my page.html"
-    assert cli("inspect", "-o", page).code == cli("inspect", "-o", page, "--open").code == 0
-    assert opened == [page.as_uri()]
+    for is_open in (True, False):  # False: there is no browser
+        monkeypatch.setattr("webbrowser.open", lambda address, is_open=is_open: opened.append(address) or is_open)
+        command = ("inspect", "verse", "--steps", "none", "-o", page)
+        assert cli(*command).err.endswith("; open it in a browser\n")
+        assert cli(*command, "--open").err.endswith("; open it in a browser\n") != is_open
+    assert opened == [page.as_uri()] * 2
 
 
 def test_other_models_are_added(cli: Cli, tmp_path: Path) -> None:
