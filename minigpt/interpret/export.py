@@ -20,12 +20,15 @@ LEARNED = 0.05
 
 
 def untrained_warning(checkpoint: Checkpoint) -> str | None:
-    """Return a warning if the model is no better than a uniform guess over the vocabulary, else None."""
+    """Return a warning if the model is no better than a uniform guess over the vocabulary, else None.
+
+    In a text of one character, there is nothing to learn.
+    """
     metadata = checkpoint.metadata
     if metadata.step == 0 and metadata.origin is None and not metadata.imported:
         return "This model is untrained (step 0)."
     uniform, loss = math.log(metadata.vocab_size), metadata.state.validation_loss
-    if loss is None or min(loss, metadata.state.train_loss or math.inf) < uniform - LEARNED:
+    if metadata.vocab_size == 1 or loss is None or min(loss, metadata.state.train_loss or math.inf) < uniform - LEARNED:
         return None
     return (
         f"This model has learned almost nothing: its validation loss is {loss:.3f}, "

@@ -78,6 +78,9 @@ def build_page(
     tokenizer = checkpoint.tokenizer
     if tokenizer.kind not in ("char", "byte"):
         raise ViewError(f"the page cannot show a model whose tokenizer is {tokenizer.kind}")
+    for other in others:
+        if other.tokenizer.to_json() != tokenizer.to_json():
+            raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
     text, ids = _whole_characters(tokenizer, excerpt.ids)
     first = _Shown(checkpoint, ids, exact)
     selected, head = _choose_start(first, start or Start())
@@ -89,10 +92,7 @@ def build_page(
         with leave_out(moment.checkpoint.metadata.step, log):
             models.append(moment.data(selected, split))
     film = sorted(range(len(models)), key=lambda index: models[index]["step"]) if len(models) > 1 else []
-    for other in others:
-        if other.tokenizer.to_json() != tokenizer.to_json():
-            raise ViewError(f"cannot compare with {other.run_name}: its vocabulary is different")
-        models.append(_Shown(other, ids, exact, selected).data(selected, split))
+    models += [_Shown(other, ids, exact, selected).data(selected, split) for other in others]
     warnings = [warning] if (warning := untrained_warning(checkpoint)) else []
     if excerpt.skipped:
         warnings.append(f"The text is too long: its first {excerpt.skipped:,} tokens are not shown.")

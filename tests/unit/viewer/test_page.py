@@ -149,6 +149,7 @@ def test_the_smallest_texts_and_vocabularies_work(text: str) -> None:
     data = page_data(build_page(loaded, excerpt(loaded, text)))
     assert data["text"] == text
     assert 0 <= data["selected"] < len(text)
+    assert bool(data["warnings"]) == (len(text) > 1), "of one character, there is nothing to learn"
 
 
 def test_parts_of_characters_are_cut_from_the_ends() -> None:
