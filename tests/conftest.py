@@ -134,7 +134,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Skip the measurement of the machine's speed, and restore torch's global settings."""
     monkeypatch.setattr(loop, "measure_matmul", lambda runtime: 1e9)
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, determinism = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(determinism)

@@ -222,8 +222,8 @@ def configure_torch(runtime: Runtime) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
     if kind == "cpu" and runtime.compile:  # otherwise the compiler first tests all vector instructions, for up to 15 s
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call below imports the compiler
-        torch.use_deterministic_algorithms(deterministic)
+    # Not torch.use_deterministic_algorithms: it imports the compiler, which fails if it cannot write to its cache.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
     if runtime.kernels == "cpu" and sys.platform == "linux":
         # Let glibc keep freed memory for the next step. Otherwise the system must zero the same pages every step.
         libc = ctypes.CDLL(None)

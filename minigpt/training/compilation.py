@@ -33,10 +33,16 @@ def compile_loss(
     """
     log("compiling the network: 10 to 40 s, longer on a busy machine (runtime.compile=false skips this)")
     on_cpu = example[0].device.type == "cpu"
-    compiled = with_compiled_blocks(loss, model) if on_cpu and isinstance(model, GPT) else torch.compile(loss)
     try:
         with warnings.catch_warnings(), _reports(log):
             warnings.simplefilter("ignore")  # the compiler's remarks about itself
+            # PyTorch compiles a function for at most eight shapes, and later shapes not at all. Forget other models.
+            torch.compiler.reset()
+            torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())  # tells the compiler, too
+            if on_cpu and isinstance(model, GPT):
+                compiled = with_compiled_blocks(loss, model)
+            else:
+                compiled = torch.compile(loss, dynamic=False)
             compiled(*example).backward()
     except torch.OutOfMemoryError:
         raise
@@ -58,7 +64,7 @@ def with_compiled_blocks(loss: Loss, model: GPT) -> Loss:
     takes, and a step takes little longer
     (https://docs.pytorch.org/tutorials/recipes/regional_compilation.html).
     """
-    plain, fast = model.run_block, torch.compile(model.run_block)
+    plain, fast = model.run_block, torch.compile(model.run_block, dynamic=False, fullgraph=True)
 
     def compiled(x: Tensor, y: Tensor) -> Tensor:
         model.run_block = fast

@@ -34,7 +34,7 @@ def fail(*_: Any, **__: Any) -> Any:
 def break_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give torch.compile a backend that raises, like a broken compiler."""
     compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda loss: compile(loss, backend=fail))
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: compile(loss, backend=fail))
 
 
 def train_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Any, wanted: Any) -> tuple[bool, bool]:
@@ -63,9 +63,17 @@ def test_a_failed_compilation_is_one_warning_and_the_plain_loss(monkeypatch: pyt
     assert "\n" not in warning
 
 
-def test_training_continues_after_a_failed_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the import of the compiler fail, as when it cannot create its cache."""
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", fail)  # it imports the compiler
+
+
+@pytest.mark.parametrize("compiler", [break_compiler, break_import])
+def test_training_continues_after_a_failed_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Any
+) -> None:
     """The checkpoint records that the run is not compiled, so a resume elsewhere gives the same result."""
-    assert train_twice(tmp_path, monkeypatch, break_compiler, True) == (False, True)
+    assert train_twice(tmp_path, monkeypatch, compiler, True) == (False, True)
 
 
 @pytest.mark.parametrize(("wanted", "keeps"), [("auto", False), (True, True)])
@@ -82,7 +90,7 @@ def test_compilation_that_does_not_pay_is_kept_only_if_asked_for(
         return now
 
     def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-        def compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compile(function: Callable[..., Tensor], **_: Any) -> Callable[..., Tensor]:
             def compiled(*inputs: Any) -> Tensor:
                 nonlocal now
                 now += 0.3
@@ -103,23 +111,41 @@ def test_out_of_memory_is_not_a_failed_compilation(monkeypatch: pytest.MonkeyPat
     def exhausted(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch, "compile", lambda loss: exhausted)
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         compile_loss(exhausted, nn.Module(), (torch.ones(2), torch.ones(2)), is_optional=False, log=print)
+
+
+def traced_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """Let torch.compile trace functions but generate no code. Return the list that receives the graphs."""
+    graphs, compile = list[torch.fx.GraphModule](), torch.compile
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend=backend, **options))
+    return graphs
+
+
+def test_the_last_model_of_a_process_compiles_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, PyTorch makes sizes symbolic from the second shape on, and does not compile the ninth."""
+    graphs = traced_graphs(monkeypatch)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for width in (16, 24, 32):
+            learner = Training(make_config(model__n_embd=width), Path(), make_data()).learner
+            x, y = torch.randint(5, (2, 4, 8))
+            compile_loss(learner.mean_loss, learner.model, (x, y), is_optional=False, log=print)
+    inputs = [node.meta["example_value"] for graph in graphs for node in graph.graph.find_nodes(op="placeholder")]
+    assert len(graphs) == 3
+    assert all(isinstance(value, Tensor) for value in inputs), "a symbolic size is an input too"
 
 
 @pytest.mark.parametrize("family", ["modern", "classic"])
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_blocks_share_one_compiled_function(family: str, checkpoints: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling takes as long for many layers as for one. Evaluations, of other shapes, do not compile again."""
-    graphs, compile = [], torch.compile
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend=backend))
+    graphs = traced_graphs(monkeypatch)
     learner = Training(make_config(model__family=family, model__n_layer=3), Path(), make_data()).learner
     model = learner.model
     assert isinstance(model, GPT)
@@ -233,7 +259,7 @@ def test_compiling_says_from_time_to_time_that_it_runs(monkeypatch: pytest.Monke
     messages = queue.SimpleQueue[str]()
     monkeypatch.setattr(compilation, "REPORT_SECONDS", 0.001)
 
-    def slow(loss: Loss) -> Loss:
+    def slow(loss: Loss, **_: Any) -> Loss:
         assert messages.get(timeout=HANG).startswith("compiling the network: 10 to 40 s")
 
         def compiled(x: Tensor, y: Tensor) -> Tensor:
