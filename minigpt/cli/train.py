@@ -30,6 +30,7 @@ from minigpt.world import is_one_of_several
 
 if TYPE_CHECKING:
     from minigpt.config.schema import SampleConfig
+    from minigpt.storage.checkpoint import Checkpoint
     from minigpt.text.tokenizer import Tokenizer
     from minigpt.training.loop import Probe
     from minigpt.training.outcome import Outcome
@@ -165,12 +166,10 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
         notice(f"resuming {as_argument(run)} with its own text and settings")
     with processes.on_main(lambda: runs.lock(run)):
         try:
-            newest = processes.together(lambda: newest_intact(run) if processes.is_main else None)
-            shared = processes.share(newest and (replace(newest[0], weights={}), list[str]()))  # only one needs weights
-            newest = newest or shared
-            assert newest, "the main process has read it"
-            step = newest[0].metadata.step
-            prepared = processes.together(lambda: prepare_resume(run, new.settings, newest, processes.size))
+            read, notices = processes.together(lambda: newest_intact(run) if processes.is_main else (None, []))
+            newest = _share(processes, read)
+            step = newest.metadata.step
+            prepared = processes.together(lambda: prepare_resume(run, new.settings, (newest, notices), processes.size))
             processes.connect(prepared.config)
             return _train(run, prepared, processes)
         except TrainingError as error:
@@ -186,6 +185,14 @@ def _resume(processes: "Processes", resume: str, new: NewRun) -> int:
             return 0
 
 
+def _share(processes: "Processes", read: "Checkpoint | None") -> "Checkpoint":
+    """Return the checkpoint that the main process read, without weights on the other processes (collective)."""
+    shared = processes.share(read and replace(read, weights={}))
+    checkpoint = read or shared
+    assert checkpoint, "the main process has read it"
+    return checkpoint
+
+
 def _start(processes: "Processes", new: NewRun) -> int:
     from minigpt.model.device import pick_device
     from minigpt.storage import runs
@@ -193,14 +200,18 @@ def _start(processes: "Processes", new: NewRun) -> int:
     from minigpt.training.dial import fit_minutes
     from minigpt.training.setup import describe, prepare_run
 
-    def prepare() -> "PreparedRun":
+    def read_start() -> "Checkpoint | None":
         if new.name is not None:
             runs.check_name(new.name)  # before reading the text, which may take minutes
-        start = load_checkpoint(new.start) if new.start is not None else None
+        return load_checkpoint(new.start) if new.start is not None and processes.is_main else None
+
+    def prepare() -> "PreparedRun":
         prepared = prepare_run(new.text, new.config, new.settings, start, processes.size)
         pick_device(prepared.config.runtime.device, None, processes.local_rank)
         return prepared
 
+    read = processes.together(read_start)
+    start = _share(processes, read) if new.start is not None else None
     prepared = processes.together(prepare)
     if prepared.is_fitted and not new.minutes and processes.is_main:
         notice(f"fitted settings: {describe(prepared.config, prepared.data)}")
@@ -216,14 +227,21 @@ def _train(run: Path, prepared: "PreparedRun", processes: "Processes") -> int:
     from minigpt.storage import runs
     from minigpt.training.loop import train
 
-    config, data, checkpoint = prepared.config, prepared.data, prepared.checkpoint
-    run_training = partial(train, config, run, data, resume=checkpoint, start=prepared.start, processes=processes)
+    config, data, checkpoint, start = prepared.config, prepared.data, prepared.checkpoint, prepared.start
+
+    def free_weights() -> None:
+        for read in filter(None, (checkpoint, start)):
+            read.weights.clear()
+
+    run_training = partial(
+        train, config, run, data, resume=checkpoint, start=start, on_loaded=free_weights, processes=processes
+    )
     if not processes.is_main:
         outcome = run_training()
         return 128 + outcome.signal if outcome.signal else 0
     notice(*prepared.notices)
     notice(f"{data.characters:,} characters, vocabulary size {data.tokenizer.vocab_size}; run {run}")
-    if start := prepared.start:
+    if start:
         notice(f"starting from the weights of {start.run_name}, step {start.metadata.step}")
     probes = [_sample_probe(config.sample, data.tokenizer)] if config.sample.preview else []
     if config.train.attention:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +49,7 @@ from minigpt.storage.metadata import (
 from minigpt.storage.runs import checkpoint_steps, find_checkpoint, has_moved, intact_steps, newest_step, step_folder
 from minigpt.text.tokenizer import Tokenizer, from_json
 
-Arrays = Mapping[str, NDArray[np.float32]]
+Arrays = dict[str, NDArray[np.float32]]
 
 RETRY_PAUSES = (1.0, 4.0)
 """Seconds to wait before each retry of a failed save."""

@@ -48,6 +48,7 @@ def train(
     *,
     resume: Checkpoint | None = None,
     start: Checkpoint | None = None,
+    on_loaded: Callable[[], None] = lambda: None,
     probes: Sequence[Probe] = (),
     command: Sequence[str] = (),
     processes: Processes = ONE,
@@ -58,6 +59,7 @@ def train(
     from its first moment. SIGINT, SIGTERM and SIGHUP end training after the current step, and save.
 
     Args:
+        on_loaded: Called when training no longer needs the weights of `resume` and `start`. They take memory.
         command: Recorded in the run.
         processes: The connected processes. Each calls this function, and the main one logs.
 
@@ -70,6 +72,7 @@ def train(
     with typed_errors(config, run):
         processes.check_same({"text": data.fingerprint, **flatten(config)})
         learner = make_learner(config, data, resume, start=start, processes=processes)
+        on_loaded()
         metrics = Metrics(run if processes.is_main else None, resume.metadata if resume else None)
         training = Training(config, run, data, resume, start=start, metrics=metrics, learner=learner)
         training.refuse_if_finished()

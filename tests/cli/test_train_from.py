@@ -2,7 +2,10 @@
 
 import re
 import shutil
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +14,13 @@ from safetensors.numpy import load_file
 from small_runs import ending
 
 from minigpt.interpret.export import untrained_warning
+from minigpt.storage import checkpoint
 from minigpt.storage.checkpoint import load_checkpoint
-from minigpt.storage.metadata import OPTIMIZER, read_metadata
+from minigpt.storage.metadata import OPTIMIZER, Metadata, read_metadata
 from minigpt.storage.runs import checkpoint_steps, step_folder
 from minigpt.text.dataset import reload_dataset
+from minigpt.training.loop import Probe, Training
+from minigpt.training.outcome import Outcome
 
 OTHER = "the darling buds of May are too short a date, and all the winds do shake\n" * 30
 pytestmark = pytest.mark.usefixtures("quick_and_clean")
@@ -45,6 +51,31 @@ def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     copy = shutil.copytree(trained, tmp_path / "copy")
     monkeypatch.chdir(copy)
     return copy
+
+
+@pytest.mark.parametrize(
+    "arguments", [["other.txt", "--from", "modern", *NEW], ["--resume", "modern", "-s", "train.steps=6"]]
+)
+def test_training_keeps_no_second_copy_of_the_weights(
+    cli: Cli, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner has the weights, so those that were read are freed."""
+    read, kept, read_arrays, loop = list[weakref.ref[Any]](), list[Any](), checkpoint._read_arrays, Training.loop
+
+    def remember(path: Path, name: str, metadata: Metadata) -> checkpoint.Arrays:
+        arrays = read_arrays(path, name, metadata)
+        read.extend(map(weakref.ref, arrays.values()))
+        return arrays
+
+    def look(self: Training, probes: Sequence[Probe]) -> Outcome:
+        kept.extend(array for ref in read if (array := ref()) is not None)
+        return loop(self, probes)
+
+    monkeypatch.setattr(checkpoint, "_read_arrays", remember)
+    monkeypatch.setattr(Training, "loop", look)
+    assert cli("train", *arguments).code == 0
+    assert read
+    assert not kept
 
 
 @pytest.mark.parametrize("name", FAMILIES)

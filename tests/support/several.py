@@ -159,6 +159,14 @@ def little_memory(rank: int, victim: int) -> None:
         snapshot.choose_fsdp = lambda *given: True
 
 
+def no_weights(rank: int, victim: int) -> None:
+    """Let process `victim` fail if it reads weights."""
+    import minigpt.storage.checkpoint as checkpoint
+
+    if rank == victim:
+        del checkpoint._read_arrays
+
+
 def file_limit(rank: int, argument: tuple[int, int]) -> None:
     """In process `argument[0]`, make files of more than `argument[1]` bytes fail, as on a full disk."""
     victim, size = argument
