@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from pydoc_data.topics import topics
-from uuid import uuid4
 
 from minigpt.errors import EncodingError, TextError, TextNotFoundError, did_you_mean, escape, reason
 from minigpt.paths import cache_folder, is_run
-from minigpt.text.cache import cached_file
+from minigpt.text.cache import copy_to_cache
 from minigpt.text.corpus import Corpus, Part
 from minigpt.text.download import download, downloads
 from minigpt.text.stories import MAX_SEED, stories
@@ -133,12 +131,16 @@ def _similar(path: Path) -> str:
 
 def _file(name: str, part: Part) -> Corpus:
     """Return a file as a corpus. Raise TextError if it is not plain text."""
-    head = next(part.chunks(HEAD), b"")
+    _check_plain(next(part.chunks(HEAD), b""), part)
+    return Corpus(name, (part,))
+
+
+def _check_plain(head: bytes, part: Part) -> None:
+    """Raise TextError if a file that starts with `head` is not plain text."""
     if kind := _kind(head, part):
         if kind == BINARY and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise EncodingError(f"{part.label} is UTF-16 text, not {part.encoding}", suggestion="utf-16")
         raise TextError(f"{part.label} is {kind}; save it as plain text first")
-    return Corpus(name, (part,))
 
 
 def _kind(head: bytes, part: Part) -> str:
@@ -232,11 +234,10 @@ def _standard_input(encoding: str) -> Corpus:
     """Copy standard input to a file in the cache, which is deleted when this process exits."""
     if sys.stdin is None or sys.stdin.isatty():
         raise TextError("standard input has no text: it is a terminal or is closed")
-    path = cache_folder() / f".{uuid4().hex}.tmp"
-    atexit.register(path.unlink, missing_ok=True)
-    with cached_file(path) as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return _file("standard input", Part("standard input", path, encoding))
+    part = Part("standard input", Path(), encoding)
+    head = sys.stdin.buffer.read(HEAD)
+    _check_plain(head, part)  # before copying, which may take long and much of the disk
+    return Corpus(part.label, (replace(part, path=copy_to_cache(sys.stdin.buffer, head)),))
 
 
 def _builtin(name: str) -> Corpus:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import io
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from minigpt.errors import EncodingError, UserError, escape
+from minigpt.files import is_temporary
 from minigpt.text.corpus import BLOCK, Fingerprint, scan
 from minigpt.text.sources import BUILTINS, open_corpus
 
@@ -392,6 +397,52 @@ def test_standard_input_can_be_read_twice_and_its_copy_is_deleted(folder: Path) 
     assert list((folder.parent / "cache").iterdir()) == []
     assert b"standard input: byte 1 (0xff)" in read_in_a_process("-", typed=b"x\xff").stderr
     assert b"standard input: the text is empty" in read_in_a_process("-", typed=b"").stderr
+
+
+class Endless(io.RawIOBase):
+    """A stream that repeats a line for ever, and counts the bytes that were read."""
+
+    def __init__(self, line: bytes) -> None:
+        self.line, self.size = line, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        buffer[:] = (self.line * len(buffer))[: len(buffer)]
+        self.size += len(buffer)
+        assert self.size < 20 << 20
+        return len(buffer)
+
+
+@pytest.mark.parametrize(
+    ("line", "most", "problem"),
+    [(b"y\n", 5 << 20, "is too large: .*; .*MINIGPT_CACHE"), (b"\0", 1 << 16, "is a binary file")],
+)
+def test_an_endless_standard_input_does_not_fill_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, most: int, problem: str
+) -> None:
+    stream = Endless(line)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(stream)))
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=max(0, (6 << 20) - stream.size)))
+    assert re.match(f"standard input {problem}", error("-"))
+    assert stream.size <= most
+    assert not list((folder.parent / "cache").glob("*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+def test_only_the_copies_of_killed_processes_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(content: bytes) -> Path:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return open_corpus("-").parts[0].path
+
+    killed = (folder.parent / "cache") / f".standard-input-{'0' * 32}.tmp"
+    killed.parent.mkdir()
+    killed.write_text("what a process copied before it was killed", encoding="utf-8")
+    copies = {send(b"first"), send(b"second")}
+    assert set(killed.parent.iterdir()) == copies
+    assert all(is_temporary(copy.name) for copy in copies), "they go after a day also where files have no locks"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
