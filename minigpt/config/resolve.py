@@ -134,7 +134,7 @@ def resolve(*sources: ConfigSource, complete: bool = True) -> Resolved:
     problems = [*wrong.values()]
     # A wrong value has its default here, which contradicts nothing that the user wrote.
     if complete:
-        problems += [problem for problem in contradictions(config) if not any(key in problem for key in wrong)]
+        problems += [problem for keys, problem in contradictions(config) if keys.isdisjoint(wrong)]
     if problems:
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
         raise ConfigError(escape(f"configuration: {count}{'; '.join(problems)}"))
@@ -225,15 +225,17 @@ def _unknown_key(key: str) -> str:
     return f"{key}: unknown setting{hint or did_you_mean(name, fields())}"
 
 
-def contradictions(config: RunConfig) -> list[str]:
-    """Return a problem for each group of settings that contradict each other."""
+def contradictions(config: RunConfig) -> list[tuple[set[str], str]]:
+    """Return the keys of each group of settings that contradict each other, and the problem."""
     model, train, optim, runtime = config.model, config.train, config.optim, config.runtime
-    problems = []
+    problems = list[tuple[set[str], str]]()
     if model.is_recurrent:
         unusable = [f"model.{key}" for key, value in NO_ATTENTION.items() if getattr(model, key) != value]
         unusable += ["runtime.activation_checkpointing"] * runtime.activation_checkpointing
         unusable += ["runtime.parallel fsdp"] * (runtime.parallel == "fsdp")
-        problems += [f"{setting} does not apply to model.family {model.family}; remove it" for setting in unusable]
+        for setting in unusable:
+            problem = f"{setting} does not apply to model.family {model.family}; remove it"
+            problems.append(({setting.partition(" ")[0]}, problem))
     elif model.n_embd % (unit := width_unit(model.n_head, model.position)):
         if model.n_embd % model.n_head:
             problem = f"model.n_embd ({model.n_embd}) must be divisible by model.n_head ({model.n_head})"
@@ -241,20 +243,23 @@ def contradictions(config: RunConfig) -> list[str]:
             problem = f"model.position rotary needs an even head size; model.n_embd / model.n_head is {model.head_size}"
         else:
             problem = f"model.position {model.position} needs an even model.n_embd, got {model.n_embd}"
-        problems.append(f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}")
+        keys = {"model.n_embd", "model.n_head", "model.position"}  # the suggestion depends on all of them
+        problems.append((keys, f"{problem}: try model.n_embd={multiple(model.n_embd, unit)}"))
     if train.steps and train.epochs:
-        problems.append(f"{' and '.join(LENGTHS)} cannot be set together; set only one of them")
+        problems.append((set(LENGTHS), f"{' and '.join(LENGTHS)} cannot be set together; set only one of them"))
     size, rest = divmod(train.batch_size, train.shards)
+    keys = {"train.batch_size", "train.shards"}
     if rest:
         batch = f"train.batch_size ({train.batch_size})"
-        problems.append(
-            f"{batch} must be a multiple of train.shards ({train.shards}), by default the number of processes"
-        )
+        problem = f"{batch} must be a multiple of train.shards ({train.shards}), by default the number of processes"
+        problems.append((keys, problem))
     elif size % train.sequences_at_once:
         what = "train.batch_size / train.shards" if train.shards > 1 else "train.batch_size"
-        problems.append(f"{what} ({size}) must be a multiple of train.micro_batch_size ({train.micro_batch_size})")
+        problem = f"{what} ({size}) must be a multiple of train.micro_batch_size ({train.micro_batch_size})"
+        problems.append((keys | {"train.micro_batch_size"}, problem))
     if optim.schedule == "wsd" and optim.warmup + optim.decay > 1:
-        problems.append("optim.warmup and optim.decay must not add up to more than 1")
+        problem = "optim.warmup and optim.decay must not add up to more than 1"
+        problems.append(({"optim.schedule", "optim.warmup", "optim.decay"}, problem))
     return problems
 
 

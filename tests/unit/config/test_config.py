@@ -189,10 +189,8 @@ def test_the_default_of_a_wrong_value_is_not_reported_as_a_contradiction() -> No
 
 
 def test_contradictions_of_right_values_are_reported_beside_wrong_values() -> None:
-    message = refused("train.steps=x", "nosuch.a=1", "nosuch.b=2", "model=3", "model.n_embd=97", "optim.decay=2")
-    assert "divisible" not in message, "the section of these settings is wrong"
-    message = refused("train.steps=x", "n_layers=3", "model.n_embd=97")
-    assert message.startswith("configuration: 3 problems: ")
+    message = refused("train.steps=x", "n_layers=3", "model.n_em=3", "model=3", "model.n_embd=97")
+    assert message.startswith("configuration: 5 problems: ")
     assert message.endswith("model.n_embd (97) must be divisible by model.n_head (4): try model.n_embd=96")
 
 
