@@ -187,9 +187,12 @@ def write_arrays(folder: Path, weights: Arrays, optimizer: Arrays, part: int = 1
 
 
 def _prune(run: Path, keep_last: int, best: int) -> None:
-    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file."""
+    """Remove all checkpoints except the best, the newest `keep_last`, and any to which someone has added a file.
+
+    A name with a leading dot is no such file: macOS adds `.DS_Store` to each folder that someone looks at.
+    """
     for folder in (step_folder(run, step) for step in checkpoint_steps(run)[:-keep_last] if step != best):
-        if all(map(is_checkpoint_file, os.listdir(folder))):
+        if all(is_checkpoint_file(name) or name.startswith(".") for name in os.listdir(folder)):
             withdraw(folder)
 
 

@@ -163,6 +163,7 @@ def test_zero_dimensional_arrays_and_views_are_saved_as_they_are(tmp_path: Path)
 def test_the_newest_and_the_best_are_kept(tmp_path: Path, keep_last: int, kept: list[int]) -> None:
     for step in range(1, 10):
         save(tmp_path, step, best=min(step, 2), keep_last=keep_last)
+        (step_folder(tmp_path, step) / ".DS_Store").touch()  # as macOS does if someone looks at the folder
     assert checkpoint_steps(tmp_path) == kept
     assert best_step(tmp_path) == 2
 
